@@ -30,7 +30,7 @@ $(VENV)/.base: requirements.lock pyproject.toml
 $(VENV)/.spark: requirements-spark.lock $(VENV)/.base
 	@echo "setting up Spark in $(VENV) (once; a large download)"
 	@$(PIP) install --require-hashes -r requirements-spark.lock
-	@$(BIN)/python -m muster.pipeline.java
+	@$(BIN)/python -m muster.pipeline.source.java_runtime
 	@touch $@
 
 # Compiled where no wheel fits. Without a compiler everything but the AMQP gateway works.

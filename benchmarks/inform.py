@@ -19,7 +19,8 @@ from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config, network
 from muster.inform import client as inform_client
-from muster.inform import protocol, service
+from muster.inform import protocol
+from muster.inform.node import node as node_node
 
 VALUE = inform_worlds.VALUE
 
@@ -87,7 +88,7 @@ async def _road(caller: api.Bus, count: int) -> float:
     return await _mean(lambda _: caller.request(subject, VALUE), count)
 
 
-async def _append(node: service.Node, count: int) -> float:
+async def _append(node: node_node.Node, count: int) -> float:
     run = uuid.uuid4().hex
 
     async def append(number: int) -> None:

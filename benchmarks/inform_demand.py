@@ -22,8 +22,9 @@ import msgspec
 
 from benchmarks import harness
 from muster.bus.memory import network
-from muster.inform import protocol, service, settings
-from muster.testing import clock
+from muster.inform import protocol, settings
+from muster.inform.node import node
+from muster.testing import virtual_clock
 
 HOP_S = 0.00242 / 4  # there and back: four hops make the paper's 2.42 ms
 REQUESTS_PER_S = 0.165  # for each context: nearest to the paper's minutes
@@ -46,8 +47,8 @@ async def _experiment(
     async with (
         await net.connect("bloomington") as here,
         await net.connect("indianapolis") as there,
-        await service.start(here, settings=wanted, now_ns=net.now_ns) as near,
-        await service.start(there, settings=wanted, now_ns=net.now_ns) as far,
+        await node.start(here, settings=wanted, now_ns=net.now_ns) as near,
+        await node.start(there, settings=wanted, now_ns=net.now_ns) as far,
     ):
         keys = [f"k{number}" for number in range(contexts)]
         for key in keys:
@@ -80,7 +81,7 @@ def experiment(
     seed: int = 7,
     interval_s: float = 100.0,
 ) -> list[Sample]:
-    return clock.run_virtual(_experiment(contexts, minutes, requests_per_s, seed, interval_s))
+    return virtual_clock.run_virtual(_experiment(contexts, minutes, requests_per_s, seed, interval_s))
 
 
 def first_minute(samples: list[Sample], share: float) -> float:

@@ -9,8 +9,10 @@ import pathlib
 import msgspec
 
 from benchmarks import harness, inform_worlds, measure
-from muster.bus import api, client
-from muster.inform import contextlog, protocol
+from muster.bus import api
+from muster.bus.client import client
+from muster.inform import protocol
+from muster.inform.node.log import context_log
 
 BATCH = 500
 FIRST_START_S_MAX = 500
@@ -20,7 +22,7 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
     async with await client.connect((url,), identity="filler") as bus:
         with contextlib.suppress(Exception):
             await bus.delete_stream(protocol.STREAM)
-        await contextlog.ContextLog.open(bus, max_bytes=4 << 30)
+        await context_log.ContextLog.open(bus, max_bytes=4 << 30)
         stream = await bus.open_stream(protocol.STREAM)
         for first in range(0, contexts, BATCH):
             numbers = range(first, min(first + BATCH, contexts))

@@ -21,7 +21,7 @@ import time
 import msgspec
 
 from benchmarks import etcd, harness, inform_worlds, measure
-from muster.bus import client
+from muster.bus.client import client
 from muster.inform import client as inform_client
 
 TOGETHER = 64

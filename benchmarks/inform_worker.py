@@ -14,8 +14,10 @@ import time
 import msgspec
 
 from benchmarks import measure
-from muster.bus import api, client
-from muster.inform import service, settings
+from muster.bus import api
+from muster.bus.client import client
+from muster.inform import settings
+from muster.inform.node import node as node_node
 from muster.store import database
 
 
@@ -32,7 +34,7 @@ async def main(url: str, name: str, store_url: str, wanted: str) -> None:
         message.respond_now(message.data)
 
     async with await client.connect((url,), identity=name) as bus, await database.open(store_url) as store:
-        node = await service.start(bus, settings=chosen, store=store, max_bytes=4 << 30)
+        node = await node_node.start(bus, settings=chosen, store=store, max_bytes=4 << 30)
         await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,

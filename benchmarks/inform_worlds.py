@@ -16,10 +16,12 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from benchmarks import measure
-from muster.bus import api, client
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
-from muster.inform import service, settings
+from muster.bus.client import client
+from muster.inform import settings
+from muster.inform.node import node as node_node
 
 VALUE = b"x" * 1_700
 Z_CUTOFF = 3.0  # the paper filters without naming its own
@@ -57,7 +59,7 @@ def wanted(**changes: object) -> settings.Inform:
 @contextlib.asynccontextmanager
 async def fleet(
     here: str, there: str, folder: pathlib.Path, copies: int, others: int
-) -> AsyncIterator[tuple[service.Node, api.Bus]]:
+) -> AsyncIterator[tuple[node_node.Node, api.Bus]]:
     """A node in this process at broker ``here``, ``others`` in their own at ``there``; and a client's bus."""
     chosen = wanted(copies=copies)
     encoded = msgspec.json.encode(chosen).decode()
@@ -76,7 +78,7 @@ async def fleet(
         async with (
             await client.connect((here,), identity="a") as bus,
             await client.connect((here,), identity="c") as caller,
-            await service.start(bus, settings=chosen, max_bytes=4 << 30) as node,
+            await node_node.start(bus, settings=chosen, max_bytes=4 << 30) as node,
         ):
             for _ in range(400):
                 if len(node.desk.directory.nodes) == others:

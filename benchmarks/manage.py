@@ -21,14 +21,19 @@ from typing import Any
 
 from benchmarks import harness, measure
 from benchmarks.manage_worker import BEAT_S
-from muster.app import catalogue, domain, identities
-from muster.bus import client as bus_client
+from muster.app import domain, identities
+from muster.app import settings as app_settings
 from muster.bus.brokers import broker, config
+from muster.bus.client import client as bus_client
 from muster.bus.rpc import client as rpc
-from muster.core import errors, messages, settings
-from muster.manage import client, manager, operating, protocol, service
+from muster.core import errors, messages
+from muster.core.settings import sections
+from muster.manage import client, protocol
+from muster.manage.manager import agent_calls, manager
+from muster.manage.registry import endpoint
 from muster.store import database
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 WORKER = "benchmarks.manage_worker"
 ON_A_CONNECTION = 1_000
@@ -67,7 +72,7 @@ def _sizes(quick: bool) -> list[int]:
 
 _FLEET = (
     f"{ON_A_CONNECTION} simulated resources on one agent and connection, all agents in one process; "
-    f"heartbeats every {BEAT_S:g} s; a renewal lasts {service.MANAGER_TTL_S:g} s; "
+    f"heartbeats every {BEAT_S:g} s; a renewal lasts {endpoint.MANAGER_TTL_S:g} s; "
     "one broker; registry with SQLite on disk, synced; everything on one machine"
 )
 _AT_ONCE, _STEADY = "resources at once, 1 manager(s)", "resources on one manager"
@@ -176,12 +181,12 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
-    wanted = settings.load(catalogue.Settings, flags={"domain.data_dir": str(place)})
+    wanted = sections.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain.Domain(wanted))
         fleet = Fleet(running, stack)
         bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(service.Registry(bus, running.store))
+        await stack.enter_async_context(endpoint.Registry(bus, running.store))
         for number in range(1, managers + 1):
             name = f"manager-{number}"
             await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
@@ -399,7 +404,7 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
             return await stack.enter_async_context(await bus_client.connect([hub.url], identity=name))
 
         store = await stack.enter_async_context(await database.open(f"sqlite:{place / 'registry.db'}"))
-        await stack.enter_async_context(service.Registry(await connect("registry-1"), store))
+        await stack.enter_async_context(endpoint.Registry(await connect("registry-1"), store))
         await stack.enter_async_context(manager.Manager(await connect("manager-1")))
         trust = await asyncio.to_thread(keyring.Trust.create, place / "trust", "bench")
         host = stack.enter_context(
@@ -407,7 +412,7 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
         )
         assert await asyncio.to_thread(host.hear) == "ready"
         fleet = client.Client(await connect("ann"))
-        rows += await _table_1(operating.Operator(await connect("table"), lambda: True), rounds)
+        rows += await _table_1(agent_calls.Operator(await connect("table"), lambda: True), rounds)
         for shape, paper_ms in (("ring", 12_515), ("cluster", 15_968)):
             text = f"topologies: [{{name: {shape}, shape: {shape}, size: 8, agent: host-a}}]"
             names = [f"{shape}-{number}" for number in range(1, 9)]
@@ -430,7 +435,7 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
     return rows
 
 
-async def _table_1(operator: operating.Operator, rounds: int) -> list[harness.Row]:
+async def _table_1(operator: agent_calls.Operator, rounds: int) -> list[harness.Row]:
     """The paper's five operations, as a manager has them done: from its request to the agent's answer.
 
     Over a broker, by an agent in another process.  The first time, and the mean of the other rounds.

@@ -16,10 +16,13 @@ import sys
 import time
 from typing import Any
 
-from muster.app import managing
-from muster.bus import api, client
+from muster.app.supervisor import worker
+from muster.bus import api
+from muster.bus.client import client
 from muster.core import messages
-from muster.manage import agent, manager, protocol
+from muster.manage import protocol
+from muster.manage.agent import agent
+from muster.manage.manager import manager
 from muster.trust import credentials
 
 BEAT_S = 5.0
@@ -43,7 +46,7 @@ async def connect(url: str, creds: str | None = None, identity: str = "worker") 
 
 
 async def manage(url: str, creds: str) -> None:
-    managing.spare_collector()  # as in a domain
+    worker.spare_collector()  # as in a domain
     async with await connect(url, creds) as bus, manager.Manager(bus) as running:
         say("ready")
         while await told() is not None:
@@ -52,7 +55,7 @@ async def manage(url: str, creds: str) -> None:
 
 async def host(url: str, name: str, folder: str, trust: str) -> None:
     """An agent that may make brokers."""
-    access = functools.partial(asyncio.to_thread, managing.broker_access, pathlib.Path(trust))
+    access = functools.partial(asyncio.to_thread, worker.broker_access, pathlib.Path(trust))
     async with (
         await connect(url, identity=name) as bus,
         agent.Agent(bus, pathlib.Path(folder), broker_access=access),
@@ -64,7 +67,7 @@ async def host(url: str, name: str, folder: str, trust: str) -> None:
 
 async def adapters(url: str, *creds: str) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
-    managing.spare_collector()
+    worker.spare_collector()
     async with contextlib.AsyncExitStack() as stack:
         hosts = []
         for one in creds:

@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from muster.message.amqp import codec, frames, sasl, sections
+from muster.gateways.amqp.protocol import frames, sasl
+from muster.message.amqp_format import amqp_types, message_codec
 
 CREDIT = 1000
 TOPIC, QUEUE = "topic:bench/amqp", "queue:bench-amqp"
@@ -25,7 +26,7 @@ LEAD = frames.transfer_lead(0, 0)
 
 
 def frame(code: int, *fields: bytes) -> bytes:
-    body = sections.section(code, sections.sequence(list(fields)))
+    body = amqp_types.section(code, amqp_types.sequence(list(fields)))
     return struct.pack(">IBBH", 8 + len(body), 2, 0, 0) + body
 
 
@@ -40,15 +41,17 @@ class Client:
         self._attached = False
         self.sent = self.settled = self.received = self.credit = self.window = 0
         self._told = self._granted = 0
-        terminus = sections.section(0x28 if receives else 0x29, sections.sequence([sections.text(address)]))
+        terminus = amqp_types.section(
+            0x28 if receives else 0x29, amqp_types.sequence([amqp_types.text(address)])
+        )
         ends = [terminus, b"\x40"] if receives else [b"\x40", terminus]
         role = b"\x41" if receives else b"\x42"
         self.socket.sendall(
             b"AMQP\x00\x01\x00\x00"
-            + frame(frames.OPEN, sections.text(name))
-            + frame(frames.BEGIN, b"\x40", b"\x43", *[sections.uint(frames.WINDOW_MAX)] * 2)
+            + frame(frames.OPEN, amqp_types.text(name))
+            + frame(frames.BEGIN, b"\x40", b"\x43", *[amqp_types.uint(frames.WINDOW_MAX)] * 2)
             + frame(
-                frames.ATTACH, sections.text(address), b"\x43", role, b"\x40", b"\x40", *ends,
+                frames.ATTACH, amqp_types.text(address), b"\x43", role, b"\x40", b"\x40", *ends,
                 b"\x40", b"\x40", b"\x43",
             )
         )  # fmt: skip
@@ -140,15 +143,15 @@ def run(sender: Client, receiver: Client, count: int, data: bytes) -> float:
 
 def message(size: int, persistent: bool) -> bytes:
     """As a JMS client would make it."""
-    header = codec._header(persistent, 4, 0)
+    header = message_codec._header(persistent, 4, 0)
     annotations = {"x-opt-jms-msg-type": b"\x51\x03", "x-opt-jms-dest": b"\x51\x01"}
-    properties = [sections.text("ID:bench-1"), b"\x40", sections.text("bench/amqp"), *[b"\x40"] * 6]
-    properties.append(sections.timestamp(time.time_ns() // 1_000_000))
+    properties = [amqp_types.text("ID:bench-1"), b"\x40", amqp_types.text("bench/amqp"), *[b"\x40"] * 6]
+    properties.append(amqp_types.timestamp(time.time_ns() // 1_000_000))
     return (
         header
-        + sections.section(sections.ANNOTATIONS, sections.mapping(annotations, symbols=True))
-        + sections.section(sections.PROPERTIES, sections.sequence(properties))
-        + codec._body_section("b", b"x" * size)
+        + amqp_types.section(amqp_types.ANNOTATIONS, amqp_types.mapping(annotations, symbols=True))
+        + amqp_types.section(amqp_types.PROPERTIES, amqp_types.sequence(properties))
+        + message_codec._body_section("b", b"x" * size)
     )
 
 

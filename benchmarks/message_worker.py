@@ -15,9 +15,12 @@ from typing import Any
 
 from benchmarks import measure
 from muster.bus import api
-from muster.bus import client as bus_client
+from muster.bus.client import client as bus_client
 from muster.core import errors
-from muster.message import client, consuming, destinations, messages, service
+from muster.message import destinations, messages
+from muster.message.client import api as client_api
+from muster.message.client import consumers
+from muster.message.dispatcher import leadership
 
 TOPIC = destinations.topic("bench/topic")
 QUEUE = destinations.queue("bench")
@@ -25,14 +28,14 @@ REGIONS = destinations.topic("bench/regions")
 QUIET_S = 20.0
 
 
-async def _connect(url: str, identity: str) -> client.Connection:
-    return client.Connection(await bus_client.connect((url,), identity=identity), owns_bus=True)
+async def _connect(url: str, identity: str) -> client_api.Connection:
+    return client_api.Connection(await bus_client.connect((url,), identity=identity), owns_bus=True)
 
 
 async def dispatcher(url: str) -> None:
     """Says at each line how much CPU time it has used."""
     bus = await bus_client.connect((url,), identity="dispatcher")
-    running = service.Service(bus)
+    running = leadership.Service(bus)
     task = asyncio.create_task(running.run())
     await running.acting.wait()
     say({})
@@ -45,13 +48,13 @@ async def dispatcher(url: str) -> None:
 
 async def gateway(url: str) -> None:
     """Listens on a free port, and says at each line how much CPU time it has used."""
-    from muster.message.amqp import server
-    from muster.trust import passwords
+    from muster.gateways.amqp import gateway as amqp_gateway
+    from muster.trust.login import passwords
 
     async def dial(login: passwords.Login) -> api.Bus:
         return await bus_client.connect((url,), identity=login.name)
 
-    async with server.Gateway(dial, None, anonymous="bench-client") as started:
+    async with amqp_gateway.Gateway(dial, None, anonymous="bench-client") as started:
         say({"port": started.port})
         while await hear() is not None:
             say({"cpu_s": time.process_time()})
@@ -87,7 +90,7 @@ class Arrivals:
         self._complete = asyncio.Event()
         self._first_s = self._first_cpu_s = 0.0
 
-    async def watch(self, number: int, consumer: consuming.Consumer) -> None:
+    async def watch(self, number: int, consumer: consumers.Consumer) -> None:
         async for message in consumer:
             delay_us = (time.monotonic_ns() - int(str(message.body())[:20])) / 1000
             if not self._first_s:
@@ -174,20 +177,20 @@ async def sender(url: str) -> None:
 async def durables(url: str) -> None:
     """A number: so many durable subscriptions there are then, each for a region of its own."""
     connections = [
-        client.Connection(
+        client_api.Connection(
             await bus_client.connect((url,), identity=f"durable{number}"),
             client_id=f"durable{number}",
             owns_bus=True,
         )
         for number in range(20)
     ]
-    sessions = [connection.session(client.Mode.DUPS_OK) for connection in connections]
+    sessions = [connection.session(client_api.Mode.DUPS_OK) for connection in connections]
     made = 0
     say({})
     while (asked := await hear()) is not None:
         began = time.perf_counter()
 
-        async def make(session: client.Session, numbers: range) -> None:
+        async def make(session: client_api.Session, numbers: range) -> None:
             for number in numbers:
                 consumer = await session.durable_consumer(
                     REGIONS, f"d{number}", f"region = 'r{number}'", prefetch=10
@@ -205,7 +208,7 @@ async def durables(url: str) -> None:
 consuming_all: list[asyncio.Task[None]] = []
 
 
-async def drop(consumer: consuming.Consumer) -> None:
+async def drop(consumer: consumers.Consumer) -> None:
     async for _ in consumer:
         pass
 

@@ -33,14 +33,17 @@ import pyarrow as pa
 from lxml import etree
 
 from benchmarks import harness, measure, monitor_rows
-from muster.app import capacity
-from muster.bus import client as bus_client
+from muster.app.operations import capacity_check
 from muster.bus.brokers import broker, config
-from muster.core import errors, messages, reports
-from muster.monitor import aggregator, client, interpreters, model, protocol, service, xml
-from muster.pipeline import run as run_
+from muster.bus.client import client as bus_client
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.monitor import capacity_model, client, protocol, report_xml
+from muster.monitor.channel import aggregator, interpreters
+from muster.monitor.channel import channel as channel_channel
 from muster.pipeline import settings as pipeline_settings
-from muster.simulate import fleet, sensors
+from muster.pipeline.job import main as run_
+from muster.simulate import fleet, playback
 from muster.testing.eventually import eventually
 
 ROWS = 1000
@@ -192,7 +195,7 @@ async def _channel(profile: str, total: int, quick: bool) -> float:
 def _channel_round(url: str, profile: str, total: int) -> float:
     """The sensors never run further ahead than the broker would hold for the channel."""
     with (
-        measure.Worker(WORKER, "channel", url, service.Settings().hold_s, "c1") as channel,
+        measure.Worker(WORKER, "channel", url, channel_channel.Settings().hold_s, "c1") as channel,
         measure.Worker(WORKER, "sensors", url, MACHINES, profile) as source,
     ):
         source.hear()
@@ -229,7 +232,7 @@ def _channel_round(url: str, profile: str, total: int) -> float:
 
 
 SIZES = (1, 10, 30, 100, 300, 1000)  # reports in a message
-SHIPPED = service.Settings().compression
+SHIPPED = channel_channel.Settings().compression
 CODECS = (SHIPPED, "zstd", None)
 
 
@@ -245,13 +248,13 @@ class Form(msgspec.Struct, frozen=True):
         return (self.in_s[ROWS] + self.out_s[ROWS]) / ROWS
 
     @property
-    def costs(self) -> model.Costs:
+    def costs(self) -> capacity_model.Costs:
         taken, written = (
             # Weighed by size, so that the small messages tell the cost of a message.
-            model.fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
+            capacity_model.fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
             for points in (self.in_s, self.out_s)
         )
-        return model.Costs(
+        return capacity_model.Costs(
             message_s=taken.message_s,
             row_s=taken.row_s,
             out_message_s=written.message_s,
@@ -298,8 +301,8 @@ def _arrow(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None
 
     def message(turn: int) -> bytes:
         numbered = [msgspec.structs.replace(row, sequence=turn + 1) for row in rows]
-        facts = reports.Facts(channel="x", sequence=turn)
-        return reports.encode(reports.to_batch(numbered), facts, compression=SHIPPED)
+        facts = columns.Facts(channel="x", sequence=turn)
+        return columns.encode(columns.to_batch(numbered), facts, compression=SHIPPED)
 
     made = [message(turn) for turn in range(turns)]
 
@@ -309,8 +312,8 @@ def _arrow(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None
     def write() -> object:
         return [forward.encode(SHIPPED) for forward in channel.flush(now_ms)]
 
-    batch, facts = reports.to_batch(rows), reports.Facts(channel="x")
-    sizes = {codec: len(reports.encode(batch, facts, compression=codec)) for codec in CODECS}
+    batch, facts = columns.to_batch(rows), columns.Facts(channel="x")
+    sizes = {codec: len(columns.encode(batch, facts, compression=codec)) for codec in CODECS}
     return sizes, (take, write)
 
 
@@ -329,10 +332,10 @@ def _json(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None,
 
 def _xml(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None, int], Steps]:
     """As quickly as lxml lets us, which is quicker than our own door, where every field is checked."""
-    data = xml.encode(
-        reports.GroupReport(group="g", from_ms=0, to_ms=1, machines=len(rows), nodes=tuple(rows))
+    data = report_xml.encode(
+        columns.GroupReport(group="g", from_ms=0, to_ms=1, machines=len(rows), nodes=tuple(rows))
     )
-    node_tag, metric_tag = (f"{{{xml.NAMESPACE}}}{name}" for name in ("node-report", "metric"))
+    node_tag, metric_tag = (f"{{{report_xml.NAMESPACE}}}{name}" for name in ("node-report", "metric"))
     once = _Once()
     held: list[messages.NodeReport] = []
 
@@ -407,13 +410,13 @@ async def _propagation(quick: bool) -> tuple[float, float]:
                 await connect("top") as top_bus,
                 await connect("leaf") as leaf_bus,
                 await connect("fleet") as fleet_bus,
-                service.Channel(top_bus, service.Settings(hold_s=HOLDS_S[1])),
-                service.Channel(
-                    leaf_bus, service.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))
+                channel_channel.Channel(top_bus, channel_channel.Settings(hold_s=HOLDS_S[1])),
+                channel_channel.Channel(
+                    leaf_bus, channel_channel.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))
                 ) as leaf,
             ):
                 await eventually(lambda: leaf._parents["up"].choose(time.monotonic()))
-                player = sensors.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
+                player = playback.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
                 await player.run(ticks=5 if quick else 20)
                 await asyncio.sleep(sum(HOLDS_S) + 0.5)
                 found = await client.recent(fleet_bus, window_s=3600)
@@ -422,21 +425,24 @@ async def _propagation(quick: bool) -> tuple[float, float]:
         for one in found
         for at_us in one.batch.column("reported_at").cast("int64").to_pylist()
     ]
-    costs = model.Measured()
-    tree = model.Hierarchy(
+    costs = capacity_model.Measured()
+    tree = capacity_model.Hierarchy(
         "measured",
         period_s,
-        (model.Level(machines, HOLDS_S[0], costs.channel), model.Level(1, HOLDS_S[1], costs.inner)),
+        (
+            capacity_model.Level(machines, HOLDS_S[0], costs.channel),
+            capacity_model.Level(1, HOLDS_S[1], costs.inner),
+        ),
     )
-    levels = model.figures(tree).levels
+    levels = capacity_model.figures(tree).levels
     # From the report's making, so without the sensor's period; into the stream, so with the top's hold.
-    predicted_s = model.propagation_s(
+    predicted_s = capacity_model.propagation_s(
         [0.0, *HOLDS_S], [*(one.in_s for one in levels), 0.0], [one.out_s for one in levels]
     )
     return predicted_s, max(ages_s)
 
 
-async def _whole_way(quick: bool) -> capacity.Checked | None:
+async def _whole_way(quick: bool) -> capacity_check.Checked | None:
     """Sensors, two levels of channels, the stream, Spark: as `muster capacity --check` sees it."""
     machines, period_s = 2000, 2.0
     with tempfile.TemporaryDirectory() as folder:
@@ -452,11 +458,13 @@ async def _whole_way(quick: bool) -> capacity.Checked | None:
                 await connect("top") as top_bus,
                 await connect("leaf") as leaf_bus,
                 await connect("fleet") as fleet_bus,
-                service.Channel(top_bus, service.Settings(hold_s=HOLDS_S[1])),
-                service.Channel(leaf_bus, service.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))),
+                channel_channel.Channel(top_bus, channel_channel.Settings(hold_s=HOLDS_S[1])),
+                channel_channel.Channel(
+                    leaf_bus, channel_channel.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))
+                ),
             ):
                 with _spark(running.url, place) as alive:
-                    player = sensors.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
+                    player = playback.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
                     playing = asyncio.create_task(player.run())
                     try:
                         return await _until_steady(fleet_bus, 4 if quick else 12, alive)
@@ -467,13 +475,13 @@ async def _whole_way(quick: bool) -> capacity.Checked | None:
 
 async def _until_steady(
     bus: bus_client.Client, batches: int, alive: Callable[[], bool]
-) -> capacity.Checked | None:
+) -> capacity_check.Checked | None:
     """What is measured over so many batches; None where Spark does not run, or not quickly enough."""
     deadline = time.monotonic() + 60 + 3 * batches * TRIGGER_S
     while time.monotonic() < deadline and alive():
         await asyncio.sleep(2.0)
         with contextlib.suppress(errors.NotFound, errors.Unavailable):
-            found = await capacity.check(bus, window_s=batches * TRIGGER_S)
+            found = await capacity_check.check(bus, window_s=batches * TRIGGER_S)
             if found.batches >= batches:
                 return found
     return None
@@ -490,7 +498,7 @@ def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
     path.write_bytes(msgspec.json.encode(options))
     with (place / "pipeline.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "muster.pipeline.run", str(path)],
+            [sys.executable, "-m", "muster.pipeline.job.main", str(path)],
             stdout=log,
             stderr=log,
             env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},
@@ -507,7 +515,7 @@ def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _whole_rows(found: capacity.Checked | None) -> list[harness.Row]:
+def _whole_rows(found: capacity_check.Checked | None) -> list[harness.Row]:
     if found is None:
         print("  the whole way: not measured, since Spark did not run, or was not steady in time")
         return []
@@ -550,19 +558,23 @@ def _hierarchies(forms: dict[str, Form], channel_s: float) -> list[harness.Row]:
     return [
         harness.Row(
             metric=f"capacity by the model: {ours.name}",
-            ours=model.capacity(ours),
+            ours=capacity_model.capacity(ours),
             unit="machines",
             better="higher",
-            peer=model.capacity(as_xml),
+            peer=capacity_model.capacity(as_xml),
             peer_name="XML, lxml",
         )
-        for ours, as_xml in zip(_ours(forms, channel_s), model.table_2(forms["xml"].costs), strict=True)
+        for ours, as_xml in zip(
+            _ours(forms, channel_s), capacity_model.table_2(forms["xml"].costs), strict=True
+        )
     ]
 
 
-def _ours(forms: dict[str, Form], channel_s: float) -> tuple[model.Hierarchy, ...]:
+def _ours(forms: dict[str, Form], channel_s: float) -> tuple[capacity_model.Hierarchy, ...]:
     """Single rows from the sensors, Arrow between channels."""
-    return model.table_2(forms["arrow"].costs, first=model.Costs(message_s=1 / channel_s, row_s=0.0))
+    return capacity_model.table_2(
+        forms["arrow"].costs, first=capacity_model.Costs(message_s=1 / channel_s, row_s=0.0)
+    )
 
 
 def _draw(forms: dict[str, Form], channel_s: float) -> None:
@@ -618,15 +630,17 @@ def _draw_channel(forms: dict[str, Form]) -> None:
     plt.close(figure)
 
 
-def _one_channel(senders: int, size: int, costs: model.Costs) -> model.LevelFigures:
+def _one_channel(senders: int, size: int, costs: capacity_model.Costs) -> capacity_model.LevelFigures:
     """A channel that holds for 30 s, with senders that do so too, each message of ``size`` reports."""
     if size == 1:
-        tree = model.Hierarchy("one", 30.0, (model.Level(senders, 30.0, costs),), latest=True)
+        tree = capacity_model.Hierarchy(
+            "one", 30.0, (capacity_model.Level(senders, 30.0, costs),), latest=True
+        )
     else:
-        free = model.Costs(message_s=0.0, row_s=0.0)
-        levels = (model.Level(size, 30.0, free), model.Level(senders, 30.0, costs))
-        tree = model.Hierarchy("one", 30.0, levels, latest=True)
-    return model.figures(tree).levels[-1]
+        free = capacity_model.Costs(message_s=0.0, row_s=0.0)
+        levels = (capacity_model.Level(size, 30.0, free), capacity_model.Level(senders, 30.0, costs))
+        tree = capacity_model.Hierarchy("one", 30.0, levels, latest=True)
+    return capacity_model.figures(tree).levels[-1]
 
 
 def _draw_hierarchies(forms: dict[str, Form], channel_s: float) -> None:
@@ -635,14 +649,15 @@ def _draw_hierarchies(forms: dict[str, Form], channel_s: float) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex="col")
-    sides = {"XML": model.table_2(forms["xml"].costs), "rows, then Arrow": _ours(forms, channel_s)}
+    sides = {"XML": capacity_model.table_2(forms["xml"].costs), "rows, then Arrow": _ours(forms, channel_s)}
     for column, (name, trees) in enumerate(sides.items()):
         for tree in trees:
             *below, root = tree.levels
-            each = max(1, model.capacity(tree) // math.prod(level.senders for level in below))
+            each = max(1, capacity_model.capacity(tree) // math.prod(level.senders for level in below))
             senders = np.unique(np.geomspace(max(1, each / 1000), each * 1.05, 200).astype(int))
             made = [
-                model.figures(replace(tree, levels=(*below, replace(root, senders=int(n))))) for n in senders
+                capacity_model.figures(replace(tree, levels=(*below, replace(root, senders=int(n)))))
+                for n in senders
             ]
             machines = [one.machines for one in made]
             axes[0][column].plot(machines, [min(one.propagation_s, 200) for one in made], label=tree.name)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from muster.core import messages, reports
+from muster.core import messages
+from muster.core.reports import columns
 from muster.simulate import fleet
 
 MACHINES_A_GROUP = 20  # on average, in the realistic fleet
@@ -34,7 +35,7 @@ def reports_(machines: int, profile: str) -> list[messages.NodeReport]:
     return [
         msgspec.structs.replace(row, sequence=1)
         for slot in made.slots
-        for row in reports.from_batch(made.batch(slot, 0, now_ms))
+        for row in columns.from_batch(made.batch(slot, 0, now_ms))
     ]
 
 

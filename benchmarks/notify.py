@@ -36,9 +36,13 @@ import numpy as np
 
 from benchmarks import harness, measure, notify_bus, notify_world
 from muster.core import errors, messages
-from muster.notify import engine, holding, known, plain, protocol, reference, snapshots
-from muster.notify import model as models
-from muster.predicates import ast, closure, parser, types
+from muster.notify import authorities, models, protocol
+from muster.notify.matcher import kernels_numpy, matcher, reference
+from muster.notify.notifier.shards import shard as shards_shard
+from muster.notify.notifier.shards import snapshots
+from muster.predicates import ast, types
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 
 QUICK_S_MAX = 300  # half a minute of an idle machine; its many processes take their time on a busy one
 SHARES = ("0.01%", "1%", "50%")
@@ -85,7 +89,7 @@ class Times(NamedTuple):
 
 def run(quick: bool) -> list[harness.Row]:
     receivers, many, few = (50_000, 2_000, 200) if quick else (1_000_000, 100_000, 1_000)
-    kernels = engine.fastest()
+    kernels = matcher.fastest()
     rows: list[harness.Row] = []
     held = notify_world.build(receivers, many, kernels)
     gc.collect()
@@ -104,8 +108,8 @@ def run(quick: bool) -> list[harness.Row]:
         "25 % 1 %, 5 % half; updates in messages about 1,000 receivers; open loop",
         _sustained(held, works, 3.0 if quick else 60.0),
     )
-    if kernels is not plain:
-        held.use(plain)
+    if kernels is not kernels_numpy:
+        held.use(kernels_numpy)
         rows += harness.under(
             f"{world}; {REPEATED} repeated addresses; {pooled}",
             _only(held, works, "match without numba", many, 1),
@@ -131,7 +135,7 @@ def run(quick: bool) -> list[harness.Row]:
     return rows
 
 
-def _events(held: engine.Engine, share: str, dice: random.Random, *, more: bool = False) -> Iterator[Event]:
+def _events(held: matcher.Engine, share: str, dice: random.Random, *, more: bool = False) -> Iterator[Event]:
     """Events as they are drawn, to 50 % only what few accept; ``more``: only what many do."""
     any_will_do = share != "50%" and not more
     while True:
@@ -140,25 +144,25 @@ def _events(held: engine.Engine, share: str, dice: random.Random, *, more: bool 
             yield event
 
 
-def _work(held: engine.Engine, share: str, count: int = REPEATED, *, more: bool = False) -> Work:
+def _work(held: matcher.Engine, share: str, count: int = REPEATED, *, more: bool = False) -> Work:
     dice = random.Random(f"{share}{more}")
     events = itertools.islice(_events(held, share, dice, more=more), count)
     return [(event, parser.parse(notify_world.address(dice, share))) for event in events]
 
 
-def _accepting(held: engine.Engine, event: dict[str, types.Value]) -> float:
+def _accepting(held: matcher.Engine, event: dict[str, types.Value]) -> float:
     table = held.tables[0]
     held.policies.ask(event)
     return float(table.spans[held.policies.policies(), 1].sum()) / table.used
 
 
-def _match(held: engine.Engine, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
+def _match(held: matcher.Engine, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
     if share == "50%":
         return held.find_bits(event, address)[1]
     return sum(len(found.rows) for found in held.find(event, address))
 
 
-def _repeated(held: engine.Engine, share: str, work: Work, rounds: int) -> Times:
+def _repeated(held: matcher.Engine, share: str, work: Work, rounds: int) -> Times:
     """Matches of one moment, each address parsed and compiled before."""
     for event, address in work:
         _match(held, share, event, address)
@@ -175,11 +179,11 @@ def _repeated(held: engine.Engine, share: str, work: Work, rounds: int) -> Times
 class Fresh:
     """Matches of one moment, each to an address that was never used before."""
 
-    def __init__(self, held: engine.Engine, share: str, count: int, *, more: bool = False) -> None:
+    def __init__(self, held: matcher.Engine, share: str, count: int, *, more: bool = False) -> None:
         self._held, self._share, self._count = held, share, count
         self._dice = random.Random(f"new {share}{more}")
         self._events = _events(held, share, self._dice, more=more)
-        self._vocabulary = known.Known().vocabulary
+        self._vocabulary = authorities.Known().vocabulary
         self._vocabulary.add(notify_world.WEB_SERVER)
 
     def __call__(self) -> Times:
@@ -202,7 +206,7 @@ def _in_turns(sides: dict[str, Callable[[], Times]]) -> dict[str, Times]:
 
 
 def _matching(
-    held: engine.Engine, works: dict[str, Work], policies: int, quick: bool
+    held: matcher.Engine, works: dict[str, Work], policies: int, quick: bool
 ) -> Iterator[harness.Row]:
     sides: dict[str, Callable[[], Times]] = {}
     naive = Naive(held, 20_000 if quick else 100_000)
@@ -240,7 +244,7 @@ def _pair(what: str, share: str, times: Times, peer: Times | None = None) -> Ite
     )
 
 
-def _accepted_by_more(held: engine.Engine, policies: int, quick: bool) -> Iterator[harness.Row]:
+def _accepted_by_more(held: matcher.Engine, policies: int, quick: bool) -> Iterator[harness.Row]:
     works = {share: _work(held, share, 50, more=True) for share in SHARES}
     sides: dict[str, Callable[[], Times]] = {}
     for share, work in works.items():
@@ -255,7 +259,7 @@ def _accepted_by_more(held: engine.Engine, policies: int, quick: bool) -> Iterat
 
 
 def _only(
-    held: engine.Engine, works: dict[str, Work], what: str, policies: int, rounds: int
+    held: matcher.Engine, works: dict[str, Work], what: str, policies: int, rounds: int
 ) -> Iterator[harness.Row]:
     sides: dict[str, Callable[[], Times]] = {
         share: functools.partial(_repeated, held, share, work, rounds) for share, work in works.items()
@@ -270,32 +274,32 @@ def _only(
 class Naive:
     """Every receiver of a sample is asked; the time is scaled up to all of them."""
 
-    def __init__(self, held: engine.Engine, sample: int) -> None:
+    def __init__(self, held: matcher.Engine, sample: int) -> None:
         table = held.tables[0]
-        compiled: dict[int, closure.Matches] = {}
+        compiled: dict[int, python.Matches] = {}
         self._receivers = []
         for row in range(0, table.used, max(1, table.used // sample)):
             policy = int(table.policy_of[row])
             if policy not in compiled:
-                compiled[policy] = closure.compile(models.parse_policy(held.policies.text(policy)))
+                compiled[policy] = python.compile(models.parse_policy(held.policies.text(policy)))
             self._receivers.append(reference.Receiver(str(row), table.read(row), compiled[policy]))
         self._scale = table.used / len(self._receivers)
 
     def __call__(self, work: Work) -> Times:
         times = Times([], [])
         for event, address in work:
-            asks = closure.compile(address)
+            asks = python.compile(address)
             started = time.perf_counter()
             reference.match(self._receivers, event, asks)
             times.wall.append((time.perf_counter() - started) * 1e6 * self._scale)
         return times
 
 
-def _beside(held: engine.Engine, works: dict[str, Work], quick: bool) -> list[harness.Row]:
+def _beside(held: matcher.Engine, works: dict[str, Work], quick: bool) -> list[harness.Row]:
     return [_floor(held), _duckdb(held, works["1%"][: 10 if quick else REPEATED])]
 
 
-def _floor(held: engine.Engine) -> harness.Row:
+def _floor(held: matcher.Engine) -> harness.Row:
     """Reading three bitmaps, a column of codes and the policies' rows, and nothing else."""
     table = held.tables[0]
     size = 4 * table.used // 8 + table.used + 7 * len(held.policies.true) * 8
@@ -310,7 +314,7 @@ def _floor(held: engine.Engine) -> harness.Row:
     )
 
 
-def _duckdb(held: engine.Engine, work: Work) -> harness.Row:
+def _duckdb(held: matcher.Engine, work: Work) -> harness.Row:
     import duckdb
     import pyarrow as pa
 
@@ -349,7 +353,7 @@ def _duckdb(held: engine.Engine, work: Work) -> harness.Row:
 
 
 def _found(
-    held: engine.Engine, event: dict[str, types.Value], address: ast.Condition
+    held: matcher.Engine, event: dict[str, types.Value], address: ast.Condition
 ) -> tuple[float, list[int]]:
     """Microseconds, and rows."""
     started = time.perf_counter()
@@ -358,7 +362,9 @@ def _found(
     return took, [row for one in found for row in one.rows.tolist()]
 
 
-def _compared(base: Any, held: engine.Engine, event: dict[str, types.Value], address: ast.Condition) -> float:
+def _compared(
+    base: Any, held: matcher.Engine, event: dict[str, types.Value], address: ast.Condition
+) -> float:
     """Microseconds that DuckDB takes for the same answer."""
     import pyarrow as pa
 
@@ -376,7 +382,7 @@ def _compared(base: Any, held: engine.Engine, event: dict[str, types.Value], add
     return took
 
 
-def _rate(held: engine.Engine, policies: int) -> harness.Row:
+def _rate(held: matcher.Engine, policies: int) -> harness.Row:
     work = [pair for share in SHARES[:2] for pair in _work(held, share)]
     for event, address in work:
         held.find(event, address)
@@ -394,7 +400,7 @@ def _rate(held: engine.Engine, policies: int) -> harness.Row:
     )
 
 
-def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> list[harness.Row]:
+def _sustained(held: matcher.Engine, works: dict[str, Work], length_s: float) -> list[harness.Row]:
     """Open loop: events and updates are due at their times, whether or not we keep up.
 
     An update is a message about a thousand parties, by name, as it comes from the bus: decoded, checked,
@@ -424,13 +430,13 @@ def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> 
         )
         for shard, names in notify_world.by_shard(some).items()
     ]
-    knows = known.Known()
+    knows = authorities.Known()
     knows.vocabulary.add(notify_world.WEB_SERVER)
     refused: list[str] = []
 
     def update(shard: protocol.Shard, data: bytes) -> None:
         changes = messages.decode(data, protocol.Changes).changes
-        checker = holding.Checker(held, knows, refused.append)
+        checker = shards_shard.Checker(held, knows, refused.append)
         for change in checker.check(notify_world.PROCESS, changes, shard)[0]:
             snapshots.apply(held, knows, shard, notify_world.PROCESS, change, 1)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, measure
-from muster.bus import client as bus_client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config as broker_config
+from muster.bus.client import client as bus_client
 from muster.core import errors
 from muster.notify import client
 from muster.predicates import types

@@ -21,12 +21,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure, notify_world
-from muster.bus import client as bus_client
+from muster.bus.client import client as bus_client
 from muster.core import heap
-from muster.notify import client, engine, protocol, service, shards
-from muster.notify import model as models
+from muster.notify import client, models, protocol
 from muster.notify import settings as settings_
-from muster.predicates import text, types
+from muster.notify.matcher import matcher
+from muster.notify.notifier import notifier as notifier_notifier
+from muster.notify.notifier.shards import shard_manager
+from muster.predicates import types
+from muster.predicates.syntax import printer
 
 POLICY = "alert AND threat_level >= 4"
 ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.Kind.EVENT)
@@ -39,7 +42,7 @@ def say(fact: Any) -> None:
 
 def memory(receivers: int, policies: int) -> None:
     """Bytes of the tables for each receiver: of a process with and without them."""
-    kernels = engine.warmed()
+    kernels = matcher.warmed()
     notify_world.build(1000, 10, kernels)
     before = measure.resident_bytes(os.getpid())
     held = notify_world.build(receivers, policies, kernels)
@@ -52,12 +55,12 @@ async def notifier(url: str) -> None:
     settings = settings_.Notify(stream_bytes=2 << 30, lease_s=60.0)
     async with (
         await bus_client.connect([url], identity="n1", audit_s=0) as bus,
-        service.Notifier(bus, settings) as served,
+        notifier_notifier.Notifier(bus, settings) as served,
     ):
         await served.serving()
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
-            await asyncio.to_thread(engine.warmed)  # so that all there is to load has been
+            await asyncio.to_thread(matcher.warmed)  # so that all there is to load has been
             resident = await steady()
             say({"parties": len(served.engine), "resident_bytes": resident})
 
@@ -68,7 +71,7 @@ async def steady() -> int:
     for _ in range(4):
         if abs(now - before) < 0.002 * now:
             break
-        await asyncio.sleep(2 * shards.QUIET_S + 2)  # it looks whether a whole such time was quiet
+        await asyncio.sleep(2 * shard_manager.QUIET_S + 2)  # it looks whether a whole such time was quiet
         before, now = now, measure.resident_bytes(os.getpid())
     return now
 
@@ -93,7 +96,7 @@ async def join(mine: client.Parties, first: int, count: int, groups: int) -> Non
 async def fill(url: str, count: int, policies: int) -> None:
     """The receivers of the other figures: their states, and policies of their kind."""
     dice, numbers = random.Random(policies), np.random.default_rng(count)
-    texts = [text.write(notify_world.policy(dice)) for _ in range(policies)]
+    texts = [printer.write(notify_world.policy(dice)) for _ in range(policies)]
     async with (
         await bus_client.connect([url], identity=notify_world.PROCESS, audit_s=0) as bus,
         client.Parties(bus) as mine,

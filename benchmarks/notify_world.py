@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from muster.notify import engine, protocol
-from muster.notify import model as models
-from muster.predicates import ast, text, types
+from muster.notify import models, protocol
+from muster.notify.matcher import matcher
+from muster.predicates import ast, types
+from muster.predicates.syntax import printer
 
 APPLICATIONS = tuple(f"app{number}" for number in range(64))
 REGIONS = tuple(f"region{number}" for number in range(100))
@@ -89,7 +90,7 @@ def address(dice: random.Random, share: str, digits: int = 2) -> str:
 
 def constants(meant: ast.Condition) -> str:
     """Those of an address of 1%, as SQL writes them."""
-    found = re.findall(r"'[^']*'|[\d.]+", text.write(meant).replace("'xml'", ""))
+    found = re.findall(r"'[^']*'|[\d.]+", printer.write(meant).replace("'xml'", ""))
     return ", ".join(found)
 
 
@@ -115,14 +116,14 @@ def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
     return found
 
 
-def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> engine.Engine:
+def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> matcher.Engine:
     """Receivers of one policy stand together, or ``scattered`` over chunks, as they come shard by shard."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
     listed = [models.canonical_text(policy(dice)) for _ in range(policies)]
     which = numbers.integers(0, policies, receivers)
     if not scattered:
         which.sort()
-    made = engine.Engine(kernels=kernels)
+    made = matcher.Engine(kernels=kernels)
     for chunk in np.array_split(np.arange(receivers), protocol.SHARDS):
         names = [protocol.party_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
         mine, local = np.unique(which[chunk], return_inverse=True)

@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 from benchmarks import harness, measure, pipeline_domain, pipeline_peer
-from muster.bus import client
+from muster.bus.client import client
 from muster.core import errors
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings

@@ -25,14 +25,15 @@ import msgspec
 import psutil
 
 from benchmarks import measure, monitor_rows, pipeline_tally, pipeline_worker
-from muster.bus import client
 from muster.bus.brokers import broker, config
-from muster.core import errors, messages, reports
+from muster.bus.client import client
+from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.monitor import protocol as monitor_protocol
-from muster.monitor import service as channel_service
+from muster.monitor.channel import channel as channel_service
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol, settings
-from muster.pipeline import run as run_
+from muster.pipeline.job import main as run_
 
 PERIOD_S = pipeline_worker.PERIOD_S
 TRIGGER_S = settings.Pipeline().trigger_s
@@ -144,7 +145,7 @@ class Domain:
         path.write_bytes(msgspec.json.encode(options))
         with (self.place / "pipeline.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "muster.pipeline.run", str(path)],
+                [sys.executable, "-m", "muster.pipeline.job.main", str(path)],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},
@@ -344,9 +345,9 @@ async def _follow_batches(bus: client.Client, batches: list[protocol.Progress]) 
 
 
 async def _follow_system(bus: client.Client, late_s: list[float]) -> None:
-    async with await bus.subscribe(reports.result_subject("pipeline", "system")) as subscription:
+    async with await bus.subscribe(columns.result_subject("pipeline", "system")) as subscription:
         async for message in subscription:
-            found = messages.decode(message.data, reports.SystemReport)
+            found = messages.decode(message.data, columns.SystemReport)
             if found.reports:
                 late_s.append(time.time() - found.to_ms / 1000)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from muster.pipeline import history
+from muster.pipeline.history import tables
 from muster.simulate import realistic
 
 DIGITS = 7  # of a machine's number in its name
@@ -60,7 +60,7 @@ class Tally:
     def read(cls, root: pathlib.Path, machines: int) -> Tally:
         """What the history holds."""
         total = cls(machines)
-        for path in history.files(root, history.NODES):
+        for path in tables.files(root, tables.NODES):
             total.add(pq.read_table(path, columns=list(COLUMNS)))
         return total
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import monitor_rows, pipeline_tally
-from muster.bus import client
-from muster.core import reports
-from muster.simulate import fleet, sensors
+from muster.bus.client import client
+from muster.core.reports import columns
+from muster.simulate import fleet, playback
 
 PERIOD_S = 10.0
 SLOW_CLOCK_MS = 1000  # a report whose clock is further behind than this may be late through no fault of ours
@@ -39,7 +39,7 @@ class Counted(fleet.Fleet):
         made = super().batch(slot, tick, at_ms)
         self.tally.add(made)
         extra = made.column("extra")
-        self.samples += made.num_rows * len(reports.STANDARD_METRICS)
+        self.samples += made.num_rows * len(columns.STANDARD_METRICS)
         if not extra.null_count:
             self.samples += len(extra.keys)
             slow = pc.less(made.column("reported_at").cast(pa.int64()), (at_ms - SLOW_CLOCK_MS) * 1000)
@@ -63,7 +63,7 @@ async def play(
     ]
     async with await client.connect([url], identity=plan.prefix, audit_s=0) as bus:
         players = [
-            sensors.Player(
+            playback.Player(
                 bus, part, form="reports" if channels else "batches", channel=channels[at] if channels else ""
             )
             for at, part in enumerate(parts)
@@ -124,7 +124,7 @@ def pages(profile: str, machines: int) -> None:
 def _page(made: fleet.Fleet, slot: fleet.Slot, tick: int) -> tuple[bytes, int]:
     """The text, and how many samples are in it."""
     lines: dict[str, list[str]] = {}
-    for row in reports.from_batch(made.batch(slot, tick, 1_700_000_000_000)):
+    for row in columns.from_batch(made.batch(slot, tick, 1_700_000_000_000)):
         labels = f'{{machine="{row.machine}",group="{row.group}",zone="{row.zone}"}}'
         for name, value in row.metrics.items():
             lines.setdefault(name, []).append(f"{name}{labels} {value:.10g}")

@@ -17,7 +17,11 @@ import numpy as np
 
 from benchmarks import harness, measure
 from muster.core import errors
-from muster.predicates import ast, closure, columns, dialects, normal, parser, sql, types, values, vectors
+from muster.predicates import ast, types, values
+from muster.predicates.analysis import normal_forms
+from muster.predicates.backends import columnar, columns, dialects, sql
+from muster.predicates.backends import python as backends_python
+from muster.predicates.syntax import parser
 
 POLICY = """
 { (alert AND (threat_level >= 4)) AND (sender: (_command_region == "northwest" AND _trust_level >= 2)) } OR
@@ -59,7 +63,7 @@ def run(quick: bool) -> list[harness.Row]:
 
 def one_message(quick: bool) -> list[harness.Row]:
     condition = parser.parse(POLICY, home="event")
-    matches, tree = closure.compile(condition), tree_of_closures(condition)
+    matches, tree = backends_python.compile(condition), tree_of_closures(condition)
     by_hand = eval(f"lambda get: {POLICY_IN_PYTHON.strip()}")  # noqa: S307  our own constant, above
     sides: dict[str, Callable[[], float]] = {"by hand": functools.partial(nanoseconds, by_hand, ALERT)}
     for label, (message, accepted) in MESSAGES.items():
@@ -128,8 +132,8 @@ def parsing(quick: bool) -> list[harness.Row]:
     condition = parser.parse(POLICY)
 
     def compile_anew() -> None:
-        normal.negation_normal.cache_clear()
-        closure.compile(condition)
+        normal_forms.negation_normal.cache_clear()
+        backends_python.compile(condition)
 
     sides = {
         "parse": lambda: parser.parse(POLICY),
@@ -206,10 +210,10 @@ def million_rows(quick: bool) -> list[harness.Row]:
             (answer,) = connection.execute("EXECUTE counted").fetchall()
             return answer[0]
 
-        assert np.count_nonzero(vectors.evaluate(condition, table)) == by_duckdb() > 0
+        assert np.count_nonzero(columnar.evaluate(condition, table)) == by_duckdb() > 0
         found = measure.in_turns(
             {
-                "ours": lambda: measure.seconds(lambda: vectors.evaluate(condition, table)),
+                "ours": lambda: measure.seconds(lambda: columnar.evaluate(condition, table)),
                 "numpy": lambda: measure.seconds(two_valued),
                 "duckdb": lambda: measure.seconds(by_duckdb),
             },

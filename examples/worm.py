@@ -19,12 +19,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from muster.app import catalogue, domain
-from muster.app import notify as notify_part
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.components import notifier as notify_part
 from muster.bus import api
-from muster.core import errors, messages, settings
-from muster.notify import client, notation, protocol
-from muster.trust import documents, grants, nkeys, roles
+from muster.core import errors, messages
+from muster.core.settings import sections
+from muster.notify import client, protocol
+from muster.notify import documents as notify_documents
+from muster.trust import documents, grants, nkeys
+from muster.trust.permissions import roles
 
 MODELS = """
 WebServer = {
@@ -73,7 +77,7 @@ def farm(count: int) -> dict[str, dict[str, object]]:
 
 async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int = 40) -> Outcome:
     outcome = Outcome()
-    wanted = settings.load(catalogue.Settings, flags={"domain.data_dir": str(folder)})
+    wanted = sections.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
     running = domain.Domain(wanted, parts=[notify_part.Notifier(wanted.notify)])
     async with running, contextlib.AsyncExitStack() as stack:
 
@@ -91,7 +95,7 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
         heard = asyncio.Event()
 
         web, _ = await join("macrocorp", react)
-        for model in notation.read(MODELS.encode()).models:
+        for model in notify_documents.read(MODELS.encode()).models:
             await web.define(model)
         states = farm(servers)
         await asyncio.gather(

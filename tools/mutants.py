@@ -51,56 +51,59 @@ _T = TypeVar("_T")
 #: By package: the deciding modules, and the tests that have to notice a change of each.
 CORES: dict[str, dict[str, tuple[str, ...]]] = {
     "manage": {
-        "manage/reconcile.py": (
+        "manage/manager/reconciler.py": (
             "tests/manage/test_reconcile.py",
             "tests/manage/test_reconcile_cases.py",
             "tests/manage/test_reconcile_model.py",
         ),
-        "manage/processor.py": (
+        "manage/registry/assignments.py": (
             "tests/manage/test_processor.py",
             "tests/manage/test_processor_verbs.py",
             "tests/manage/test_registry.py",
             "tests/manage/test_registry_model.py",
         ),
-        "manage/placement.py": ("tests/manage/test_placement.py",),
+        "manage/registry/agent_selection.py": ("tests/manage/test_placement.py",),
     },
     "bus": {
-        "bus/tenure.py": (
+        "bus/lease_state.py": (
             "tests/bus/test_tenure.py",
             "tests/bus/test_leases.py",
             "tests/bus/test_simulated_leases.py",
         )
     },
     "message": {
-        "message/backlog.py": (
+        "message/dispatcher/backlog.py": (
             "tests/message/test_backlog.py",
             "tests/message/test_backlog_cases.py",
             "tests/message/test_races.py",
         ),
-        "message/ledger.py": (
+        "message/dispatcher/log/ledger.py": (
             "tests/message/test_ledger.py",
             "tests/message/test_backlog.py",
             "tests/message/test_races.py",
         ),
     },
     "inform": {
-        "inform/writing.py": ("tests/inform/test_writing.py", "tests/inform/test_repeats.py"),
-        "inform/placement.py": ("tests/inform/test_decisions.py",),
+        "inform/node/writes.py": ("tests/inform/test_writing.py", "tests/inform/test_repeats.py"),
+        "inform/node/replicas/placement.py": ("tests/inform/test_decisions.py",),
     },
     "monitor": {
-        "monitor/aggregator.py": (
+        "monitor/channel/aggregator.py": (
             "tests/monitor/test_aggregator.py",
             "tests/monitor/test_aggregator_rules.py",
         ),
     },
     "pipeline": {
-        "pipeline/fleet.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_fleet_rules.py"),
-        "pipeline/machines.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_fleet_rules.py"),
-        "pipeline/alerts.py": ("tests/pipeline/test_alerts.py", "tests/pipeline/test_alert_rules.py"),
+        "pipeline/fleet/state.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_fleet_rules.py"),
+        "pipeline/fleet/node_rules.py": (
+            "tests/pipeline/test_fleet.py",
+            "tests/pipeline/test_fleet_rules.py",
+        ),
+        "pipeline/alerts/tracker.py": ("tests/pipeline/test_alerts.py", "tests/pipeline/test_alert_rules.py"),
     },
     "notify": {
-        "notify/engine.py": ("tests/notify/test_engine.py", "tests/notify/test_engine_rules.py"),
-        "notify/known.py": ("tests/notify/test_known_rules.py",),
+        "notify/matcher/matcher.py": ("tests/notify/test_engine.py", "tests/notify/test_engine_rules.py"),
+        "notify/authorities.py": ("tests/notify/test_known_rules.py",),
     },
     "trust": {"trust/grants.py": ("tests/trust/test_grants.py", "tests/trust/test_grant_rules.py")},
     "core": {"core/duplicates.py": ("tests/core/test_duplicates.py", "tests/monitor/test_aggregator.py")},
@@ -341,7 +344,9 @@ def examine(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.splitlines()[0])
     parser.add_argument("package", choices=sorted(CORES))
-    parser.add_argument("modules", nargs="*", help="some of the package's cores, such as manage/reconcile.py")
+    parser.add_argument(
+        "modules", nargs="*", help="some of the package's cores, such as manage/manager/reconciler.py"
+    )
     parser.add_argument("--count", type=int, default=MUTANTS, help="mutants of each module")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--lines", type=int, nargs="+", default=[], help="of these, those on some lines only")

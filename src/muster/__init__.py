@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muster import blocking
-    from muster.connecting import connect
+    from muster.connection import connect
 
 __all__ = ["__version__", "blocking", "connect"]
 __version__ = "0.1.0"
@@ -21,9 +21,9 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     # Imported when first asked for: `import muster` alone must stay quick.
     if name == "connect":
-        from muster import connecting
+        from muster import connection
 
-        return connecting.connect
+        return connection.connect
     if name == "blocking":
         return importlib.import_module("muster.blocking")
     raise AttributeError(f"module 'muster' has no attribute {name!r}")

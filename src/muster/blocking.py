@@ -16,9 +16,10 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from muster import connecting
+from muster import connection
 from muster.bus import api
-from muster.core import errors, trace
+from muster.core import errors
+from muster.core.telemetry import trace
 
 T = TypeVar("T")
 
@@ -255,7 +256,7 @@ def connect(servers: str | Iterable[str] | None = None, **options: Any) -> Bus:
     """As `muster.connect`, with the same options."""
     loop = _Loop()
     try:
-        return Bus(loop.wait(connecting.connect(servers, **options)), loop)
+        return Bus(loop.wait(connection.connect(servers, **options)), loop)
     except BaseException:
         loop.stop()
         raise

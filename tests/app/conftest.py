@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from muster.core import ground, settings
+from muster.core.settings import domain, sections
 
-Make = Callable[..., ground.Ground]
+Make = Callable[..., domain.Ground]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Make:
     """Settings of a domain in a folder of this test, on free ports; flags as ``bus__brokers=3``."""
 
-    def make(**flags: Any) -> ground.Ground:
+    def make(**flags: Any) -> domain.Ground:
         given = {name.replace("__", "."): value for name, value in flags.items()}
-        return settings.load(ground.Ground, flags={"domain.data_dir": str(tmp_path), **given})
+        return sections.load(domain.Ground, flags={"domain.data_dir": str(tmp_path), **given})
 
     return make

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from muster.app import acceptor, catalogue, domain, responder
-from muster.core import errors, messages, settings
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.policy import commands, responder
+from muster.core import errors, messages
+from muster.core.settings import sections
 from muster.notify import client as notify
-from muster.notify import model as models
+from muster.notify import models
 from muster.pipeline import protocol
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 NEWS = models.Model("news", {}, models.Kind.EVENT)
 LISTENER = models.Model("Listener", {})
@@ -60,7 +63,7 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
     party = notify.Party(parties, "web-1", 10)
     for event in events:
         party._take(event, 0)
-    obeying = asyncio.create_task(acceptor.obey(party, "web-1", manager))  # type: ignore[arg-type]
+    obeying = asyncio.create_task(commands.obey(party, "web-1", manager))  # type: ignore[arg-type]
     await eventually(lambda: not manager._answers, timeout_s=600)
     await asyncio.sleep(0)
     obeying.cancel()
@@ -136,8 +139,8 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     }
 
     def domain_of(**more: str) -> domain.Domain:
-        wanted = settings.load(catalogue.Settings, flags={**flags, **more})
-        return domain.Domain(wanted, parts=catalogue.parts(wanted))
+        wanted = sections.load(app_settings.Settings, flags={**flags, **more})
+        return domain.Domain(wanted, parts=app_settings.parts(wanted))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:
         async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:

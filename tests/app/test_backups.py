@@ -14,13 +14,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from muster.app import backups, catalogue, certificates, domain, home
-from muster.bus import api, snapshots
-from muster.core import errors, settings
-from muster.store import database, portable
+from muster.app import certificates, domain, home
+from muster.app import settings as app_settings
+from muster.app.operations import backup
+from muster.bus import api
+from muster.bus.streams import snapshots
+from muster.core import errors
+from muster.core.settings import sections
+from muster.store import backup as store_backup
+from muster.store import database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.cli import driver
 
 postgres_server = postgres.postgres_server
@@ -34,8 +39,8 @@ def place(tmp_path: Path) -> home.Home:
     return made
 
 
-def loaded(place: home.Home) -> catalogue.Settings:
-    return settings.load(catalogue.Settings, file=place.settings_file)
+def loaded(place: home.Home) -> app_settings.Settings:
+    return sections.load(app_settings.Settings, file=place.settings_file)
 
 
 async def fill(running: domain.Domain) -> None:
@@ -85,23 +90,23 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
     place, keys, file = home.Home(tmp_path / "home"), tmp_path / "elsewhere" / "keys", tmp_path / "a.tar.gz"
     made = driver.quick("init", "--port", "0", "--set", f"trust.keys_dir={keys}", home=place.root)
     assert made.code == 0, made.err
-    await backups.backup(loaded(place), place, file)
+    await backup.backup(loaded(place), place, file)
     before = {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()}
     shutil.rmtree(place.root)
     with pytest.raises(errors.AlreadyExists, match="keys"):  # those of another domain, it might be
-        await backups.restore(file, place)
+        await backup.restore(file, place)
     shutil.rmtree(keys)
 
     async def away(*_: object, **__: object) -> None:
         raise errors.Unavailable("the database is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(portable, "restore", away)
+        patch.setattr(store_backup, "restore", away)
         with pytest.raises(errors.Unavailable):
-            await backups.restore(file, place)
+            await backup.restore(file, place)
     assert not place.root.exists()
     assert not keys.exists()
-    _, restored = await backups.restore(file, place)
+    _, restored = await backup.restore(file, place)
     assert {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()} == before
     assert not any(one.stat().st_mode & 0o077 for one in (keys, *keys.rglob("*.seed")))
     async with domain.Domain(restored):
@@ -152,10 +157,10 @@ async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
         await running.store.put("things", "one", b"1")
         async with await running.connect("admin", roles.Role.OPERATOR) as bus:
             await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=1 << 20))
-        await backups.backup(loaded(place), place, file)
+        await backup.backup(loaded(place), place, file)
     shutil.rmtree(place.root)
     with pytest.raises(errors.AlreadyExists, match="not empty"):
-        await backups.restore(file, place)
+        await backup.restore(file, place)
     assert not place.root.exists()
     await asyncio.to_thread(remove)
 
@@ -177,17 +182,17 @@ async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
 
     for owner, name, failure in (
         (snapshots, "restore", away),
-        (backups, "_put_in_place", no_room),
+        (backup, "_put_in_place", no_room),
         (database.Store, "write", last_write_in_doubt),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, failure)
             with pytest.raises(errors.Unavailable):
-                await backups.restore(file, place)
+                await backup.restore(file, place)
         assert not place.root.exists()
         if url.startswith("sqlite"):
             assert list((tmp_path / "data").iterdir()) == []
-    await backups.restore(file, place)
+    await backup.restore(file, place)
     async with domain.Domain(loaded(place)) as running:
         assert (await running.store.get("things", "one")).value == b"1"  # type: ignore[union-attr]
 
@@ -203,7 +208,7 @@ async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
 )
 def test_what_lies_outside_of_a_home_is_found_from_where_the_home_will_be(path: str, final: str | None):
     fresh, place = home.Home(Path("/srv/.restore/home")), home.Home(Path("/srv/lab"))
-    found = backups._outside(fresh.root / "lab" / path, fresh, place)
+    found = backup._outside(fresh.root / "lab" / path, fresh, place)
     assert found == (Path(final) if final else None)
 
 
@@ -217,15 +222,15 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         certificate = (authority / "ca.pem").read_bytes()
         identity = running.trust.broker().operator_jwt
         await (await running.connect("alice", roles.Role.USER)).close()
-        made = await backups.backup(loaded(place), place, file) if runs else None
+        made = await backup.backup(loaded(place), place, file) if runs else None
         if runs:
             await outlive(running)
-    made = made or await backups.backup(loaded(place), place, file)
+    made = made or await backup.backup(loaded(place), place, file)
     assert {one.name for one in made.streams} == {"orders", "KV_facts"}
     assert file.stat().st_mode & 0o077 == 0
 
     shutil.rmtree(place.root)
-    await backups.restore(file, place)
+    await backup.restore(file, place)
     async with domain.Domain(loaded(place)) as running:
         await check(running)
         assert running.trust.broker().operator_jwt == identity
@@ -238,11 +243,11 @@ async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, 
     file = tmp_path / "lab.tar.gz"
     async with domain.Domain(loaded(place)) as running:
         await running.store.put("things", "one", b"1")
-    await backups.backup(loaded(place), place, file)
+    await backup.backup(loaded(place), place, file)
     with pytest.raises(errors.AlreadyExists, match="is there already"):
-        await backups.backup(loaded(place), place, file)
+        await backup.backup(loaded(place), place, file)
     with pytest.raises(errors.AlreadyExists, match="not empty"):
-        await backups.restore(file, place)
+        await backup.restore(file, place)
     elsewhere = home.Home(tmp_path / "new")
     with tarfile.open(file) as archive:
         for member in filter(tarfile.TarInfo.isfile, archive.getmembers()):  # Debian's 3.11 has no filters
@@ -259,10 +264,10 @@ async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, 
     (tmp_path / "text.tar.gz").write_text("not a backup")
     for name in ("changed", "cut", "text"):
         with pytest.raises(errors.InvalidInput, match=r"damaged"):
-            await backups.restore(tmp_path / f"{name}.tar.gz", elsewhere)
+            await backup.restore(tmp_path / f"{name}.tar.gz", elsewhere)
         assert not elsewhere.root.exists()
     with pytest.raises(errors.NotFound):
-        await backups.restore(tmp_path / "none.tar.gz", elsewhere)
+        await backup.restore(tmp_path / "none.tar.gz", elsewhere)
 
 
 def test_a_member_that_climbs_out_is_refused(tmp_path: Path):
@@ -270,7 +275,7 @@ def test_a_member_that_climbs_out_is_refused(tmp_path: Path):
         (tmp_path / "file").write_text("x")
         archive.add(tmp_path / "file", "../climbed")
     with pytest.raises(errors.InvalidInput):
-        asyncio.run(backups.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "deep" / "home")))
+        asyncio.run(backup.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "deep" / "home")))
     assert not (tmp_path / "climbed").exists()
     assert not (tmp_path / "deep" / "climbed").exists()
 
@@ -280,4 +285,4 @@ def test_a_member_that_is_no_plain_file_is_refused(tmp_path: Path):
     with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "out", "keys")
     with pytest.raises(errors.InvalidInput, match="'keys' has no place in one"):
-        asyncio.run(backups.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "home")))
+        asyncio.run(backup.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "home")))

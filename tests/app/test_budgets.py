@@ -5,18 +5,19 @@ import contextlib
 
 import pytest
 
-from muster.app import budgets, domain
+from muster.app import domain
+from muster.app.operations import retention
 from muster.bus import api
 from muster.core import errors, messages, subjects
 from muster.testing.eventually import eventually
-from muster.trust import roles
-from muster.web import source as source_
+from muster.trust.permissions import roles
+from muster.web.data import read_model as source_
 
 WARNING, CRITICAL = messages.Level.WARNING, messages.Level.CRITICAL
 
 
-def use(name: str, used: int, *, refuses: bool = True) -> budgets.Use:
-    return budgets.Use(name, used, 100, refuses)
+def use(name: str, used: int, *, refuses: bool = True) -> retention.Use:
+    return retention.Use(name, used, 100, refuses)
 
 
 @pytest.mark.parametrize(
@@ -30,15 +31,15 @@ def use(name: str, used: int, *, refuses: bool = True) -> budgets.Use:
     ],
 )
 def test_how_loud_a_budget_is(used, refuses, level):
-    assert budgets.levels([use("b", used, refuses=refuses)], 0.85).get("b") is level
+    assert retention.levels([use("b", used, refuses=refuses)], 0.85).get("b") is level
 
 
 def test_a_budget_without_a_limit_is_never_full():
-    assert budgets.levels([budgets.Use("b", 10**12, 0, True)], 0.85) == {}
+    assert retention.levels([retention.Use("b", 10**12, 0, True)], 0.85) == {}
 
 
-def told(before: budgets.Levels, now: budgets.Levels, *uses: budgets.Use) -> list[tuple[str, str, str]]:
-    found = budgets.alerts(before, now, uses, at_ms=1)
+def told(before: retention.Levels, now: retention.Levels, *uses: retention.Use) -> list[tuple[str, str, str]]:
+    found = retention.alerts(before, now, uses, at_ms=1)
     return [(alert.about, alert.level.value, alert.state.value) for alert in found]
 
 
@@ -53,7 +54,7 @@ def test_only_changes_are_told():
 async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_room(made):
     """On a real broker; the watch looks when the test says so."""
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(budgets.BudgetWatch)
+        watch = running.part(retention.BudgetWatch)
         stream = await bus.stream(
             api.StreamSettings("small", subjects=("topic.s",), max_bytes=1 << 20, on_full=api.OnFull.REFUSE)
         )
@@ -86,7 +87,7 @@ class Reach:
 
 async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(made, tmp_path):
     async with domain.Domain(made(store__max_bytes=1 << 20)) as running:
-        watch = running.part(budgets.BudgetWatch)
+        watch = running.part(retention.BudgetWatch)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()  # announced, and nothing listens yet
         source = source_.Source(Reach(running), history=tmp_path, domain="local")
@@ -94,7 +95,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
 
         async def about() -> list[str]:
             with contextlib.suppress(errors.NotConnected):
-                return [one.about for one in await source.alerts() if one.rule == budgets.RULE]
+                return [one.about for one in await source.alerts() if one.rule == retention.RULE]
             return ["not connected"]
 
         async def shown() -> bool:
@@ -121,7 +122,7 @@ async def test_a_full_store_is_an_alert_too(made):
         await running.connect("op", roles.Role.OPERATOR) as bus,
         await bus.subscribe(subjects.announced("bus", "alert")) as heard,
     ):
-        watch = running.part(budgets.BudgetWatch)
+        watch = running.part(retention.BudgetWatch)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()
         alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
@@ -144,7 +145,7 @@ def test_which_streams_are_to_be_changed(made):
         api.Budget("alerts", 0, 256 << 20, 0, api.OnFull.DROP_OLDEST, 30 * 86400.0, 1),
         api.Budget("of-a-user", 0, 1 << 20, 0, api.OnFull.DROP_OLDEST, 0.0, 1),
     ]
-    assert [name for name, _ in budgets.other_than_wanted(found, wanted)] == ["reports"]
+    assert [name for name, _ in retention.other_than_wanted(found, wanted)] == ["reports"]
 
 
 async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
@@ -158,7 +159,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             "reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20
         )
         stream = await bus.stream(others_idea)
-        watch = running.part(budgets.BudgetWatch)
+        watch = running.part(retention.BudgetWatch)
         await watch.look()
         await bus.stream(others_idea)  # who opens it again changes nothing
         (found,) = [one for one in await watch._context.bus.budgets() if one.stream == "reports"]
@@ -180,16 +181,16 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             assert bus.statistics().refused_full == 1
 
 
-def _is_full(watch: budgets.BudgetWatch) -> bool:
+def _is_full(watch: retention.BudgetWatch) -> bool:
     rows = watch.health().facts["budgets"]
-    return any(row["name"] == "reports" and row["used_ratio"] >= budgets.FULL for row in rows)
+    return any(row["name"] == "reports" and row["used_ratio"] >= retention.FULL for row in rows)
 
 
 async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(budgets.BudgetWatch)
+        watch = running.part(retention.BudgetWatch)
         watch.watch_folder("history", folder, 1_000)
         (folder / "deep").mkdir()
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))

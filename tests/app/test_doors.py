@@ -5,13 +5,17 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from muster.app import catalogue, domain, doors
-from muster.core import errors, settings
-from muster.inform.wscontext import schema
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.components import soap_gateways
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.settings import sections
+from muster.gateways.soap import envelope
+from muster.gateways.wscontext import schema
+from muster.gateways.wsman.wire import namespaces
 from muster.manage import client
-from muster.manage.wsman import names
-from muster.soap import envelope, xml
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 V12 = envelope.Version.V12
 ACTIVITY = "<c:context><c:context-identifier>{}</c:context-identifier></c:context>"
@@ -21,8 +25,8 @@ async def ask(url: str, who: tuple[str, str], body: str, headers: str = "") -> h
     async with httpx.AsyncClient(timeout=40) as http:
         return await http.post(
             url,
-            content=f'<s:Envelope xmlns:s="{V12.value}" xmlns:c="{schema.WSCTX}" xmlns:a="{names.WSA}" '
-            f'xmlns:w="{names.WSMAN}" xmlns:p="{names.RESOURCE}"><s:Header>{headers}</s:Header>'
+            content=f'<s:Envelope xmlns:s="{V12.value}" xmlns:c="{schema.WSCTX}" xmlns:a="{namespaces.WSA}" '
+            f'xmlns:w="{namespaces.WSMAN}" xmlns:p="{namespaces.RESOURCE}"><s:Header>{headers}</s:Header>'
             f"<s:Body>{body}</s:Body></s:Envelope>",
             headers={"content-type": V12.content_type},
             auth=who,
@@ -33,7 +37,7 @@ def wsman(action: str, name: str = "") -> str:
     selector = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>' if name else ""
     return (
         f"<a:To>x</a:To><a:Action>{action}</a:Action><a:MessageID>uuid:1</a:MessageID>"
-        f"<w:ResourceURI>{names.RESOURCE}</w:ResourceURI><a:ReplyTo><a:Address>{names.WSA}/role/anonymous"
+        f"<w:ResourceURI>{namespaces.RESOURCE}</w:ResourceURI><a:ReplyTo><a:Address>{namespaces.WSA}/role/anonymous"
         f"</a:Address></a:ReplyTo>{selector}"
     )
 
@@ -48,10 +52,10 @@ async def test_doors_of_a_domain(tmp_path):
         "manage.registries": 1,
         "manage.managers": 1,
     }
-    wanted = settings.load(catalogue.Settings, flags=flags)
+    wanted = sections.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
-    async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
-        url = running.part(doors.SoapPart).url
+    async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
+        url = running.part(soap_gateways.SoapPart).url
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])
         known.set(vic[0], roles.Role.VIEWER, vic[1])
@@ -71,25 +75,27 @@ async def test_doors_of_a_domain(tmp_path):
 
         # WS-Management, and the audit has who it was
         resource = "<p:Name>r</p:Name><p:Type>memory</p:Type><p:Agent>local</p:Agent>"
-        made = await ask(f"{url}/wsman", ann, f"<p:Resource>{resource}</p:Resource>", wsman(names.CREATE))
+        made = await ask(
+            f"{url}/wsman", ann, f"<p:Resource>{resource}</p:Resource>", wsman(namespaces.CREATE)
+        )
         assert "ResourceCreated" in made.text, made.text
         async with await running.connect("op", roles.Role.OPERATOR) as bus:
             fleet = client.Client(bus)
             await fleet.wait("r", "up")
             assert (await fleet.describe("r"))["applied_by"] == "ann"
-        assert "<p:State>up" in (await ask(f"{url}/wsman", vic, "", wsman(names.GET, "r"))).text
-        refused = await ask(f"{url}/wsman", vic, "", wsman(names.DELETE, "r"))
+        assert "<p:State>up" in (await ask(f"{url}/wsman", vic, "", wsman(namespaces.GET, "r"))).text
+        refused = await ask(f"{url}/wsman", vic, "", wsman(namespaces.DELETE, "r"))
         assert "wsman:AccessDenied" in refused.text
 
         # A password that is changed or removed ends at once, remembered or not.
         known.set(vic[0], roles.Role.VIEWER, "yet another one")
-        assert (await ask(f"{url}/wsman", vic, "", wsman(names.GET, "r"))).status_code == 401
+        assert (await ask(f"{url}/wsman", vic, "", wsman(namespaces.GET, "r"))).status_code == 401
         known.remove(ann[0])
-        assert (await ask(f"{url}/wsman", ann, "", wsman(names.GET, "r"))).status_code == 401
+        assert (await ask(f"{url}/wsman", ann, "", wsman(namespaces.GET, "r"))).status_code == 401
         status = await running.status()
         assert {one["door"] for one in status["soap"]} == {"/wsman", "/context", "/contextmanager", "/uddi"}
 
 
 def test_callbacks_in_the_settings_are_checked():
     with pytest.raises(errors.InvalidInput, match="no address"):
-        settings.load(catalogue.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})
+        sections.load(app_settings.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})

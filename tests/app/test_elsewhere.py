@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from muster.app import catalogue, domain, home
+from muster.app import domain, home
+from muster.app import settings as app_settings
 from muster.bus import api
 from muster.bus.brokers import binary
-from muster.core import settings
-from muster.testing import process
-from muster.trust import roles
+from muster.core.settings import sections
+from muster.testing import child_process
+from muster.trust.permissions import roles
 from tests.cli import driver
 
 CONFIG = """
@@ -32,10 +33,10 @@ async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
     (tmp_path / "trust.conf").write_text(told.out)
     (tmp_path / "nats.conf").write_text(CONFIG.format(port=port, folder=tmp_path))
     program = (await binary.find()).path
-    async with await process.start(program, "-c", tmp_path / "nats.conf") as server:
+    async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
-        wanted = settings.load(catalogue.Settings, file=place.settings_file)
-        async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
+        wanted = sections.load(app_settings.Settings, file=place.settings_file)
+        async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
             assert running.ready
             assert running.brokers is None
             async with (

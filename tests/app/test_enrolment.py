@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from muster.app import enrolment, manage
+from muster.app import enrolment
+from muster.app.components import management
 from muster.bus.rpc import server
 from muster.core import errors
 from muster.manage import protocol, settings
 from muster.store import database
-from muster.trust import credentials, keyring, nkeys, roles
+from muster.trust import credentials, keyring, nkeys
+from muster.trust.permissions import roles
 
 pytestmark = pytest.mark.may_block(reason="keys are written as the desk does in a thread")
 
@@ -94,13 +96,13 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
     for token in tokens:
         with pytest.raises(errors.Unavailable, match="approval"):
             await office.desk.enrol(token, new_key(), "m")
-    part = manage.Manage(settings.Manage())
+    part = management.Manage(settings.Manage())
     part._desk = office.desk
     listed = server.Operation.plain("domain.waiting", part._waiting, audited=False)
     async with server.Server(bus, protocol.PART, [listed]):
-        first = await manage.ask(bus, "waiting")
+        first = await management.ask(bus, "waiting")
         assert (len(first["items"]), first["next"]) == (2, sorted(tokens)[1])
-        assert [row["token"] for row in await manage.waiting(bus)] == sorted(tokens)
+        assert [row["token"] for row in await management.waiting(bus)] == sorted(tokens)
 
 
 async def test_what_is_approved_is_the_machine_that_asked(office):

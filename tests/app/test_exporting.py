@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from muster.bus import exporting
-from muster.core import errors, ground, metrics, otlp
-from muster.monitor import foreign
+from muster.bus.http import otlp_exporter
+from muster.core import errors
+from muster.core.settings import domain
+from muster.core.telemetry import metrics, otlp
+from muster.monitor.sensor import metric_formats
 from muster.testing.eventually import eventually
 
 
@@ -81,7 +83,7 @@ def test_the_form():
 
 
 def test_our_own_sensor_understands_it():
-    figures = foreign.otlp_json(
+    figures = metric_formats.otlp_json(
         otlp.encode(measured().families(), {"service.name": "m"}, start_ns=1, now_ns=2)
     )
     assert 7.0 in figures["m"].values()
@@ -89,8 +91,8 @@ def test_our_own_sensor_understands_it():
 
 
 async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
-    wanted = ground.Health(otlp_url=collector.url, otlp_period_s=1.0)
-    async with exporting.exporting(wanted, "p1", measured()):
+    wanted = domain.Health(otlp_url=collector.url, otlp_period_s=1.0)
+    async with otlp_exporter.exporting(wanted, "p1", measured()):
         await eventually(lambda: collector.got)
     assert len(collector.got) >= 2
     path, body = collector.got[-1]
@@ -103,18 +105,18 @@ async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
 async def test_a_collector_that_refuses_costs_nothing_but_a_count(collector: Collector, status: int):
     collector.status = status
     made = measured()
-    assert not await exporting.Exporter(collector.url, "p", made).export()
-    assert not await exporting.Exporter("http://127.0.0.1:9", "p", made).export()
+    assert not await otlp_exporter.Exporter(collector.url, "p", made).export()
+    assert not await otlp_exporter.Exporter("http://127.0.0.1:9", "p", made).export()
     assert made.value("muster_otlp_exports_total", outcome="refused") == 2
 
 
 async def test_without_an_address_nothing_is_sent():
     before = len(asyncio.all_tasks())
-    async with exporting.exporting(ground.Health(), "p", measured()):
+    async with otlp_exporter.exporting(domain.Health(), "p", measured()):
         assert len(asyncio.all_tasks()) == before
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://user:secret@x"])
 def test_a_wrong_address_is_refused_with_the_settings(url: str):
     with pytest.raises(errors.InvalidInput, match="otlp_url"):
-        ground.Health(otlp_url=url)
+        domain.Health(otlp_url=url)

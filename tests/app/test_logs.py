@@ -6,13 +6,14 @@ import logging
 import os
 import time
 
-from muster.app import logs
-from muster.core import ground, log, settings
+from muster.app import log_files
+from muster.core.settings import domain, sections
+from muster.core.telemetry import log
 
 
 def test_pieces_together_stay_within_their_budget(tmp_path):
     path = tmp_path / "domain.log"
-    with logs.RotatingFile(path, 1_000, 0) as stream:
+    with log_files.RotatingFile(path, 1_000, 0) as stream:
         for number in range(1_000):
             stream.write(f"line {number:04}\n")
     sizes = {piece.name: piece.stat().st_size for piece in tmp_path.iterdir()}
@@ -24,7 +25,7 @@ def test_pieces_together_stay_within_their_budget(tmp_path):
 
 def test_it_goes_on_where_it_stopped(tmp_path):
     for text in ("one\n", "two\n"):
-        with logs.RotatingFile(tmp_path / "a.log", 1_000, 0) as stream:
+        with log_files.RotatingFile(tmp_path / "a.log", 1_000, 0) as stream:
             stream.write(text)
     assert (tmp_path / "a.log").read_text() == "one\ntwo\n"
 
@@ -33,7 +34,7 @@ def test_where_no_new_piece_can_be_opened_the_older_ones_stay(tmp_path):
     def pieces() -> dict[str, str]:
         return {piece.name: piece.read_text() for piece in tmp_path.glob("a.log*")}
 
-    with logs.RotatingFile(tmp_path / "a.log", 100, 0) as stream:
+    with log_files.RotatingFile(tmp_path / "a.log", 100, 0) as stream:
         for number in range(40):
             stream.write(f"line {number:04}\n")
         before = pieces()
@@ -53,13 +54,13 @@ def test_old_pieces_go(tmp_path):
     for number in (1, 2):
         (tmp_path / f"a.log.{number}").write_text("old")
     os.utime(tmp_path / "a.log.2", (0, time.time() - 100))
-    with logs.RotatingFile(tmp_path / "a.log", 1_000, 50):
+    with log_files.RotatingFile(tmp_path / "a.log", 1_000, 50):
         pass
     assert sorted(piece.name for piece in tmp_path.iterdir()) == ["a.log", "a.log.1"]
 
 
 def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
-    stream = logs.RotatingFile(tmp_path / "a.log", 1_000, 0)
+    stream = log_files.RotatingFile(tmp_path / "a.log", 1_000, 0)
     stream._file.close()
     stream._file = io.FileIO("/dev/full", "w")  # every write fails with "no space left on device"
     stream.write("lost\n")
@@ -68,7 +69,7 @@ def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
 
 
 def test_events_are_json_lines_in_the_file(tmp_path):
-    end = logs.configure(ground.Ground(), tmp_path / "domain.log")
+    end = log_files.configure(domain.Ground(), tmp_path / "domain.log")
     log.Events("app").info("started", domain="local")
     logging.getLogger("asyncio").error("a library complains")
     end()
@@ -78,7 +79,7 @@ def test_events_are_json_lines_in_the_file(tmp_path):
 
 
 def test_ours_and_the_brokers_logs_fit_the_budget_together():
-    whole = settings.load(ground.Ground, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
-    ours = logs.file_bytes(whole) * logs.PIECES
-    theirs = 3 * logs.broker_file_bytes(whole, 3) * 4
+    whole = sections.load(domain.Ground, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
+    ours = log_files.file_bytes(whole) * log_files.PIECES
+    theirs = 3 * log_files.broker_file_bytes(whole, 3) * 4
     assert ours + theirs <= 64 << 20

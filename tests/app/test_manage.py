@@ -12,13 +12,18 @@ from typing import Any
 import psutil
 import pytest
 
-from muster import connecting
-from muster.app import catalogue, domain, enrolment, manage
+from muster import connection
+from muster.app import domain, enrolment
+from muster.app import settings as app_settings
+from muster.app.components import management
 from muster.bus.rpc import client as rpc
-from muster.core import errors, messages, settings
-from muster.manage import agent, client, protocol
+from muster.core import errors, messages
+from muster.core.settings import sections
+from muster.manage import client, protocol
+from muster.manage.agent import agent
 from muster.testing.eventually import eventually
-from muster.trust import credentials, roles, sealing
+from muster.trust import credentials, sealed_box
+from muster.trust.permissions import roles
 
 MANIFEST = """
 resources:
@@ -34,16 +39,16 @@ WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret
 
 @pytest.fixture
 async def running(tmp_path, monkeypatch):
-    monkeypatch.setattr(manage, "LOOK_S", 0.5)
-    monkeypatch.setattr(manage, "SILENT_S", 15.0)
+    monkeypatch.setattr(management, "LOOK_S", 0.5)
+    monkeypatch.setattr(management, "SILENT_S", 15.0)
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": True,
         "manage.beat_s": 0.5,
         "manage.registries": 2,
     }
-    made = settings.load(catalogue.Settings, flags=flags)
-    async with domain.Domain(made, parts=catalogue.parts(made)) as started:
+    made = sections.load(app_settings.Settings, flags=flags)
+    async with domain.Domain(made, parts=app_settings.parts(made)) as started:
         yield started
 
 
@@ -54,14 +59,14 @@ async def test_processes_are_killed_and_everything_comes_back(running):
         await fleet.apply(MANIFEST)
         first = await fleet.wait("sleeper", "up", timeout_s=30)
         for victim in (first["manager"], "registry-1", "registry-2", "agent-local"):
-            await manage.ask(admin, "kill", name=victim)
+            await management.ask(admin, "kill", name=victim)
 
         async def back():
             row = (await fleet.get("sleeper"))[0]
             return row["state"] == "up" and row["epoch"] > first["epoch"]
 
         await eventually(back, timeout_s=30)
-        starts = {one["name"]: one["starts"] for one in await manage.ask(admin, "processes")}
+        starts = {one["name"]: one["starts"] for one in await management.ask(admin, "processes")}
         assert starts["agent-local"] == 2
         await nursery_is_replaced(admin)
         whats = [one.what for one in await fleet.decisions()]
@@ -74,7 +79,7 @@ async def nursery_is_replaced(admin: Any) -> None:
     """Without the process that bears them, those it bore live on; the next that falls is born of another."""
 
     async def processes() -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in await manage.ask(admin, "processes")}
+        return {one["name"]: one for one in await management.ask(admin, "processes")}
 
     async def all_run() -> bool:
         return all(one["pid"] for one in (await processes()).values())
@@ -82,7 +87,7 @@ async def nursery_is_replaced(admin: Any) -> None:
     def nursery() -> Any:
         for one in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or it is one that has ended already
-                if "muster.app.nursery" in one.cmdline():
+                if "muster.app.supervisor.fork_server" in one.cmdline():
                     return one
         return None
 
@@ -91,7 +96,7 @@ async def nursery_is_replaced(admin: Any) -> None:
     first.kill()
     await eventually(lambda: nursery() is None or nursery().pid != first.pid)
     assert await processes() == before
-    await manage.ask(admin, "kill", name="manager-1")
+    await management.ask(admin, "kill", name="manager-1")
 
     async def anew() -> bool:
         now = await processes()
@@ -109,8 +114,8 @@ async def enrol(text: str, folder: Path) -> str:
     key = await asyncio.to_thread(enrolment.machine_key, folder)
     creds = credentials.Credentials.parse(token.creds)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
-    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
-        answer = await manage.ask(bus, "enrol", timeout_s=5, public_key=key.public)
+    async with await connection.connect(token.servers, creds=creds, tls=tls) as bus:
+        answer = await management.ask(bus, "enrol", timeout_s=5, public_key=key.public)
     await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     return (folder / "agent.creds").read_text()
 
@@ -120,7 +125,7 @@ async def nothing_but_to_ask(text: str) -> None:
     token = enrolment.Token.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     creds = credentials.Credentials.parse(token.creds)
-    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
+    async with await connection.connect(token.servers, creds=creds, tls=tls) as bus:
         me = bus.identity
         hello = messages.encode(protocol.Hello(boot=1))
         for subject in (
@@ -139,12 +144,12 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
         fleet = client.Client(admin)
-        made = await manage.ask(admin, "token", name="host-b")
+        made = await management.ask(admin, "token", name="host-b")
         first = credentials.Credentials.parse(await enrol(made["token"], tmp_path / "one"))
         assert first.identity == "host-b"
         with pytest.raises(errors.Forbidden, match="is spent"):
             await enrol(made["token"], tmp_path / "two")
-        async with await connecting.connect(running.servers, creds=first) as bus:
+        async with await connection.connect(running.servers, creds=first) as bus:
             async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
 
                 async def there():
@@ -168,7 +173,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                     asked: dict[str, Any] = {
                         "resource": "sleeper",
                         "name": "word",
-                        "key": sealing.Key.create().public,
+                        "key": sealed_box.Key.create().public,
                     }
                     with pytest.raises(errors.Forbidden):
                         await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), asked)
@@ -189,25 +194,25 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 await own.apply(MANIFEST)
             with pytest.raises(errors.Forbidden):
                 await own.get()
-        again = await manage.ask(admin, "token", name="host-b", approval=True)
+        again = await management.ask(admin, "token", name="host-b", approval=True)
         with pytest.raises(errors.Unavailable, match="approval"):
             await enrol(again["token"], tmp_path / "three")
         await nothing_but_to_ask(again["token"])
         with pytest.raises(errors.Forbidden, match="another machine"):
             await enrol(again["token"], tmp_path / "thief")
-        await manage.ask(admin, "approve", name="host-b")
+        await management.ask(admin, "approve", name="host-b")
         second = credentials.Credentials.parse(await enrol(again["token"], tmp_path / "three"))
         assert second.claims.sub != first.claims.sub
 
         async def refused():
             try:
-                async with await connecting.connect(running.servers, creds=first):
+                async with await connection.connect(running.servers, creds=first):
                     return False
             except errors.MusterError:
                 return True
 
         await eventually(refused)
-        async with await connecting.connect(running.servers, creds=second):
+        async with await connection.connect(running.servers, creds=second):
             assert [one["name"] for one in await fleet.agents()].count("host-b") == 1
 
 
@@ -216,14 +221,14 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
     async with await running.connect("admin", roles.Role.OPERATOR) as admin:
 
         async def processes() -> dict[str, dict[str, Any]]:
-            return {one["name"]: one for one in await manage.ask(admin, "processes")}
+            return {one["name"]: one for one in await management.ask(admin, "processes")}
 
         async def all_run() -> bool:
             return all(one["pid"] for one in (await processes()).values())
 
         await eventually(all_run, timeout_s=30)
         before = await processes()
-        await manage.ask(admin, "kill", name="manager-2", number=signal.SIGSTOP)
+        await management.ask(admin, "kill", name="manager-2", number=signal.SIGSTOP)
 
         async def anew() -> bool:
             return (await processes())["manager-2"]["pid"] not in (before["manager-2"]["pid"], None)
@@ -236,8 +241,8 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
 
 def test_machines_that_run_one_domain_have_processes_of_different_names():
     def names(agent: str) -> set[str]:
-        made = settings.load(catalogue.Settings, flags={"manage.agent_name": agent})
-        return set(manage._names(made.manage))
+        made = sections.load(app_settings.Settings, flags={"manage.agent_name": agent})
+        return set(management._names(made.manage))
 
     assert names("local") == {"registry-1", "registry-2", "manager-1", "manager-2", "agent-local"}
     assert names("b") & (names("c") | names("local")) == set()

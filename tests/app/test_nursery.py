@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.app import managing, nursery
+from muster.app.supervisor import fork_server, worker
 from muster.core import errors
 from muster.testing.eventually import eventually
 
@@ -30,9 +30,9 @@ nursery.main()
 """
 
 
-def task(tmp_path: Path, name: str) -> managing.Task:
+def task(tmp_path: Path, name: str) -> worker.Task:
     log_file = str(tmp_path / f"{name}.log")
-    return managing.Task(kind="agent", name=name, servers=(), creds="", known_as=name, log_file=log_file)
+    return worker.Task(kind="agent", name=name, servers=(), creds="", known_as=name, log_file=log_file)
 
 
 def log_of(process: psutil.Process) -> str:
@@ -49,7 +49,7 @@ async def made(monkeypatch, tmp_path):
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
     ready: list[str] = []
-    one = nursery.Nursery(ready.append)
+    one = fork_server.Nursery(ready.append)
     one.ready = ready  # type: ignore[attr-defined]
     yield one
     await one.close()
@@ -62,10 +62,10 @@ async def test_a_process_that_is_born_too_late_is_ended(made, monkeypatch, tmp_p
     os.kill(first, signal.SIGKILL)
     nest = psutil.Process(made.pid)
     nest.suspend()
-    monkeypatch.setattr(nursery, "START_S", 0.05)
+    monkeypatch.setattr(fork_server, "START_S", 0.05)
     with pytest.raises(errors.TimedOut):
         await made.bear("a", task(tmp_path, "a-2"))
-    monkeypatch.setattr(nursery, "START_S", 20.0)
+    monkeypatch.setattr(fork_server, "START_S", 20.0)
     again = asyncio.create_task(made.bear("a", task(tmp_path, "a-3")))
     await asyncio.sleep(0)
     nest.resume()

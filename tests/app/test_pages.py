@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from muster.app import home
-from muster.bus import http, pages
-from muster.core import ground, health, metrics, settings
-from muster.testing import process
+from muster.bus.http import health as http_health
+from muster.bus.http import server as http_server
+from muster.core import health
+from muster.core.settings import domain, sections
+from muster.core.telemetry import metrics
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
@@ -30,11 +33,11 @@ SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed 
 
 async def read(url: str) -> tuple[int, dict[str, object]]:
     """All three pages; the status and the body of /readyz."""
-    assert (await http.get(f"{url}/livez")).body == b"ok\n"
-    told = (await http.get(f"{url}/metrics")).body
+    assert (await http_server.get(f"{url}/livez")).body == b"ok\n"
+    told = (await http_server.get(f"{url}/metrics")).body
     assert b"process_resident_memory_bytes" in told
     assert b"\nmuster_" in told
-    ready = await http.get(f"{url}/readyz")
+    ready = await http_server.get(f"{url}/readyz")
     return ready.status, ready.json()
 
 
@@ -50,13 +53,13 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
     options = [word for one in wanted for word in ("--set", one)]
     folder = home.Folder(place / "local")
     async with contextlib.AsyncExitStack() as stack:
-        up = await stack.enter_async_context(await process.start_muster("up", *options, env=env))
+        up = await stack.enter_async_context(await child_process.start_muster("up", *options, env=env))
         await up.line("is up", timeout_s=120)
         for words in beside.values():
-            await stack.enter_async_context(await process.start_muster(*words, env=env, cwd=tmp_path))
+            await stack.enter_async_context(await child_process.start_muster(*words, env=env, cwd=tmp_path))
 
         def all_told() -> dict[str, str]:
-            return {one.process: one.url for one in pages.told(folder.pages)}
+            return {one.process: one.url for one in http_health.told(folder.pages)}
 
         def kind_of(name: str) -> str:
             return name.partition("-")[0] if name.startswith(("amqp-", "web-")) else name
@@ -87,34 +90,34 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
 
 
 async def test_a_process_that_was_killed_is_not_told_of(tmp_path: Path):
-    child = await process.start("sleep", "60")
-    async with child, await http.serve({}) as server:
-        file = pages.tell(tmp_path, "gone", server)
+    child = await child_process.start("sleep", "60")
+    async with child, await http_server.serve({}) as server:
+        file = http_health.tell(tmp_path, "gone", server)
         file.write_text(file.read_text().replace(f'"{os.getpid()}"', f'"{child.pid}"'))
-        assert [one.process for one in pages.told(tmp_path)] == ["gone"]
+        assert [one.process for one in http_health.told(tmp_path)] == ["gone"]
         await child.kill()
-        assert list(pages.told(tmp_path)) == []
+        assert list(http_health.told(tmp_path)) == []
         assert not file.exists()
 
 
 async def test_ready_is_what_its_parts_are(tmp_path: Path):
-    told = {"one": pages.Told(), "two": pages.Told(health.State.STARTING, "not yet")}
-    wanted = settings.load(ground.Ground).health
-    async with pages.of_process(
+    told = {"one": http_health.Told(), "two": http_health.Told(health.State.STARTING, "not yet")}
+    wanted = sections.load(domain.Ground).health
+    async with http_health.of_process(
         wanted, process="p", conditions=lambda: told, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is not None
-        answer = await http.get(f"{server.url}/readyz")
+        answer = await http_server.get(f"{server.url}/readyz")
         assert answer.status == 503
         assert answer.json()["parts"]["two"] == {"state": "starting", "reason": "not yet"}
-        told["two"] = pages.Told()
-        assert (await http.get(f"{server.url}/readyz")).status == 200
+        told["two"] = http_health.Told()
+        assert (await http_server.get(f"{server.url}/readyz")).status == 200
     assert os.listdir(tmp_path) == []
 
 
 async def test_who_wants_none_has_none(tmp_path: Path):
-    wanted = ground.Health(enabled=False)
-    async with pages.of_process(
+    wanted = domain.Health(enabled=False)
+    async with http_health.of_process(
         wanted, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is None

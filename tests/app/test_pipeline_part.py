@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.testing import process
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
@@ -22,14 +22,14 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
     place = await asyncio.to_thread(driver.init, tmp_path / "home")
     env = driver.environment(place)
     wanted = ("--set", "pipeline.enabled=true", "--set", "manage.enabled=false")
-    async with await process.start_muster("up", *wanted, env=env) as up:
+    async with await child_process.start_muster("up", *wanted, env=env) as up:
         await up.line("is up", timeout_s=60)
 
         def pipelines() -> list[psutil.Process]:
             found = []
             for child in psutil.Process(up.pid).children(recursive=True):
                 try:
-                    if "muster.pipeline.run" in child.cmdline():
+                    if "muster.pipeline.job.main" in child.cmdline():
                         found.append(child)
                 except psutil.Error:
                     continue

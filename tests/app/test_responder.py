@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from muster.app import responder
-from muster.core import health, log, messages, metrics
+from muster.app.policy import responder
+from muster.core import health, messages
+from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol
 from muster.store import database
 from muster.testing.eventually import eventually

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.app import responses
+from muster.app.policy import response_rules
 from muster.core import errors, messages
-from muster.predicates import closure, parser
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 
-RULES = responses.load("""
+RULES = response_rules.load("""
 responses:
   - alert: infected
     when: kind = 'group' AND value > 0.1
@@ -35,8 +36,8 @@ def alert(
 
 
 def test_every_rule_that_applies_sends():
-    command, news = responses.due(RULES, alert())
-    assert command == responses.Notification(
+    command, news = response_rules.due(RULES, alert())
+    assert command == response_rules.Notification(
         "command",
         {"operation": "isolate", "level": 4, "why": "infected of north"},
         "region = 'north' AND state <> 'patched'",
@@ -49,19 +50,19 @@ def test_every_rule_that_applies_sends():
     "other", [alert(rule="hot"), alert(about="system"), alert(value=0.01), alert(value=None)]
 )
 def test_a_rule_that_does_not_apply_does_not_send(other):
-    assert [one.type for one in responses.due(RULES, other)] == ["news"]
+    assert [one.type for one in response_rules.due(RULES, other)] == ["news"]
 
 
 def test_by_default_only_what_fires_is_answered():
     resolved = alert(state=messages.AlertState.RESOLVED)
-    assert [one.type for one in responses.due(RULES, resolved)] == ["command"]
+    assert [one.type for one in response_rules.due(RULES, resolved)] == ["command"]
 
 
 @given(st.text(max_size=60).filter(lambda name: not any("\ud800" <= c <= "\udfff" for c in name)))
 def test_no_name_changes_what_an_address_says(name):
-    rules = responses.load("responses: [{alert: a, event: e, to: 'region = {name}'}]")
-    (sent,) = responses.due(rules, alert(rule="a", about=f"group:{name}" if name else "group:x"))
-    reaches = closure.compile(parser.parse(sent.address))
+    rules = response_rules.load("responses: [{alert: a, event: e, to: 'region = {name}'}]")
+    (sent,) = response_rules.due(rules, alert(rule="a", about=f"group:{name}" if name else "group:x"))
+    reaches = python.compile(parser.parse(sent.address))
     assert reaches({"region": name or "x"}.get)
     assert not reaches({"region": (name or "x") + "!"}.get)
 
@@ -79,4 +80,4 @@ def test_no_name_changes_what_an_address_says(name):
 )
 def test_a_fault_is_named(text, what):
     with pytest.raises(errors.InvalidInput, match=what):
-        responses.load(text)
+        response_rules.load(text)

@@ -1,4 +1,4 @@
-"""The whole of a domain's settings, as `muster.app.catalogue` puts it together from the parts'."""
+"""The whole of a domain's settings, as `muster.app.settings` puts it together from the parts'."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ast
 import os
 from pathlib import Path
 
-from muster.app import catalogue
-from muster.core import settings
+from muster.app import settings as app_settings
+from muster.core.settings import sections
 
 ROOT = Path(__file__).parents[2]
-FIELDS = settings.fields(catalogue.Settings)
+FIELDS = sections.fields(app_settings.Settings)
 
 
 def test_every_setting_explains_itself():
@@ -20,8 +20,8 @@ def test_every_setting_explains_itself():
 def test_the_reference_page_is_the_sources():
     page = ROOT / "docs" / "reference" / "settings.md"
     if os.environ.get("REWRITE"):
-        page.write_text(settings.reference(catalogue.Settings))
-    assert page.read_text() == settings.reference(catalogue.Settings), "REWRITE=1 pytest … writes it anew"
+        page.write_text(sections.reference(app_settings.Settings))
+    assert page.read_text() == sections.reference(app_settings.Settings), "REWRITE=1 pytest … writes it anew"
 
 
 #: Those whose readers are services still to come; each leaves this list with its reader.

@@ -16,17 +16,21 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from muster.app import catalogue, domain, doors
-from muster.bus import client
-from muster.core import messages, settings
-from muster.inform.uddi import schema as uddi_schema
-from muster.inform.wscontext import schema as context_schema
-from muster.manage.wsman import names
-from muster.soap import envelope, xml
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.components import soap_gateways
+from muster.bus.client import client
+from muster.core import messages
+from muster.core.formats import xml
+from muster.core.settings import sections
+from muster.gateways.soap import envelope
+from muster.gateways.uddi.model import schema as uddi_schema
+from muster.gateways.wscontext import schema as context_schema
+from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
-U, W, P = uddi_schema.UDDI, context_schema.WSCTX, names.RESOURCE
+U, W, P = uddi_schema.UDDI, context_schema.WSCTX, namespaces.RESOURCE
 V11, V12 = envelope.Version.V11, envelope.Version.V12
 ROLES = ("anonymous", "viewer", "user", "agent", "operator")
 PASSWORD = "a long secret"
@@ -36,18 +40,18 @@ NO_ACTIVITY = "urn:uuid:00000000-0000-4000-8000-000000000000"
 # found, "y" is done.
 WSMAN = {
     "Identify": "yyyyy",
-    names.GET: "-yyxy",
-    names.ENUMERATE: "-yyyy",  # what it lists is asked for by Pull
-    names.PULL: "-yyxy",
-    names.RELEASE: "-yyyy",
-    names.SUBSCRIBE: "-yyyy",  # to an address that the settings allow; it hears what its role may
-    names.RENEW: "-yyyy",  # its own only
-    names.GET_STATUS: "-yyyy",
-    names.GET_STATUS_MISSPELT: "-yyyy",
-    names.UNSUBSCRIBE: "-yyyy",
-    names.PUT: "-xxxy",
-    names.CREATE: "-xxxy",
-    names.DELETE: "-xxxy",
+    namespaces.GET: "-yyxy",
+    namespaces.ENUMERATE: "-yyyy",  # what it lists is asked for by Pull
+    namespaces.PULL: "-yyxy",
+    namespaces.RELEASE: "-yyyy",
+    namespaces.SUBSCRIBE: "-yyyy",  # to an address that the settings allow; it hears what its role may
+    namespaces.RENEW: "-yyyy",  # its own only
+    namespaces.GET_STATUS: "-yyyy",
+    namespaces.GET_STATUS_MISSPELT: "-yyyy",
+    namespaces.UNSUBSCRIBE: "-yyyy",
+    namespaces.PUT: "-xxxy",
+    namespaces.CREATE: "-xxxy",
+    namespaces.DELETE: "-xxxy",
     f"{P}/restart": "-xxxy",
 }
 CONTEXT = {
@@ -96,32 +100,41 @@ class Soap:
         body, name, more = "", "", ""
         match action:
             case "Identify":
-                return await self.post("/wsman", role, enveloped(f'<i:Identify xmlns:i="{names.WSMID}"/>'))
-            case names.ENUMERATE:
+                return await self.post(
+                    "/wsman", role, enveloped(f'<i:Identify xmlns:i="{namespaces.WSMID}"/>')
+                )
+            case namespaces.ENUMERATE:
                 body = "<n:Enumerate/>"
-            case names.PULL | names.RELEASE:
+            case namespaces.PULL | namespaces.RELEASE:
                 tag = action.rpartition("/")[2]
-                begun = await self.wsman(names.ENUMERATE, role)
+                begun = await self.wsman(namespaces.ENUMERATE, role)
                 context = re.findall(r"EnumerationContext>([^<]*)<", begun.text)
                 body = f"<n:{tag}><n:EnumerationContext>{''.join(context)}</n:EnumerationContext></n:{tag}>"
-            case names.SUBSCRIBE:
+            case namespaces.SUBSCRIBE:
                 sink = "<e:NotifyTo><a:Address>http://127.0.0.1:9/sink</a:Address></e:NotifyTo>"
                 body = f"<e:Subscribe><e:Delivery>{sink}</e:Delivery></e:Subscribe>"
-            case names.RENEW | names.UNSUBSCRIBE | names.GET_STATUS | names.GET_STATUS_MISSPELT:
-                begun = await self.wsman(names.SUBSCRIBE, role)
+            case (
+                namespaces.RENEW
+                | namespaces.UNSUBSCRIBE
+                | namespaces.GET_STATUS
+                | namespaces.GET_STATUS_MISSPELT
+            ):
+                begun = await self.wsman(namespaces.SUBSCRIBE, role)
                 id = re.findall(r"Identifier>([^<]*)<", begun.text)
-                tag = {names.RENEW: "Renew", names.UNSUBSCRIBE: "Unsubscribe"}.get(action, "GetStatus")
+                tag = {namespaces.RENEW: "Renew", namespaces.UNSUBSCRIBE: "Unsubscribe"}.get(
+                    action, "GetStatus"
+                )
                 body, more = f"<e:{tag}/>", f"<e:Identifier>{''.join(id)}</e:Identifier>"
-            case names.CREATE:
+            case namespaces.CREATE:
                 body = resource(new or f"of-{role}")
-            case names.PUT:
+            case namespaces.PUT:
                 name, body = "r", resource("r", "down")
             case _:
-                name = "gone" if action == names.DELETE else "r"
+                name = "gone" if action == namespaces.DELETE else "r"
         selector = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>'
         headers = (
             f"<a:To>x</a:To><a:Action>{action}</a:Action><a:MessageID>uuid:1</a:MessageID>"
-            f"<w:ResourceURI>{P}</w:ResourceURI><a:ReplyTo><a:Address>{names.WSA}/role/anonymous</a:Address>"
+            f"<w:ResourceURI>{P}</w:ResourceURI><a:ReplyTo><a:Address>{namespaces.WSA}/role/anonymous</a:Address>"
             f"</a:ReplyTo>{selector if name else ''}{more}"
         )
         return await self.post("/wsman", role, enveloped(body, headers))
@@ -197,8 +210,8 @@ class Soap:
 
 def enveloped(body: str, headers: str = "", version: envelope.Version = V12) -> str:
     return (
-        f'<s:Envelope xmlns:s="{version.value}" xmlns:c="{W}" xmlns:a="{names.WSA}" xmlns:w="{names.WSMAN}" '
-        f'xmlns:n="{names.WSEN}" xmlns:e="{names.WSE}" xmlns:p="{P}" xmlns:u="{U}">'
+        f'<s:Envelope xmlns:s="{version.value}" xmlns:c="{W}" xmlns:a="{namespaces.WSA}" xmlns:w="{namespaces.WSMAN}" '
+        f'xmlns:n="{namespaces.WSEN}" xmlns:e="{namespaces.WSE}" xmlns:p="{P}" xmlns:u="{U}">'
         f"<s:Header>{headers}</s:Header><s:Body>{body}</s:Body></s:Envelope>"
     )
 
@@ -248,17 +261,17 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         "manage.managers": 1,
         "web.enabled": False,
     }
-    wanted = settings.load(catalogue.Settings, flags=flags)
+    wanted = sections.load(app_settings.Settings, flags=flags)
     async with (
-        domain.Domain(wanted, parts=catalogue.parts(wanted)) as running,
+        domain.Domain(wanted, parts=app_settings.parts(wanted)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
-        part = running.part(doors.SoapPart)
+        part = running.part(soap_gateways.SoapPart)
         for role in ROLES[1:]:
             running.trust.passwords().set(role, roles.Role.named(role), PASSWORD)
         soap = Soap(part.url, http)
         for name in ("r", "gone"):
-            assert outcome(await soap.wsman(names.CREATE, "operator", name)) == "y"
+            assert outcome(await soap.wsman(namespaces.CREATE, "operator", name)) == "y"
         assert await check(WSMAN, soap.wsman) == {}
         assert await check(CONTEXT, soap.context) == {}
 
@@ -310,9 +323,9 @@ async def publish(soap: Soap) -> None:
 
 
 def test_the_tables_have_every_operation():
-    from muster.manage.wsman import desk
+    from muster.gateways.wsman import endpoint
 
-    made = desk.Desk(None)  # type: ignore[arg-type]
+    made = endpoint.Desk(None)  # type: ignore[arg-type]
     assert {*made._reads, *made._changes} == set(WSMAN) - {"Identify", f"{P}/restart"}
     assert {*context_schema.SERVICE, *context_schema.MANAGER} == set(CONTEXT)
     assert {name for port in uddi_schema.PORTS.values() for name in port} == set(UDDI)

@@ -7,23 +7,23 @@ from typing import Any, cast
 
 import pytest
 
-from muster.app import team
+from muster.app.components import component
 from muster.core import errors, health
 
 
 def test_order_is_by_need_then_by_name():
     needs = {"c": ["a"], "b": ["a"], "a": [], "d": ["c", "b"], "e": []}
-    assert team.start_order(needs) == ["a", "e", "b", "c", "d"]
+    assert component.start_order(needs) == ["a", "e", "b", "c", "d"]
 
 
 def test_a_circle_is_named():
     with pytest.raises(errors.InvalidInput, match=r"a -> b -> a|b -> a -> b"):
-        team.start_order({"a": ["b"], "b": ["a"]})
+        component.start_order({"a": ["b"], "b": ["a"]})
 
 
 def test_a_need_that_is_not_there_is_named():
     with pytest.raises(errors.InvalidInput, match="'a' depends on 'x'"):
-        team.start_order({"a": ["x"]})
+        component.start_order({"a": ["x"]})
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Example:
     async def stop(self) -> None:
         self.story.append(f"stop {self.name}")
 
-    def health(self) -> team.Health:
-        return team.Health()
+    def health(self) -> component.Health:
+        return component.Health()
 
 
-def made(story: list[str], *members: Example) -> team.Team:
-    return team.Team(
+def made(story: list[str], *members: Example) -> component.Team:
+    return component.Team(
         members,
         context_for=lambda part, spawn: cast(Any, spawn),
         on_failure=lambda part, error: story.append(f"failed {part.name}: {error}"),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from muster.app import home, tree
+from muster.app import home
+from muster.app.supervisor import domain_tree
 from muster.manage import settings
 from muster.testing.eventually import eventually
 from tests.cli import driver
@@ -55,13 +56,13 @@ async def test_a_child_is_kept_alive_and_outlives_its_parent(tmp_path, start_pro
 async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
     by_hand, tmp_path, start_process, monkeypatch
 ):
-    words = [] if by_hand else ["--set", f"{tree.PARENT}127.0.0.1:1"]
+    words = [] if by_hand else ["--set", f"{domain_tree.PARENT}127.0.0.1:1"]
     code = "import time; print('ready'); time.sleep(600)"
     child = await start_process(sys.executable, "-c", code, *words)
     await child.line("ready")
-    monkeypatch.setattr(tree, "_pid_of", lambda _: child.pid)
+    monkeypatch.setattr(domain_tree, "_pid_of", lambda _: child.pid)
     watching: list[Any] = []
-    passive = tree.Passive(settings.Manage(children=(str(tmp_path),)))
+    passive = domain_tree.Passive(settings.Manage(children=(str(tmp_path),)))
     passive._context = types.SimpleNamespace(spawn=watching.append)  # type: ignore[assignment]
     await passive._find_running()
     now = asyncio.get_running_loop().time()

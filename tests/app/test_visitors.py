@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.app import visitors
+from muster.app import caller_connections
 from muster.bus import api
 from muster.core import errors
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 
 def is_open(bus: api.Bus) -> bool:
@@ -20,7 +20,7 @@ def is_closed(bus: api.Bus) -> bool:
 
 
 async def test_visits_share_a_connection_which_ends_after_a_while(connect, monkeypatch):
-    monkeypatch.setattr(visitors, "IDLE_S", 0.05)
+    monkeypatch.setattr(caller_connections, "IDLE_S", 0.05)
     opened: list[tuple[str, roles.Role]] = []
 
     async def as_(name: str, role: roles.Role) -> api.Bus:
@@ -28,7 +28,7 @@ async def test_visits_share_a_connection_which_ends_after_a_while(connect, monke
         bus: api.Bus = await connect(name)
         return bus
 
-    here = visitors.Visitors(as_)
+    here = caller_connections.Visitors(as_)
     async with here.visit("ann", "user") as first, here.visit("ann", "user") as second:
         assert first is second
         async with here.visit("bob", "viewer") as other:
@@ -47,12 +47,12 @@ async def test_visits_share_a_connection_which_ends_after_a_while(connect, monke
 
 
 async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
-    monkeypatch.setattr(visitors, "ALL_MAX", 1)
+    monkeypatch.setattr(caller_connections, "ALL_MAX", 1)
 
     async def refused(name: str, role: roles.Role) -> api.Bus:
         raise errors.Unauthorized(f"{name} was revoked")
 
-    here = visitors.Visitors(refused)
+    here = caller_connections.Visitors(refused)
     with pytest.raises(errors.Unauthorized):
         async with here.visit("eve", "user"):
             pass
@@ -62,7 +62,7 @@ async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
         bus: api.Bus = await connect(name)
         return bus
 
-    here = visitors.Visitors(as_)
+    here = caller_connections.Visitors(as_)
     async with here.visit("ann", "user"):
         with pytest.raises(errors.Overloaded):
             async with here.visit("bob", "user"):

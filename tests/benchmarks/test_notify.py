@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks import notify, notify_world
-from muster.notify import plain
+from muster.notify.matcher import kernels_numpy
 
 
 @pytest.mark.parametrize("share", notify.SHARES)
@@ -18,7 +18,7 @@ def test_new_addresses_all_differ(share: str):
 
 
 def test_repeated_and_new_addresses_are_timed_for_every_event():
-    held = notify_world.build(500, 10, plain)
+    held = notify_world.build(500, 10, kernels_numpy)
     work = notify._work(held, "1%", 20)
     repeated = notify._repeated(held, "1%", work, rounds=2)
     assert repeated.samples == len(repeated.cpu) == 40

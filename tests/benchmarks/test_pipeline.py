@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import monitor_rows, pipeline_domain, pipeline_tally
-from muster.pipeline import history, protocol
+from muster.pipeline import protocol
+from muster.pipeline.history import tables
 from muster.simulate import fleet
 
 
@@ -45,8 +46,8 @@ def test_of_one_machine_too(sent: pa.Table) -> None:
 def test_what_is_in_the_history_is_read(sent: pa.Table, tmp_path: Path) -> None:
     half = sent.num_rows // 2
     for batch, rows in enumerate((sent.slice(0, half), sent.slice(half))):
-        folder = history.batch_folder(tmp_path / "history", history.NODES, "r", batch)
-        history.write(rows, folder / "part-0.parquet")
+        folder = tables.batch_folder(tmp_path / "history", tables.NODES, "r", batch)
+        tables.write(rows, folder / "part-0.parquet")
     stored = tmp_path / "sent.npz"
     tally(sent).save(stored)
     loaded = pipeline_tally.Tally.load([stored])

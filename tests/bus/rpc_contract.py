@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from muster.bus import api
-from muster.bus.rpc import answers, auditing, client, origin, requests, server
-from muster.core import errors, leaky, messages, subjects
+from muster.bus.rpc import answer_memory, client, origin, request_audit, requests, server
+from muster.core import errors, leaky_buckets, messages, subjects
 from muster.testing.eventually import eventually
 
 PART = "manage"
@@ -194,7 +194,7 @@ class Contract:
         assert lamp.on == ["a"]
 
     async def test_a_client_with_many_requests_pushes_out_its_own_answers_only(self, connect, monkeypatch):
-        monkeypatch.setattr(answers, "BYTES_MAX", 8 * answers.ANSWER_BYTES_MIN)
+        monkeypatch.setattr(answer_memory, "BYTES_MAX", 8 * answer_memory.ANSWER_BYTES_MIN)
         service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
         lamp = Lamp()
 
@@ -236,7 +236,7 @@ class Contract:
 
     async def test_refused_requests_of_one_identity_leave_few_records_and_a_count(self, connect):
         service, ann, eve = [await connect(name) for name in ("service", "ann", "eve")]
-        audit = auditing.Audit(service, PART, refused=leaky.Budget(3, 300.0))
+        audit = request_audit.Audit(service, PART, refused=leaky_buckets.Budget(3, 300.0))
         async with server.Server(service, PART, Lamp().operations(), audit=audit):
             for _ in range(20):
                 with pytest.raises(errors.InvalidInput):

@@ -15,7 +15,8 @@ import muster
 from muster import blocking
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
-from muster.core import errors, trace
+from muster.core import errors
+from muster.core.telemetry import trace
 
 
 async def test_messages_streams_and_keys(broker: brokers.Broker):

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.brokers import binary, broker, config, faults, supervision
-from muster.core import errors
+from muster.bus.brokers import binary, broker, config, diagnosis
+from muster.core import backoff, errors
 from muster.testing.eventually import eventually
 
-Fault = faults.Fault
+Fault = diagnosis.Fault
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def settings(tmp_path):
     return config.BrokerConfig(name="one", directory=tmp_path / "one")
 
 
-async def failure(settings, **options) -> faults.BrokerFailed:
-    with pytest.raises(faults.BrokerFailed) as caught:
+async def failure(settings, **options) -> diagnosis.BrokerFailed:
+    with pytest.raises(diagnosis.BrokerFailed) as caught:
         async with broker.Broker(settings, **options):
             pass
     return caught.value
@@ -57,7 +57,7 @@ async def test_a_port_that_is_taken_behind_our_back_is_named_by_the_servers_own_
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", one.config.port))
         thief.listen()
-        with pytest.raises(faults.BrokerFailed, match="is taken by another program") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="is taken by another program") as caught:
             await one.start()
     assert caught.value.fault is Fault.PORT_TAKEN
     assert caught.value.log_tail
@@ -115,7 +115,7 @@ async def test_a_disk_that_fills_up_under_way_is_named(settings, small_disk):
             problem = await eventually(one.problem)
         finally:
             await client.close()
-        assert isinstance(problem, faults.BrokerFailed)
+        assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is Fault.DISK_FULL
         assert "free some space" in str(problem.hint)
 
@@ -174,12 +174,12 @@ async def test_a_broker_that_falls_is_started_again_on_the_same_port(settings):
         assert one.url == before[0]
         assert one.pid != before[1]
         assert (await one.health()).ok
-        assert isinstance(one.failure, faults.BrokerFailed)
+        assert isinstance(one.failure, diagnosis.BrokerFailed)
         assert "was killed by signal 9" in one.failure.message
 
 
 async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(settings):
-    rules = supervision.Supervision(crashes_max=3, pause_s=0.001)
+    rules = backoff.Supervision(crashes_max=3, pause_s=0.001)
     async with broker.Broker(settings, supervise=rules) as one:
         config_path = one.config.config_path
         config_path.write_text(
@@ -189,7 +189,7 @@ async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(s
         os.kill(one.pid, signal.SIGKILL)
         async with asyncio.timeout(30):
             await one.wait_for(broker.State.FAILED)
-        assert isinstance(one.failure, faults.BrokerFailed)
+        assert isinstance(one.failure, diagnosis.BrokerFailed)
         assert one.failure.fault is Fault.CRASH_LOOP
         assert "fell 3 times and was given up; the last time: broker one: the server refuses its " in (
             one.failure.message
@@ -201,8 +201,8 @@ async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(s
 
 @given(crashes=st.integers(1, 10_000), limit=st.integers(0, 10_000))
 def test_pauses_are_bounded_and_a_first_crash_is_not_kept_waiting(crashes, limit):
-    rules = supervision.Supervision(crashes_max=limit)
-    pause_s = supervision.next_pause_s(rules, crashes)
+    rules = backoff.Supervision(crashes_max=limit)
+    pause_s = backoff.next_pause_s(rules, crashes)
     if pause_s is None:
         assert crashes >= limit
     else:
@@ -212,8 +212,8 @@ def test_pauses_are_bounded_and_a_first_crash_is_not_kept_waiting(crashes, limit
 
 
 def test_crashes_of_long_ago_do_not_count():
-    rules = supervision.Supervision(window_s=60)
-    assert supervision.recent(rules, [0.0, 10.0, 65.0, 70.0], 70.0) == [10.0, 65.0, 70.0]
+    rules = backoff.Supervision(window_s=60)
+    assert backoff.recent(rules, [0.0, 10.0, 65.0, 70.0], 70.0) == [10.0, 65.0, 70.0]
 
 
 async def test_a_broker_dies_with_the_process_that_started_it(tmp_path, start_process):

@@ -8,24 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus import http
+from muster.bus.http import server as http_server
 from muster.core import errors
 
 
-def routes() -> dict[str, http.Handler]:
-    async def echo(request: http.Request) -> http.Response:
-        return http.json_response({"path": request.path, "query": dict(request.query), "peer": request.peer})
+def routes() -> dict[str, http_server.Handler]:
+    async def echo(request: http_server.Request) -> http_server.Response:
+        return http_server.json_response(
+            {"path": request.path, "query": dict(request.query), "peer": request.peer}
+        )
 
-    def fail(_: http.Request) -> http.Response:
+    def fail(_: http_server.Request) -> http_server.Response:
         raise errors.Unavailable("not now")
 
-    def bug(_: http.Request) -> http.Response:
+    def bug(_: http_server.Request) -> http_server.Response:
         raise ZeroDivisionError
 
-    return {"/echo": echo, "/fail": fail, "/bug": bug, "/empty": lambda _: http.Response(204)}
+    return {"/echo": echo, "/fail": fail, "/bug": bug, "/empty": lambda _: http_server.Response(204)}
 
 
-async def raw(server: http.Server, text: bytes) -> bytes:
+async def raw(server: http_server.Server, text: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(text)
     try:
@@ -36,19 +38,19 @@ async def raw(server: http.Server, text: bytes) -> bytes:
 
 
 async def test_it_answers_and_says_where_it_listens():
-    async with await http.serve(routes()) as server:
-        response = await http.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
+    async with await http_server.serve(routes()) as server:
+        response = await http_server.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
         assert response.status == 200
         assert response.json() == {"path": "/echo", "query": {"a": "2", "b": "x y"}, "peer": "127.0.0.1"}
-        assert (await http.get(f"{server.url}/empty")).status == 204
+        assert (await http_server.get(f"{server.url}/empty")).status == 204
 
 
 async def test_errors_of_ours_become_statuses():
-    async with await http.serve(routes()) as server:
-        response = await http.get(f"{server.url}/fail")
+    async with await http_server.serve(routes()) as server:
+        response = await http_server.get(f"{server.url}/fail")
         assert (response.status, response.body) == (503, b"not now\n")
-        assert (await http.get(f"{server.url}/nothing")).status == 404
-        assert (await http.get(f"{server.url}/bug")).status == 500
+        assert (await http_server.get(f"{server.url}/nothing")).status == 404
+        assert (await http_server.get(f"{server.url}/bug")).status == 500
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ async def test_errors_of_ours_become_statuses():
     ],
 )
 async def test_requests_good_and_bad(text, status):
-    async with await http.serve(routes()) as server:
+    async with await http_server.serve(routes()) as server:
         assert (await raw(server, text)).split(b" ")[1] == status
 
 
@@ -73,18 +75,18 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
     taken: list[bytes] = []
     refused: list[str] = []
 
-    def take(request: http.Request) -> http.Response:
+    def take(request: http_server.Request) -> http_server.Response:
         if request.body == b"bad":
             raise errors.InvalidInput("not that")
         taken.append(request.body)
-        return http.text("")
+        return http_server.text("")
 
-    async with await http.serve(
+    async with await http_server.serve(
         routes(), doors={"/in": take}, on_refused=refused.append, body_bytes_max=9
     ) as server:
 
         async def status(body: bytes) -> int:
-            return (await http.post(f"{server.url}/in", body, headers={})).status
+            return (await http_server.post(f"{server.url}/in", body, headers={})).status
 
         told = [await status(body) for body in (b"12345", b"", b"bad", b"1234567890")]
         assert told == [200, 200, 400, 413]
@@ -105,20 +107,20 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
 
 
 async def test_a_head_has_no_body():
-    async with await http.serve(routes()) as server:
+    async with await http_server.serve(routes()) as server:
         head, _, body = (await raw(server, b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
         assert body == b""
         assert b"Content-Length: 0" not in head
 
 
 async def test_who_says_nothing_is_cut_off(monkeypatch):
-    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.05)
-    async with await http.serve(routes()) as server:
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.05)
+    async with await http_server.serve(routes()) as server:
         assert await raw(server, b"GET /ec") == b""
 
 
 async def test_closing_does_not_wait_for_those_who_say_nothing():
-    server = await http.serve(routes())
+    server = await http_server.serve(routes())
     _, writer = await asyncio.open_connection(server.host, server.port)
     async with asyncio.timeout(30):
         await server.close()
@@ -126,16 +128,16 @@ async def test_closing_does_not_wait_for_those_who_say_nothing():
 
 
 async def test_a_taken_port_is_named():
-    async with await http.serve({}) as server:
+    async with await http_server.serve({}) as server:
         with pytest.raises(errors.Unavailable, match=f"cannot listen on 127.0.0.1:{server.port}"):
-            await http.serve({}, port=server.port)
+            await http_server.serve({}, port=server.port)
 
 
 async def test_who_does_not_answer_or_answers_nonsense_is_named():
     with pytest.raises(errors.Unavailable, match="does not answer"):
-        await http.get("http://127.0.0.1:9/")
+        await http_server.get("http://127.0.0.1:9/")
     with pytest.raises(errors.InvalidInput, match="is not an http"):
-        await http.get("ftp://127.0.0.1/")
+        await http_server.get("ftp://127.0.0.1/")
 
     async def nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SMTP ready\r\n\r\n")
@@ -145,16 +147,16 @@ async def test_who_does_not_answer_or_answers_nonsense_is_named():
     async with other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(errors.InvalidInput, match="did not give an HTTP answer"):
-            await http.get(f"http://127.0.0.1:{port}/")
+            await http_server.get(f"http://127.0.0.1:{port}/")
 
 
 async def test_an_answer_that_is_too_long_is_refused():
-    async with await http.serve({"/": lambda _: http.text("x" * 1000)}) as server:
+    async with await http_server.serve({"/": lambda _: http_server.text("x" * 1000)}) as server:
         with pytest.raises(errors.LimitExceeded):
-            await http.get(server.url, body_bytes_max=999)
+            await http_server.get(server.url, body_bytes_max=999)
 
 
 @given(st.binary())
 def test_any_bytes_are_a_request_or_a_refusal(head):
-    parsed = http.parse_request(head, "peer")
-    assert isinstance(parsed, http.Response) or parsed[1].path.startswith("/")
+    parsed = http_server.parse_request(head, "peer")
+    assert isinstance(parsed, http_server.Response) or parsed[1].path.startswith("/")

@@ -10,11 +10,13 @@ import time
 
 import pytest
 
-from muster.bus import api, client
-from muster.bus.brokers import broker, config, faults, network, supervision, system, topology
-from muster.core import errors
+from muster.bus import api
+from muster.bus.brokers import broker, config, diagnosis, network, system_account, topology
+from muster.bus.client import client
+from muster.core import backoff, errors
 from muster.testing.eventually import eventually
-from muster.trust import certificates, keyring, roles
+from muster.trust import certificates, keyring
+from muster.trust.permissions import roles
 
 Kind = topology.Kind
 
@@ -59,7 +61,7 @@ def ups(found: list[topology.LinkStatus], kind: Kind) -> list[str]:
 
 async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_path):
     began_s = time.monotonic()
-    async with network.Network(network.members(3, tmp_path), supervise=supervision.NO_RESTART) as mesh:
+    async with network.Network(network.members(3, tmp_path), supervise=backoff.NO_RESTART) as mesh:
         # The goal is 3 s on a machine that does nothing else; an election that is lost takes longer.
         assert time.monotonic() - began_s < 25
         assert ups(await mesh.links(), Kind.ROUTE) == [
@@ -95,7 +97,7 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
 
 async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
     settings = network.members(3, tmp_path, system_secret="s")
-    async with network.Network(settings, supervise=supervision.NO_RESTART) as mesh:
+    async with network.Network(settings, supervise=backoff.NO_RESTART) as mesh:
         victim = mesh["broker-2"]
         assert victim.pid
         os.kill(victim.pid, signal.SIGKILL)
@@ -135,7 +137,7 @@ async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
 
 @pytest.mark.slow  # the cluster forgets a member only after a while
 async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervision, "next_pause_s", lambda *_: 60.0)
+    monkeypatch.setattr(backoff, "next_pause_s", lambda *_: 60.0)
     async with network.mesh(3, tmp_path, system_secret="s") as mesh:
         one = mesh["broker-2"]
         assert one.pid
@@ -176,7 +178,7 @@ async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path)
 async def test_a_network_that_cannot_start_leaves_nothing_behind(tmp_path):
     (tmp_path / "broker-2").write_text("in the way")
     mesh = network.mesh(3, tmp_path)
-    with pytest.raises(faults.BrokerFailed, match="broker broker-2"):
+    with pytest.raises(diagnosis.BrokerFailed, match="broker broker-2"):
         await mesh.start()
     assert all(one.pid is None for one in mesh.brokers.values())
 
@@ -264,12 +266,12 @@ async def test_a_link_is_down_with_its_far_end_and_up_again_with_it(tmp_path):
 async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
     async with broker.Broker(config.BrokerConfig(name="a", directory=tmp_path / "a", storage=None)) as lonely:
         nowhere = config.LeafRemote(id="x", urls=("nats-leaf://127.0.0.1:9",))
-        with pytest.raises(faults.BrokerFailed, match="the far end does not answer") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="the far end does not answer") as caught:
             await lonely.link(nowhere, timeout_s=0.5)
-        assert caught.value.fault is faults.Fault.DEAD_LINK
+        assert caught.value.fault is diagnosis.Fault.DEAD_LINK
         assert lonely.config.remotes == ()
         unknown = config.LeafRemote(id="y", urls=(f"tls://{'x' * 64}.example:7422",))
-        with pytest.raises(faults.BrokerFailed, match=r"no address is known for the host x+\.example"):
+        with pytest.raises(diagnosis.BrokerFailed, match=r"no address is known for the host x+\.example"):
             await lonely.link(unknown)
         await lonely.link(nowhere, timeout_s=None)  # it may be kept up in hope
         assert [one.up for one in await lonely.links()] == [False]
@@ -395,8 +397,12 @@ async def test_routes_and_links_with_tls_and_credentials(tmp_path, trust):
             "edge", "broker-1", account=account, credentials_file=trust.credentials_path("edge")
         )
         assert ups(await world.links(), Kind.LEAF) == [id]
-        steward = system.Access(credentials=trust.credentials("steward", domain=keyring.SYSTEM), tls=tls)
-        answers = await system.gather([world["broker-1"].address], steward, "$SYS.REQ.SERVER.PING", enough=2)
+        steward = system_account.Access(
+            credentials=trust.credentials("steward", domain=keyring.SYSTEM), tls=tls
+        )
+        answers = await system_account.gather(
+            [world["broker-1"].address], steward, "$SYS.REQ.SERVER.PING", enough=2
+        )
         assert {one["server"]["name"] for one in answers} >= {"broker-1", "broker-2"}
         assert authority.ensure("broker", ["127.0.0.1", "localhost", "::1"])
         await asyncio.gather(*(one.reload() for one in world.brokers.values()))

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api, client
-from muster.bus.brokers import broker, config, faults, system
+from muster.bus import api
+from muster.bus.brokers import broker, config, diagnosis, system_account
+from muster.bus.client import client
 from muster.core import errors
 from muster.testing.eventually import eventually
-from muster.trust import certificates, keyring, roles
+from muster.trust import certificates, keyring
+from muster.trust.permissions import roles
 
 
 @pytest.fixture
@@ -51,12 +53,12 @@ async def test_runs_in_a_folder_of_any_name(settings, tmp_path, name):
 async def test_a_system_secret_of_any_characters_opens_the_system_account(settings):
     secret = 'p@ss/w:rd "$x" {}#北'
     async with broker.Broker(dataclasses.replace(settings, system_secret=secret)) as one:
-        access = system.Access(password=secret)
-        (answer,) = await system.gather([one.address], access, "$SYS.REQ.SERVER.PING", enough=1)
+        access = system_account.Access(password=secret)
+        (answer,) = await system_account.gather([one.address], access, "$SYS.REQ.SERVER.PING", enough=1)
         assert answer["server"]["name"] == "one"
         with pytest.raises(errors.Unauthorized):
-            await system.gather(
-                [one.address], system.Access(password="wrong"), "$SYS.REQ.SERVER.PING", enough=1
+            await system_account.gather(
+                [one.address], system_account.Access(password="wrong"), "$SYS.REQ.SERVER.PING", enough=1
             )
 
 
@@ -139,9 +141,9 @@ async def test_limits_change_while_it_runs_and_clients_stay(settings):
 async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(settings):
     async with broker.Broker(settings) as one:
         text = one.config.config_path.read_text()
-        with pytest.raises(faults.BrokerFailed, match="would not take its new configuration") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="would not take its new configuration") as caught:
             await one.apply(dataclasses.replace(one.config, name="two"))
-        assert caught.value.fault is faults.Fault.RELOAD_REFUSED
+        assert caught.value.fault is diagnosis.Fault.RELOAD_REFUSED
         assert one.name == "one"
         assert one.config.config_path.read_text() == text
         assert (await one.health()).ok
@@ -288,9 +290,9 @@ async def test_a_revocation_is_pushed_to_a_running_broker_over_the_system_accoun
     trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.Resolver.FULL))
     async with broker.Broker(trusting) as one, await client.connect([one.url], creds=creds) as bus:
         trust.revoke("agent-1")
-        access = system.Access(credentials=trust.credentials("pusher", domain=keyring.SYSTEM))
+        access = system_account.Access(credentials=trust.credentials("pusher", domain=keyring.SYSTEM))
         subject, document = trust.claims_update()
-        await system.request([one.address], access, subject, document)
+        await system_account.request([one.address], access, subject, document)
         await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
     # What was pushed outlives the broker, though its settings still hold the older document.
     async with broker.Broker(trusting) as one:

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, committer, line, locator, wire
+from muster.bus import api
 from muster.bus.brokers import broker, config, network
-from muster.core import errors, metrics, trace
+from muster.bus.client import client, connection, requests
+from muster.bus.locator import server as locator_server
+from muster.bus.streams import group_commit
+from muster.core import errors
+from muster.core.telemetry import metrics, trace
 from muster.testing.eventually import eventually
-from muster.trust import certificates, keyring, roles
+from muster.trust import certificates, keyring
+from muster.trust.permissions import roles
 from tests.bus import contract
 
 
@@ -122,16 +127,16 @@ class TestCredentials:
 async def test_single_reads_are_answered_by_the_leader(bus: client.Client, monkeypatch):
     """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
     asked: list[str] = []
-    ask = wire.Wire.ask
+    ask = requests.Wire.ask
 
-    async def note(self: wire.Wire, subject: str, *arguments: Any, **options: Any) -> wire.Answer:
+    async def note(self: requests.Wire, subject: str, *arguments: Any, **options: Any) -> requests.Answer:
         asked.append(subject)
         return await ask(self, subject, *arguments, **options)
 
     bucket = await bus.key_value(api.KeyValueSettings("b"))
     revision = await bucket.put("k", b"v")
     stream = await bus.open_stream("KV_b")
-    monkeypatch.setattr(wire.Wire, "ask", note)
+    monkeypatch.setattr(requests.Wire, "ask", note)
     entry, last = await bucket.get("k"), await stream.last_for("$KV.b.k")
     assert entry is not None
     assert last is not None
@@ -195,7 +200,7 @@ class TestConnecting:
 
     async def test_a_locator_says_where(self, plain):
         async with (
-            locator.Locator([plain.url]) as guide,
+            locator_server.Locator([plain.url]) as guide,
             await muster.connect(locator=["http://127.0.0.1:1", guide.url]) as bus,
         ):
             assert bus.broker == "b"
@@ -288,7 +293,7 @@ class TestReconnecting:
         ):
             stream = await bus.stream(contract.settings())
             questions = await other.subscribe("q")
-            monkeypatch.setattr(line, "RECONNECT_BASE_S", 2.0)
+            monkeypatch.setattr(connection, "RECONNECT_BASE_S", 2.0)
             cut(bus)
             await eventually(lambda: bus.state is api.ConnectionState.RECONNECTING)
             with pytest.raises(errors.TimedOut):
@@ -489,7 +494,7 @@ async def test_a_connection_refused_by_the_broker_for_its_slowness_comes_back(pl
 
 
 async def test_whoever_gives_a_publish_up_keeps_nobody_else_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(committer, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(group_commit, "PATIENCE_S", 600.0)
     async with (
         broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
         await client.connect([running.url], identity="a", audit_s=0) as bus,
@@ -533,7 +538,7 @@ def lose_acknowledgements(bus: client.Client, monkeypatch: pytest.MonkeyPatch, c
         return expect(subjects, take if left[0] < 0 else lambda _: None, fail, **kwargs)
 
     monkeypatch.setattr(bus._wire, "expect", deaf)
-    monkeypatch.setattr(committer, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(group_commit, "PATIENCE_S", 0.2)
 
 
 @pytest.mark.parametrize("size", [1, 3])

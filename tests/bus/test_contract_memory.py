@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.bus import api, client
+from muster.bus import api
+from muster.bus.client import client
 from muster.bus.memory import connection, network
 from tests.bus import contract
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from muster.bus import client
 from muster.bus.brokers import broker, config
+from muster.bus.client import client
 from tests.bus import contract
 
 

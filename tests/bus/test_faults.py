@@ -13,9 +13,10 @@ import os
 import signal
 
 import muster
-from muster.bus import api, client
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import network
+from muster.bus.client import client
 from muster.core import errors
 from muster.testing.eventually import eventually
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, following, line
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
+from muster.bus.client import client, connection
+from muster.bus.streams import ordered_consumer
 from muster.core import errors
 from muster.testing.eventually import eventually
 from tests.bus import contract
@@ -72,7 +74,7 @@ async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker
 
 
 async def test_a_lost_consumer_is_noticed_and_made_again(bus: client.Client, monkeypatch):
-    monkeypatch.setattr(following, "BEAT_S", 0.2)
+    monkeypatch.setattr(ordered_consumer, "BEAT_S", 0.2)
     stream = await bus.stream(contract.settings())
     async with stream.follow(1) as messages:
         reading = asyncio.create_task(contract.take(messages, 2))
@@ -113,7 +115,7 @@ async def test_what_retention_takes_from_under_a_follower_is_told(
         (await reader.open_stream("log")).follow(1) as messages,
     ):
         await contract.take(messages, 5)
-        monkeypatch.setattr(line, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
+        monkeypatch.setattr(connection, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
         cut(reader)
         await stream.publish("log.a", b"")
         await stream.publish("log.a", b"")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus import forms, groups, jetstream, keyvalue, matching
+from muster.bus import message_format, subject_patterns
+from muster.bus.streams import commit_groups, jetstream, key_value
 from muster.core import errors
 
 TEXT = st.text(st.characters(categories=None), max_size=40)
@@ -19,7 +20,7 @@ TOKENS = st.lists(st.sampled_from(["a", "b", "*", ">", "é"]), min_size=1, max_s
 @given(TEXT)
 def test_a_subject_is_refused_or_harmless(text: str):
     with contextlib.suppress(errors.InvalidInput):
-        forms.check_subject(text, wildcards=True)
+        message_format.check_subject(text, wildcards=True)
         line = f"PUB {text} 0\r\n".encode()
         assert line.count(b"\r\n") == 1
         assert len(line.split()) == 3, "it cannot smuggle a second word into the protocol"
@@ -29,16 +30,16 @@ def test_a_subject_is_refused_or_harmless(text: str):
 @given(st.dictionaries(TEXT, TEXT, max_size=4))
 def test_headers_are_refused_or_come_back(headers: dict[str, str]):
     with contextlib.suppress(errors.InvalidInput):
-        raw = forms.encode_headers(headers)
-        assert forms.decode_headers(raw) == headers
+        raw = message_format.encode_headers(headers)
+        assert message_format.decode_headers(raw) == headers
         assert raw.count(b"\r\n\r\n") == 1
         assert raw.endswith(b"\r\n\r\n")
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_as_headers_are_survived(raw: bytes):
-    assert all(isinstance(value, str) for value in forms.decode_headers(raw).values())
-    assert forms.status_of(raw) >= 0
+    assert all(isinstance(value, str) for value in message_format.decode_headers(raw).values())
+    assert message_format.status_of(raw) >= 0
 
 
 @pytest.mark.parametrize(
@@ -46,19 +47,19 @@ def test_any_bytes_as_headers_are_survived(raw: bytes):
     [(b"NATS/1.0 503\r\n\r\n", 503), (b"NATS/1.0\r\nA: b\r\n\r\n", 0), (None, 0), (b"NATS/1.0 x\r\n\r\n", 0)],
 )
 def test_status_lines(raw: bytes | None, status: int):
-    assert forms.status_of(raw) == status
+    assert message_format.status_of(raw) == status
 
 
 @given(st.text(st.characters(), max_size=60))
 def test_any_key_comes_back_and_is_a_subject(key: str):
-    encoded = keyvalue.encode_key(key)
-    assert keyvalue.decode_key(encoded) == key
-    forms.check_subject(f"$KV.b.{encoded}")
+    encoded = key_value.encode_key(key)
+    assert key_value.decode_key(encoded) == key
+    message_format.check_subject(f"$KV.b.{encoded}")
 
 
 @given(TEXT, TEXT)
 def test_different_keys_stay_different(one: str, other: str):
-    assert (keyvalue.encode_key(one) == keyvalue.encode_key(other)) == (one == other)
+    assert (key_value.encode_key(one) == key_value.encode_key(other)) == (one == other)
 
 
 def matches_by_definition(pattern: list[str], subject: list[str]) -> bool:
@@ -74,8 +75,10 @@ def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
     if ">" in pattern[:-1]:
         return
     wanted = matches_by_definition(pattern, subject)
-    assert matching.matches(".".join(pattern), ".".join(subject)) == (wanted or pattern == subject)
-    assert matching.Patterns([".".join(pattern)]).match(".".join(subject)) == (wanted or pattern == subject)
+    assert subject_patterns.matches(".".join(pattern), ".".join(subject)) == (wanted or pattern == subject)
+    assert subject_patterns.Patterns([".".join(pattern)]).match(".".join(subject)) == (
+        wanted or pattern == subject
+    )
 
 
 @given(st.integers(0, 2**62))
@@ -116,15 +119,15 @@ WAITING = st.builds(
 
 @given(st.lists(WAITING, min_size=1, max_size=60))
 def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: list[Waiting]):
-    left, costs = list(waiting), groups.Costs()
+    left, costs = list(waiting), commit_groups.Costs()
     while left:
-        count, together = groups.next_round(left, costs)
+        count, together = commit_groups.next_round(left, costs)
         costs.observe(count, together, 0.001)
         assert 1 <= count <= len(left)
         batch, left = left[:count], left[count:]
         if together:
-            assert groups.MIN_BATCH <= len(batch) <= groups.MAX_BATCH
-            assert sum(one.size for one in batch) <= groups.MAX_BATCH_BYTES
+            assert commit_groups.MIN_BATCH <= len(batch) <= commit_groups.MAX_BATCH
+            assert sum(one.size for one in batch) <= commit_groups.MAX_BATCH_BYTES
             assert not any(one.alone for one in batch)
             ids = [one.message_id for one in batch if one.message_id]
             assert len(ids) == len(set(ids))
@@ -134,9 +137,12 @@ def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: 
 
 def test_many_waiting_go_together_and_few_do_not():
     many = [Waiting(f"s{n}", 100, False, True, str(n)) for n in range(2000)]
-    costs = groups.Costs()
-    assert groups.next_round(many, costs) == (groups.MAX_BATCH, True)
-    assert groups.next_round(many[: groups.MIN_BATCH - 1], costs) == (groups.MIN_BATCH - 1, False)
+    costs = commit_groups.Costs()
+    assert commit_groups.next_round(many, costs) == (commit_groups.MAX_BATCH, True)
+    assert commit_groups.next_round(many[: commit_groups.MIN_BATCH - 1], costs) == (
+        commit_groups.MIN_BATCH - 1,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,13 +153,13 @@ def test_many_waiting_go_together_and_few_do_not():
 @pytest.mark.parametrize("start", [0.000_001, 0.01])
 def test_costs_are_learned_from_the_rounds(single_s: float, batch_s: float, together: bool, start: float):
     """50 senders in a closed loop, whatever it believed at first."""
-    costs = groups.Costs()
+    costs = commit_groups.Costs()
     costs.single_s = start
     many = [Waiting(f"s{n}", 100, False, False, None) for n in range(50)]
     chosen = []
-    for _ in range(50 * groups.EXPLORE_EVERY):
-        count, as_one = groups.next_round(many, costs)
+    for _ in range(50 * commit_groups.EXPLORE_EVERY):
+        count, as_one = commit_groups.next_round(many, costs)
         chosen.append(as_one)
         costs.observe(count, as_one, batch_s + count * 0.000_02 if as_one else 0.000_2 + count * single_s)
-    late = chosen[-10 * groups.EXPLORE_EVERY :]
+    late = chosen[-10 * commit_groups.EXPLORE_EVERY :]
     assert late.count(together) >= len(late) * 0.95

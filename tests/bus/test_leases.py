@@ -7,11 +7,13 @@ import contextlib
 
 import pytest
 
-from muster.bus import api, client, leases, tenure
+from muster.bus import api, lease_state, leases
 from muster.bus.brokers import broker, config
+from muster.bus.client import client
 from muster.core import errors
 from muster.testing.eventually import eventually, throughout
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 NAME = "manage.registry"
 
@@ -165,4 +167,11 @@ async def test_what_others_wrote_under_the_key_is_left_alone(join):
 
 
 def test_the_record_is_readable_by_others():
-    assert tenure.Record.__struct_fields__ == ("holder", "claim", "broker", "connection", "ttl_s", "epoch")
+    assert lease_state.Record.__struct_fields__ == (
+        "holder",
+        "claim",
+        "broker",
+        "connection",
+        "ttl_s",
+        "epoch",
+    )

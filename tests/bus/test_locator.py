@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster
-from muster.bus import client, http, locator
-from muster.bus.brokers import broker, config, network, ranking, supervision, system
-from muster.core import errors
+from muster.bus.brokers import broker, config, network, system_account
+from muster.bus.client import client
+from muster.bus.http import server
+from muster.bus.locator import ranking
+from muster.bus.locator import server as locator_server
+from muster.core import backoff, errors
 from muster.testing.eventually import eventually
 
 HERE = ipaddress.ip_address("10.1.2.3")
@@ -115,28 +118,28 @@ def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for(
 
 
 def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
-    def greeting(name: str, reached: str, port: int) -> locator.Greeting:
+    def greeting(name: str, reached: str, port: int) -> locator_server.Greeting:
         info = {"server_id": "S", "server_name": "b", "tls_required": True}
-        return locator.Greeting((name, port), reached, info, 0.001, same_machine=False)
+        return locator_server.Greeting((name, port), reached, info, 0.001, same_machine=False)
 
     for greetings, url in (
         ([("10.1.2.9", "10.1.2.9", 4222), ("hub.example", "10.1.2.9", 4222)], "tls://hub.example:4222"),
         ([("hub.example", "10.1.2.9", 14222), ("172.17.0.2", "172.17.0.2", 4222)], "tls://hub.example:14222"),
     ):
-        found = locator.candidates([greeting(*one) for one in greetings], {})
+        found = locator_server.candidates([greeting(*one) for one in greetings], {})
         assert ranking.rank(found, HERE)[0].url == url
 
 
 def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
-    monkeypatch.setattr(locator, "_own_address", lambda client: "10.1.2.1")
+    monkeypatch.setattr(locator_server, "_own_address", lambda client: "10.1.2.1")
     greeted = {"server_id": "S", "server_name": "b", "host": "0.0.0.0"}
-    greeting = locator.Greeting(("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True)
+    greeting = locator_server.Greeting(("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True)
 
     def told(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
         info = {**greeted, "tls_required": tls}
         where = ranking.parse_address(client)
-        known = locator.candidates([dataclasses.replace(greeting, info=info)], {})
-        found = [locator._reachable(one, where, via) for one in known]
+        known = locator_server.candidates([dataclasses.replace(greeting, info=info)], {})
+        found = [locator_server._reachable(one, where, via) for one in known]
         return [choice.url for choice in ranking.rank(found, where)]
 
     assert told("10.1.2.3") == ["nats://10.1.2.1:4222"]
@@ -189,7 +192,7 @@ def test_what_is_not_an_address_is_refused(text):
 
 # With real brokers
 
-ACCESS = system.Access(password="s")
+ACCESS = system_account.Access(password="s")
 
 
 @pytest.fixture
@@ -197,7 +200,7 @@ async def trio(tmp_path):
     settings = network.members(
         3, tmp_path, storage=None, system_secret="s", connections_max=100, websocket=config.Listener()
     )
-    async with network.Network(settings, supervise=supervision.NO_RESTART) as three:
+    async with network.Network(settings, supervise=backoff.NO_RESTART) as three:
         yield three
 
 
@@ -206,8 +209,8 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
     crowd = ["broker-1"] * 10 + ["broker-2"] * 5
     clients = [await client.connect([trio[name].url]) for name in crowd]
     try:
-        async with locator.Locator([trio["broker-1"].url], access=ACCESS) as here:
-            told = (await http.get(f"{here.url}/locate")).json()["brokers"]
+        async with locator_server.Locator([trio["broker-1"].url], access=ACCESS) as here:
+            told = (await server.get(f"{here.url}/locate")).json()["brokers"]
             assert [one["name"] for one in told] == ["broker-3", "broker-2", "broker-1"]
             best = trio["broker-3"]
             assert (told[0]["url"], told[0]["host"], told[0]["port"], told[0]["protocol"]) == (
@@ -217,62 +220,64 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
                 "nats",
             )
             assert re.search(r"(90|8\d) of 100 connections free", told[2]["why"])
-            assert await locator.locate(here.url, protocol="websocket", count=1) == [best.websocket_url]
+            assert await locator_server.locate(here.url, protocol="websocket", count=1) == [
+                best.websocket_url
+            ]
     finally:
         for one in clients:
             await one.close()
 
 
 async def test_a_crowd_that_comes_at_once_is_spread(trio):
-    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=60) as here:
-        firsts = [(await locator.locate(here.url))[0] for _ in range(30)]
+    async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=60) as here:
+        firsts = [(await locator_server.locate(here.url))[0] for _ in range(30)]
     counts = [firsts.count(url) for url in trio.urls]
     assert min(counts) >= 5, counts  # ten each, but for what live pings make of a busy machine
 
 
 async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp_path):
-    async with locator.Locator([trio["broker-1"].url], access=ACCESS, refresh_s=60) as here:
-        assert set(await locator.locate(here.url)) == set(trio.urls)
+    async with locator_server.Locator([trio["broker-1"].url], access=ACCESS, refresh_s=60) as here:
+        assert set(await locator_server.locate(here.url)) == set(trio.urls)
         for name in ("broker-1", "broker-3"):  # one of them the only address it was given
             one = trio[name]
             assert one.pid
             os.kill(one.pid, signal.SIGKILL)
             await one.wait_for(broker.State.FAILED)
-        assert await locator.locate(here.url) == [trio["broker-2"].url]
-    async with locator.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
+        assert await locator_server.locate(here.url) == [trio["broker-2"].url]
+    async with locator_server.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
         (newcomer,) = network.members(
             1, tmp_path, prefix="new", storage=None, system_secret="s", connections_max=100
         )
         await trio.add(dataclasses.replace(newcomer, cluster=config.Cluster(name="muster")))
 
         async def first() -> bool:
-            return bool((await locator.locate(here.url))[0] == trio["new-1"].url)
+            return bool((await locator_server.locate(here.url))[0] == trio["new-1"].url)
 
         async with await client.connect([trio["broker-2"].url]):
             await eventually(first)
 
 
 async def test_a_broker_that_drains_is_not_named(trio):
-    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
+    async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
         leaving = trio["broker-2"]
         async with await client.connect([leaving.url]):
             stopping = asyncio.create_task(leaving.stop(drain_s=10))
 
             async def gone() -> bool:
-                return leaving.url not in await locator.locate(here.url)
+                return leaving.url not in await locator_server.locate(here.url)
 
             await eventually(gone)
             await stopping
 
 
 async def test_without_the_system_account_it_still_finds_all_that_live(trio):
-    async with locator.Locator([trio["broker-3"].url]) as here:
-        assert set(await locator.locate(here.url)) == set(trio.urls)
+    async with locator_server.Locator([trio["broker-3"].url]) as here:
+        assert set(await locator_server.locate(here.url)) == set(trio.urls)
 
 
 async def test_it_holds_no_connection_between_two_questions(trio):
-    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
-        await locator.locate(here.url)
+    async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
+        await locator_server.locate(here.url)
 
         async def none() -> bool:
             pages = [await one.ask("varz") for one in trio.brokers.values()]
@@ -282,22 +287,22 @@ async def test_it_holds_no_connection_between_two_questions(trio):
 
 
 async def test_any_of_several_locators_will_do(trio):
-    async with locator.Locator(trio.urls) as first, locator.Locator(trio.urls) as second:
+    async with locator_server.Locator(trio.urls) as first, locator_server.Locator(trio.urls) as second:
         await first.stop()
         both = ["http://127.0.0.1:9", second.url]
-        assert set(await locator.locate(both)) == set(trio.urls)
+        assert set(await locator_server.locate(both)) == set(trio.urls)
         await second.stop()
         with pytest.raises(errors.Unavailable, match="no locator could help"):
-            await locator.locate(both)
+            await locator_server.locate(both)
     with pytest.raises(errors.Unavailable, match="none was named"):
-        await locator.locate([])
+        await locator_server.locate([])
 
 
 async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio, monkeypatch):
     monkeypatch.setattr(ranking, "load", lambda one: 0.0)  # what other tests do costs these brokers CPU
     crowd = [await muster.connect(trio[name].url) for name in ("broker-1", "broker-3") * 5]
     async with (
-        locator.Locator(trio.urls, access=ACCESS) as here,
+        locator_server.Locator(trio.urls, access=ACCESS) as here,
         await muster.connect(locator=["http://127.0.0.1:9", here.url]) as bus,
     ):
         assert bus.broker == "broker-2"
@@ -310,28 +315,28 @@ async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_
 
 
 async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens(trio):
-    async with locator.Locator(trio.urls) as here:
+    async with locator_server.Locator(trio.urls) as here:
         for query, complaint in (
             ("client=nonsense", "is not an address"),
             ("protocol=smtp", "cannot make sense"),
             ("count=many", "cannot make sense"),
         ):
-            response = await http.get(f"{here.url}/locate?{query}")
+            response = await server.get(f"{here.url}/locate?{query}")
             assert response.status == 400
             assert complaint in response.body.decode()
-        response = await http.get(f"{here.url}/locate?client=192.0.2.1")
+        response = await server.get(f"{here.url}/locate?client=192.0.2.1")
         assert response.status == 503  # our brokers are on loopback: that client could not reach them
-        assert (await http.get(f"{here.url}/elsewhere")).status == 404
-        assert set(await locator.locate(here.url)) == set(trio.urls)
+        assert (await server.get(f"{here.url}/elsewhere")).status == 404
+        assert set(await locator_server.locate(here.url)) == set(trio.urls)
 
 
 async def test_when_no_broker_lives_it_says_so():
-    async with locator.Locator(["nats://127.0.0.1:9"]) as here:
+    async with locator_server.Locator(["nats://127.0.0.1:9"]) as here:
         with pytest.raises(errors.Unavailable, match="could use answers"):
-            await locator.locate(here.url)
+            await locator_server.locate(here.url)
 
 
 @pytest.mark.parametrize("url", ["nats://", "nats://host:notaport", "//"])
 def test_a_locator_refuses_what_is_not_an_address(url):
     with pytest.raises(errors.InvalidInput):
-        locator.Locator([url])
+        locator_server.Locator([url])

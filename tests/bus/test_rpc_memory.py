@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from muster.bus.memory import network
-from muster.bus.rpc import auditing, server
-from muster.core import errors, leaky
+from muster.bus.rpc import request_audit, server
+from muster.core import errors, leaky_buckets
 from tests.bus import rpc_contract
 
 pytestmark = pytest.mark.virtual_time
@@ -33,12 +33,12 @@ class TestMemory(rpc_contract.Contract):
 
 async def test_the_count_of_suppressed_records_is_stored_while_the_attack_goes_on(connect):
     service, eve = await connect("service"), await connect("eve")
-    audit = auditing.Audit(service, rpc_contract.PART, refused=leaky.Budget(1, 3600.0))
+    audit = request_audit.Audit(service, rpc_contract.PART, refused=leaky_buckets.Budget(1, 3600.0))
     async with server.Server(service, rpc_contract.PART, rpc_contract.Lamp().operations(), audit=audit):
         for _ in range(2):
             for _ in range(5):
                 with pytest.raises(errors.InvalidInput):
                     await rpc_contract.ask(eve, "request.switch", {"name": 1})
-            await asyncio.sleep(auditing.SUMMARY_S + 1.0)
+            await asyncio.sleep(request_audit.SUMMARY_S + 1.0)
         found = [one.details.get("count") for one in await rpc_contract.decisions(service)]
     assert found == [None, "4", "5"]

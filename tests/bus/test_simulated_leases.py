@@ -13,7 +13,7 @@ import pytest
 from muster.bus import leases
 from muster.bus.memory import connection, network
 from muster.core import errors
-from muster.testing import clock
+from muster.testing import virtual_clock
 
 NAME = "sim.lease"
 TTL_S = 3.0
@@ -113,7 +113,7 @@ async def simulate(seed: int) -> Checker:
 
 
 def run(seed: int) -> Checker:
-    return clock.run_virtual(simulate(seed))
+    return virtual_clock.run_virtual(simulate(seed))
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

@@ -11,7 +11,7 @@ import pytest
 from muster.bus import api
 from muster.bus.memory import connection, network
 from muster.core import errors
-from muster.testing import clock
+from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
 from tests.bus import contract
 
@@ -200,7 +200,7 @@ def run(seed: int) -> list[str]:
         await asyncio.sleep(5)
         return story
 
-    return clock.run_virtual(main())
+    return virtual_clock.run_virtual(main())
 
 
 def test_a_seed_is_a_run():

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api, client, jetstream, snapshots
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
+from muster.bus.client import client
+from muster.bus.streams import jetstream, snapshots
 
 SETTINGS = api.StreamSettings("log", ("log.>",), max_bytes=32 << 20)
 

@@ -1,4 +1,4 @@
-"""Who may act: the rules of `muster.bus.tenure`, one by one."""
+"""Who may act: the rules of `muster.bus.lease_state`, one by one."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.bus import api, tenure
-from muster.bus.tenure import Gained, Look, Lost, Phase, Remove, Store
+from muster.bus import api, lease_state
+from muster.bus.lease_state import Gained, Look, Lost, Phase, Remove, Store
 
 HERE, THERE, LATER = (api.ConnectionId("b", number) for number in (1, 2, 3))
 TTL_S = 10.0
 
 
-def other(connection: api.ConnectionId = THERE) -> tenure.Record:
-    return tenure.Record("other", "theirs", connection.broker, connection.number, TTL_S)
+def other(connection: api.ConnectionId = THERE) -> lease_state.Record:
+    return lease_state.Record("other", "theirs", connection.broker, connection.number, TTL_S)
 
 
-def only(instructions: Sequence[tenure.Instruction]) -> tenure.Instruction:
+def only(instructions: Sequence[lease_state.Instruction]) -> lease_state.Instruction:
     (instruction,) = instructions
     return instruction
 
 
-def waiting() -> tenure.Candidate:
-    one = tenure.Candidate("me", "mine", ttl_s=TTL_S)
+def waiting() -> lease_state.Candidate:
+    one = lease_state.Candidate("me", "mine", ttl_s=TTL_S)
     assert only(one.connected(HERE, 0.0)) == Look()
     return one
 
 
-def claiming() -> tuple[tenure.Candidate, Store]:
+def claiming() -> tuple[lease_state.Candidate, Store]:
     one = waiting()
     store = only(one.observed(None, None, 0.0))
     assert isinstance(store, Store)
     return one, store
 
 
-def holding() -> tenure.Candidate:
+def holding() -> lease_state.Candidate:
     one, store = claiming()
     assert only(one.stored(store.attempt, 7, 0.0, 0.1)) == Gained(7)
     assert one.held_at(0.1)
@@ -170,16 +170,16 @@ def test_old_news_is_ignored():
 
 def test_what_is_remembered_of_closed_connections_is_bounded():
     one = waiting()
-    for number in range(3 * tenure.CLOSED_KEPT):
+    for number in range(3 * lease_state.CLOSED_KEPT):
         one.closed(api.ConnectionId("b", 100 + number), 0.0)
-    assert len(one._closed) == tenure.CLOSED_KEPT
+    assert len(one._closed) == lease_state.CLOSED_KEPT
 
 
 # When it acts
 
 
 def test_wake_at_is_when_it_renews_or_looks_again_or_stops_believing():
-    one = tenure.Candidate("me", "mine", ttl_s=TTL_S)
+    one = lease_state.Candidate("me", "mine", ttl_s=TTL_S)
     times = [one.wake_at]
     assert times == [None], "without a connection there is nothing to do"
     one = waiting()
@@ -242,9 +242,9 @@ def test_without_a_connection_nothing_is_claimed():
 @pytest.mark.parametrize(("epoch", "gained"), [(0, 7), (5, 5)])
 def test_its_own_record_is_a_claim_whose_acknowledgement_was_lost(epoch: int, gained: int):
     one = waiting()
-    mine = tenure.Record("me", "mine", HERE.broker, HERE.number, TTL_S)
+    mine = lease_state.Record("me", "mine", HERE.broker, HERE.number, TTL_S)
     if epoch:
-        mine = tenure.Record("me", "mine", HERE.broker, HERE.number, TTL_S, epoch)
+        mine = lease_state.Record("me", "mine", HERE.broker, HERE.number, TTL_S, epoch)
     renewal = only(one.observed(7, mine, 20.0))
     assert isinstance(renewal, Store)
     assert (renewal.revision, renewal.record.epoch) == (7, gained)
@@ -256,8 +256,8 @@ def test_a_claim_that_failed_is_looked_into_a_little_later():
     one, store = claiming()
     assert one.failed(store.attempt, 1.0) == ()
     assert one.phase is Phase.WAITING
-    assert one.wake_at == 1.0 + tenure.RETRY_S
-    assert only(one.tick(1.0 + tenure.RETRY_S)) == Look()
+    assert one.wake_at == 1.0 + lease_state.RETRY_S
+    assert only(one.tick(1.0 + lease_state.RETRY_S)) == Look()
 
 
 def test_a_claim_that_conflicted_is_looked_into_at_once():
@@ -303,7 +303,7 @@ def test_after_its_end_nothing_is_decided():
 def test_an_acknowledgement_at_the_end_of_its_time_is_too_late():
     one, store = claiming()
     assert one.stored(store.attempt, 7, 0.0, 9.0) == ()
-    assert (one.phase, one.wake_at) == (Phase.WAITING, 9.0 + tenure.RETRY_S)
+    assert (one.phase, one.wake_at) == (Phase.WAITING, 9.0 + lease_state.RETRY_S)
     assert one.closed(THERE, 9.1) == (), "first it looks what is there"
     again = only(one.observed(8, None, 9.2))
     assert isinstance(again, Store)

@@ -15,21 +15,22 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from muster.bus import api, keyvalue
+from muster.bus import api
 from muster.bus.memory import network
-from muster.testing import clock
+from muster.bus.streams import key_value
+from muster.testing import virtual_clock
 
 SETTINGS = api.KeyValueSettings("b")
 KEYS = st.sampled_from(["a", "b", "c.1", "c.2", "d"])
 VALUES = st.binary(max_size=3)
 # A fraction, so that no key expires at the moment of a comparison.
-SPANS_S = st.sampled_from([0.003, 0.31, 5.31, keyvalue.EXPIRY_MARKER_TTL_S + 1.31])
+SPANS_S = st.sampled_from([0.003, 0.31, 5.31, key_value.EXPIRY_MARKER_TTL_S + 1.31])
 
 
 class Watches(stateful.RuleBasedStateMachine):
     @stateful.initialize(seed=st.integers(0, 2**16), there=st.dictionaries(KEYS, VALUES))
     def start(self, seed: int, there: dict[str, bytes]) -> None:
-        self.loop = clock.VirtualLoop()
+        self.loop = virtual_clock.VirtualLoop()
         self.net = network.Network(seed)
         self.model: dict[str, tuple[bytes, float]] = {}  # key: value, and when it expires
         self.readers = 0

@@ -13,11 +13,13 @@ import msgspec
 import pytest
 
 import muster
-from muster.app import audit, catalogue, home
+from muster.app import home, settings
+from muster.app.operations import audit
 from muster.bus.memory import network
-from muster.cli import base, reference
-from muster.core import errors, leaky, messages
-from muster.testing import process
+from muster.cli import command as cli_command
+from muster.cli import reference
+from muster.core import errors, leaky_buckets, messages
+from muster.testing import child_process
 from tests.cli import driver
 
 WAIT_S = 60.0
@@ -64,7 +66,7 @@ def test_every_command_is_known_to_act_or_not_to():
         command, name = context.command, " ".join(context.command_path.split()[1:])
         if isinstance(command, click.Group) and not command.invoke_without_command:
             continue
-        assert isinstance(command, base.Command)
+        assert isinstance(command, cli_command.Command)
         (acting if command.acts else silent).add(name)
         if command.acts:
             names = {parameter.name or "" for parameter in command.params}
@@ -138,7 +140,7 @@ def test_acts_over_the_bus_are_written_down_at_once(place, line, what, target, o
 
 
 async def test_following_shows_what_was_and_then_each_new_act(place):
-    following = await process.start_muster(
+    following = await child_process.start_muster(
         "audit", "--follow", "--what", "set-login", env={"MUSTER_HOME": str(place)}
     )
     async with following:
@@ -175,14 +177,14 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
 
 
 async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "SAID", leaky.Budget(3, 3600.0))
+    monkeypatch.setattr(audit, "SAID", leaky_buckets.Budget(3, 3600.0))
     net = network.Network(seed=1)
     async with await net.connect("domain") as own, await net.connect("chatty") as bus:
         tasks: list[asyncio.Task[None]] = []
         context = types.SimpleNamespace(
             bus=own,
             folder=types.SimpleNamespace(root=tmp_path),
-            settings=catalogue.Settings(),
+            settings=settings.Settings(),
             spawn=lambda work: tasks.append(asyncio.create_task(work)),
         )
         part = audit.Audit()
@@ -203,7 +205,7 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
 
 
 async def test_failed_logins_leave_a_bounded_number_of_records_and_a_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "FAILED_LOGINS", leaky.Budget(3, 3600.0))
+    monkeypatch.setattr(audit, "FAILED_LOGINS", leaky_buckets.Budget(3, 3600.0))
     async with audit.FailedLogins(tmp_path, "soap") as failed:
         for number in range(20):
             await failed(f"guess{number}", "10.0.0.1")

@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import pytest
 
-from muster.cli import base, main, reference
+from muster.cli import command as cli_command
+from muster.cli import main, reference
 from tests.cli import driver
 
 COMMANDS = {tuple(context.command_path.split()[1:]): context.command for context in reference.walk()}
@@ -34,7 +35,7 @@ def test_every_command_has_help_with_examples_and_the_common_options(path, muste
     assert "--home" in answer.out
     assert "--output" in answer.out
     command = COMMANDS[path]
-    assert isinstance(command, base.Command | base.Group)
+    assert isinstance(command, cli_command.Command | cli_command.Group)
     for line, _ in command.examples:
         assert line.startswith(("muster ", "echo ", "kill ")), line
 
@@ -61,7 +62,7 @@ def commands_in(line: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_example_can_be_typed(path, muster, tmp_path):
     shown = COMMANDS[path]
-    assert isinstance(shown, base.Command)
+    assert isinstance(shown, cli_command.Command)
     for line, _ in shown.examples:
         for word in shlex.split(line):
             if re.fullmatch(r"[\w-]+\.\w+", word):  # files that are to be there
@@ -71,7 +72,9 @@ def test_every_example_can_be_typed(path, muster, tmp_path):
         for words in typed:
             words = [word.replace("/safe/place", str(tmp_path)) for word in words]
             (tmp_path / "lab.tar.gz").touch()
-            context: click.Context = main.muster.make_context("muster", list(words), obj=base.Invocation())
+            context: click.Context = main.muster.make_context(
+                "muster", list(words), obj=cli_command.Invocation()
+            )
             command: click.Command = main.muster
             while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
                 name, found, rest = command.resolve_command(context, rest)

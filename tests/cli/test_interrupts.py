@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.testing import process
+from muster.testing import child_process
 from tests.cli import driver
 
 INSTANTS = 5  # of each command; more with MUSTER_INSTANTS
@@ -36,7 +36,7 @@ async def pressed_at(instants: list[float], home: Path, *words: str) -> None:
     """Start it, press after each of ``instants``, and see it end without a traceback."""
     for instant_s in instants:
         env = driver.environment(home)
-        async with await process.start_muster(*words, env=env, cwd=home.parent) as child:
+        async with await child_process.start_muster(*words, env=env, cwd=home.parent) as child:
             if not await child.ends_within(instant_s):
                 os.killpg(child.pid, signal.SIGINT)
             code = await child.wait(timeout_s=ENDS_S)
@@ -47,7 +47,7 @@ async def pressed_at(instants: list[float], home: Path, *words: str) -> None:
             assert not _complaints(list(child.lines)), told
 
 
-def _was_ours(child: process.Child) -> bool:
+def _was_ours(child: child_process.Child) -> bool:
     return any(str(driver.SOURCE / "muster" / "cli") in line for line in child.lines)
 
 
@@ -122,11 +122,11 @@ main.main()
 
 
 async def test_a_press_while_a_class_is_made_counts():
-    async with await process.start(sys.executable, "-c", WRAPPED) as child:
+    async with await child_process.start(sys.executable, "-c", WRAPPED) as child:
         assert await child.wait(timeout_s=30) == 130, child.tail()
 
 
 async def test_a_press_that_python_swallowed_still_counts():
-    async with await process.start(sys.executable, "-c", SWALLOWED) as child:
+    async with await child_process.start(sys.executable, "-c", SWALLOWED) as child:
         assert await child.wait(timeout_s=30) == 130
         assert any("Exception ignored" in line for line in child.lines)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from muster.cli import output
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.cli import driver
 
 ROWS: list[dict[str, Any]] = [

@@ -3,9 +3,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from muster.cli import creds, reference
+from muster.cli import reference
+from muster.cli.domain import creds
 from muster.core import errors
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core import http1
+from muster.core.net import http1
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import log, trace
+from muster.core.telemetry import log, trace
 
 
 class Terminal(io.StringIO):

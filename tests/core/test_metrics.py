@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from muster.core import errors, metrics
+from muster.core import errors
+from muster.core.telemetry import metrics
 
 
 def test_both_expositions_are_valid_and_say_the_same() -> None:
@@ -90,5 +91,5 @@ def test_gauges_can_be_read_from_their_source() -> None:
 
 
 def test_importing_it_does_not_import_the_client() -> None:
-    code = "import sys, muster.core.metrics, muster.core.log; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, muster.core.telemetry.metrics, muster.core.telemetry.log; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import errors, health, messages, reports
+from muster.core import errors, health, messages
+from muster.core.reports import columns
 from tests.core import test_messages
 
-standard = st.dictionaries(st.sampled_from(reports.STANDARD_METRICS), test_messages.finite, max_size=6)
+standard = st.dictionaries(st.sampled_from(columns.STANDARD_METRICS), test_messages.finite, max_size=6)
 rows = st.lists(
     st.builds(
         lambda report, more: messages.NodeReport(
@@ -39,26 +40,26 @@ def one(**more: Any) -> messages.NodeReport:
 
 @given(rows, st.sampled_from([None, "lz4", "zstd"]))
 def test_rows_survive_arrow(rows, compression):
-    facts = reports.Facts(channel="c", sequence=7, dropped={"duplicate": 3}, partial=True)
-    batch, read = reports.decode(
-        reports.encode(reports.to_batch(rows, partial=True), facts, compression=compression)
+    facts = columns.Facts(channel="c", sequence=7, dropped={"duplicate": 3}, partial=True)
+    batch, read = columns.decode(
+        columns.encode(columns.to_batch(rows, partial=True), facts, compression=compression)
     )
     assert read == facts
-    assert reports.from_batch(batch) == rows
-    assert batch.schema.equals(reports.node_schema())
+    assert columns.from_batch(batch) == rows
+    assert batch.schema.equals(columns.node_schema())
 
 
 def test_compression_makes_a_batch_smaller_as_asked():
-    batch = reports.to_batch([one(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
+    batch = columns.to_batch([one(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
     plain, lz4, zstd = (
-        len(reports.encode(batch, reports.Facts(channel="c"), compression=codec))
+        len(columns.encode(batch, columns.Facts(channel="c"), compression=codec))
         for codec in (None, "lz4", "zstd")
     )
     assert zstd < lz4 < plain / 5
 
 
 def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
-    batch = reports.to_batch([one(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
+    batch = columns.to_batch([one(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
     row = batch.to_pylist()[0]
     assert row["cpu_percent"] == 0.0
     assert row["load_1m"] is None
@@ -68,17 +69,17 @@ def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
 def test_the_state_is_the_worst_of_the_services():
     states = (health.State.UP, health.State.DOWN, health.State.LATE)
     services = tuple(messages.ServiceReport(name=state.value, state=state) for state in states)
-    batch = reports.to_batch([one(), one(services=services[:1]), one(services=services)])
+    batch = columns.to_batch([one(), one(services=services[:1]), one(services=services)])
     assert batch["state"].to_pylist() == ["up", "up", "down"]
 
 
 def test_a_reader_takes_columns_by_name():
-    batch = reports.to_batch([one(metrics={"cpu_percent": 4.0})])
+    batch = columns.to_batch([one(metrics={"cpu_percent": 4.0})])
     order = list(reversed(batch.schema.names))
     newer = batch.select([name for name in order if name != "load_1m"]).append_column("later", pa.array([1]))
-    facts = reports.Facts()
-    read, _ = reports.decode(reports.encode(newer, facts))
-    assert reports.from_batch(read) == [one(metrics={"cpu_percent": 4.0})]
+    facts = columns.Facts()
+    read, _ = columns.decode(columns.encode(newer, facts))
+    assert columns.from_batch(read) == [one(metrics={"cpu_percent": 4.0})]
 
 
 def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
@@ -89,7 +90,7 @@ def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
     return data
 
 
-good = reports.encode(reports.to_batch([one()]), reports.Facts())
+good = columns.encode(columns.to_batch([one()]), columns.Facts())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ good = reports.encode(reports.to_batch([one()]), reports.Facts())
         (b"", "malformed"),
         (good[: len(good) // 2], "malformed"),
         (b"\xff" * 200, "malformed"),
-        (bytes(reports.MAX_BATCH_BYTES + 1), "too-large"),
+        (bytes(columns.MAX_BATCH_BYTES + 1), "too-large"),
         (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {}), "wrong-schema"),
         (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {b"muster": b"{]"}), "wrong-schema"),
         (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {b"muster": b"{}"}), "wrong-schema"),
@@ -108,7 +109,7 @@ good = reports.encode(reports.to_batch([one()]), reports.Facts())
         ),
         (
             _stream(
-                reports.to_batch([one()]).set_column(0, "machine", pa.array([{"x": 1}])), {b"muster": b"{}"}
+                columns.to_batch([one()]).set_column(0, "machine", pa.array([{"x": 1}])), {b"muster": b"{}"}
             ),
             "wrong-schema",
         ),
@@ -116,7 +117,7 @@ good = reports.encode(reports.to_batch([one()]), reports.Facts())
 )
 def test_what_is_no_batch_is_refused_by_reason(data, code):
     with pytest.raises(errors.MusterError) as refused:
-        reports.decode(data)
+        columns.decode(data)
     assert refused.value.code == code
 
 
@@ -124,13 +125,13 @@ def test_what_is_no_batch_is_refused_by_reason(data, code):
 def test_a_flipped_byte_is_an_error_of_ours_or_harmless(position, byte):
     data = good[:position] + bytes([byte]) + good[position + 1 :]
     try:
-        batch, _ = reports.decode(data)
-        reports.from_batch(batch)
+        batch, _ = columns.decode(data)
+        columns.from_batch(batch)
     except errors.MusterError:
         pass
 
 
 def test_the_subject_of_a_result_holds_any_name_in_one_token():
-    assert reports.result_subject("p", "system") == "muster.pipeline.from.p.report.system"
-    assert reports.result_subject("p", "group", "web") == "muster.pipeline.from.p.report.group.web"
-    assert reports.result_subject("p", "group", "a.b c").count(".") == 6
+    assert columns.result_subject("p", "system") == "muster.pipeline.from.p.report.system"
+    assert columns.result_subject("p", "group", "web") == "muster.pipeline.from.p.report.group.web"
+    assert columns.result_subject("p", "group", "a.b c").count(".") == 6

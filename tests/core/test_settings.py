@@ -8,28 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import bus_settings, errors, ground, settings, toml
+from muster.core import errors
+from muster.core.formats import toml
+from muster.core.settings import bus, domain, sections
 
 
-class Engine(settings.Section, frozen=True, kw_only=True):
+class Engine(sections.Section, frozen=True, kw_only=True):
     """What drives it."""
 
-    warm_up_s: Annotated[float, settings.doc("Longer is smoother, and later.", ge=0)] = 2.5
-    tank_bytes: Annotated[int, settings.doc("More lasts longer.", ge=1)] = 1024
-    cylinders: Annotated[int, settings.doc("More is louder.", ge=1, le=12)] = 4
-    choke: Annotated[bool, settings.doc("Cold starts.")] = False
-    fuel: Annotated[Literal["petrol", "steam"], settings.doc("What burns.")] = "steam"
-    places: Annotated[tuple[str, ...], settings.doc("Where it stands.")] = ()
-    note: Annotated[str, settings.doc("Any text.")] = ""
-    token: Annotated[settings.Secret, settings.doc("A key.")] = ""
-    folder: Annotated[settings.FilePath, settings.doc("A path.")] = ""
+    warm_up_s: Annotated[float, sections.doc("Longer is smoother, and later.", ge=0)] = 2.5
+    tank_bytes: Annotated[int, sections.doc("More lasts longer.", ge=1)] = 1024
+    cylinders: Annotated[int, sections.doc("More is louder.", ge=1, le=12)] = 4
+    choke: Annotated[bool, sections.doc("Cold starts.")] = False
+    fuel: Annotated[Literal["petrol", "steam"], sections.doc("What burns.")] = "steam"
+    places: Annotated[tuple[str, ...], sections.doc("Where it stands.")] = ()
+    note: Annotated[str, sections.doc("Any text.")] = ""
+    token: Annotated[sections.Secret, sections.doc("A key.")] = ""
+    folder: Annotated[sections.FilePath, sections.doc("A path.")] = ""
 
     def __post_init__(self) -> None:
         if self.choke and self.fuel == "steam":
             raise errors.InvalidInput("steam has no choke")
 
 
-class Car(settings.Section, frozen=True, kw_only=True):
+class Car(sections.Section, frozen=True, kw_only=True):
     engine: Engine = msgspec.field(default_factory=Engine)
 
 
@@ -39,15 +41,15 @@ def write(folder: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def faults(**places: object) -> tuple[settings.Problem, ...]:
-    with pytest.raises(settings.InvalidSettings) as caught:
-        settings.load(Car, **places)  # type: ignore[arg-type]
+def faults(**places: object) -> tuple[sections.Problem, ...]:
+    with pytest.raises(sections.InvalidSettings) as caught:
+        sections.load(Car, **places)  # type: ignore[arg-type]
     return caught.value.problems
 
 
 def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, '[engine]\nwarm_up_s = "1m"\ncylinders = 6\nnote = "file"\n')
-    found = settings.resolve(
+    found = sections.resolve(
         Car,
         file=path,
         env={
@@ -81,12 +83,12 @@ def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.P
     ],
 )
 def test_text_becomes_the_fields_type(key: str, text: str, value: object) -> None:
-    loaded = settings.load(Car, env={f"MUSTER_ENGINE__{key.upper()}": text})
+    loaded = sections.load(Car, env={f"MUSTER_ENGINE__{key.upper()}": text})
     assert getattr(loaded.engine, key) == value
 
 
 def test_a_number_may_stand_for_a_duration_or_size_in_a_file(tmp_path: pathlib.Path) -> None:
-    loaded = settings.load(Car, file=write(tmp_path, "[engine]\nwarm_up_s = 3\ntank_bytes = 77\n"))
+    loaded = sections.load(Car, file=write(tmp_path, "[engine]\nwarm_up_s = 3\ntank_bytes = 77\n"))
     assert (loaded.engine.warm_up_s, loaded.engine.tank_bytes) == (3.0, 77)
 
 
@@ -109,7 +111,7 @@ def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Pat
 
 def test_a_file_full_of_faults_is_refused_soon(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, "\n".join(f"key{number} = 1" for number in range(50_000)))
-    assert len(faults(file=path)) == settings.MAX_PROBLEMS
+    assert len(faults(file=path)) == sections.MAX_PROBLEMS
 
 
 def test_the_right_name_in_the_wrong_section_is_found() -> None:
@@ -136,39 +138,39 @@ def test_numbers_that_are_none_are_refused(tmp_path: pathlib.Path, value: str) -
 
 def test_relative_paths_in_a_file_start_from_its_folder(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, '[engine]\nfolder = "data"\n')
-    assert settings.load(Car, file=path).engine.folder == str(tmp_path / "data")
-    assert settings.load(Car, file=path, flags={"engine.folder": "data"}).engine.folder == "data"
-    assert settings.load(Car, file=write(tmp_path, '[engine]\nfolder = "/srv"\n')).engine.folder == "/srv"
+    assert sections.load(Car, file=path).engine.folder == str(tmp_path / "data")
+    assert sections.load(Car, file=path, flags={"engine.folder": "data"}).engine.folder == "data"
+    assert sections.load(Car, file=write(tmp_path, '[engine]\nfolder = "/srv"\n')).engine.folder == "/srv"
 
 
 def test_files_that_cannot_be_read_say_so(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.NotFound, match="no file"):
-        settings.load(Car, file=tmp_path / "none.toml")
+        sections.load(Car, file=tmp_path / "none.toml")
     with pytest.raises(errors.InvalidInput, match="cannot read"):
-        settings.load(Car, file=tmp_path)
+        sections.load(Car, file=tmp_path)
     with pytest.raises(errors.InvalidInput, match=r"not TOML.*line 2"):
-        settings.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
+        sections.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
     with pytest.raises(errors.InvalidInput, match="not TOML"):
-        settings.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
+        sections.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
     (tmp_path / "latin.toml").write_bytes(b"[engine]\nnote = '\xe9'\n")
     with pytest.raises(errors.InvalidInput, match="not UTF-8 text"):
-        settings.load(Car, file=tmp_path / "latin.toml")
+        sections.load(Car, file=tmp_path / "latin.toml")
     with pytest.raises(errors.InvalidInput, match="not TOML"):
-        settings.load(Car, file=write(tmp_path, "a = " + "9" * 5000))
+        sections.load(Car, file=write(tmp_path, "a = " + "9" * 5000))
     with pytest.raises(errors.LimitExceeded):
-        settings.load(Car, file=write(tmp_path, "#" * (toml.MAX_BYTES + 1)))
+        sections.load(Car, file=write(tmp_path, "#" * (toml.MAX_BYTES + 1)))
 
 
 def test_secrets_are_read_from_where_they_are_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "key").write_text("s3cret\n")
-    assert settings.read_secret("file:key", {}, folder=tmp_path) == "s3cret"
-    assert settings.read_secret("env:KEY", {"KEY": "k"}) == "k"
+    assert sections.read_secret("file:key", {}, folder=tmp_path) == "s3cret"
+    assert sections.read_secret("env:KEY", {"KEY": "k"}) == "k"
     with pytest.raises(errors.NotFound, match="KEY"):
-        settings.read_secret("env:KEY", {})
+        sections.read_secret("env:KEY", {})
     with pytest.raises(errors.NotFound, match="No such file"):
-        settings.read_secret("file:none", {}, folder=tmp_path)
+        sections.read_secret("file:none", {}, folder=tmp_path)
     with pytest.raises(errors.InvalidInput) as caught:
-        settings.read_secret("hunter2", {})
+        sections.read_secret("hunter2", {})
     assert "hunter2" not in caught.value.message
 
 
@@ -177,7 +179,7 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(text.encode(errors="surrogatepass"))
     try:
-        settings.load(ground.Ground, file=path)
+        sections.load(domain.Ground, file=path)
     except errors.InvalidInput as error:
         assert str(path) in str(error)  # noqa: PT017 - either outcome is right
 
@@ -185,7 +187,7 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
 @given(
     st.dictionaries(
         st.one_of(
-            st.text(max_size=20), st.sampled_from([field.key for field in settings.fields(ground.Ground)])
+            st.text(max_size=20), st.sampled_from([field.key for field in sections.fields(domain.Ground)])
         ),
         st.one_of(
             st.text(max_size=20),
@@ -200,9 +202,9 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
 )
 def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> None:
     try:
-        loaded = settings.load(ground.Ground, flags=flags)
-        assert msgspec.convert(msgspec.to_builtins(loaded), ground.Ground) == loaded
-    except settings.InvalidSettings as error:
+        loaded = sections.load(domain.Ground, flags=flags)
+        assert msgspec.convert(msgspec.to_builtins(loaded), domain.Ground) == loaded
+    except sections.InvalidSettings as error:
         assert error.problems  # noqa: PT017 - either outcome is right
 
 
@@ -210,7 +212,7 @@ def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> No
     st.builds(
         Engine,
         warm_up_s=st.floats(0, 1e9),
-        tank_bytes=st.integers(1, settings.MAX_NUMBER),
+        tank_bytes=st.integers(1, sections.MAX_NUMBER),
         fuel=st.just("petrol"),
         choke=st.booleans(),
         places=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=3).map(tuple),
@@ -219,13 +221,13 @@ def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> No
 )
 def test_printed_settings_read_back(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> None:
     path = tmp_path_factory.getbasetemp() / "printed.toml"
-    path.write_bytes(settings.to_toml(Car(engine=engine), {"engine.note": "somewhere"}).encode())
-    assert settings.load(Car, file=path).engine == engine
+    path.write_bytes(sections.to_toml(Car(engine=engine), {"engine.note": "somewhere"}).encode())
+    assert sections.load(Car, file=path).engine == engine
 
 
 def test_printed_settings_show_no_password_and_who_set_what() -> None:
     car = Car(engine=Engine(note="see postgresql://me:pa:ss@host/db and nats://tok@h"))
-    printed = settings.to_toml(car, {"engine.note": "flag engine.note"})
+    printed = sections.to_toml(car, {"engine.note": "flag engine.note"})
     assert 'note = "see postgresql://me:***@host/db and nats://tok@h"  # flag engine.note' in printed
     assert "cylinders = 4  # default" in printed
 
@@ -234,13 +236,13 @@ def test_printed_settings_show_no_password_and_who_set_what() -> None:
 
 
 def test_tls_is_off_on_loopback_only() -> None:
-    assert not bus_settings.Bus(host="127.0.0.1").uses_tls
-    assert not bus_settings.Bus(host="::1").uses_tls
-    assert not bus_settings.Bus(host="localhost").uses_tls
-    assert bus_settings.Bus(host="0.0.0.0").uses_tls
-    assert bus_settings.Bus(host="127.0.0.1.example.org").uses_tls
-    assert bus_settings.Bus(host="127.0.0.1", tls="on").uses_tls
-    assert not bus_settings.Bus(host="0.0.0.0", tls="off").uses_tls
+    assert not bus.Bus(host="127.0.0.1").uses_tls
+    assert not bus.Bus(host="::1").uses_tls
+    assert not bus.Bus(host="localhost").uses_tls
+    assert bus.Bus(host="0.0.0.0").uses_tls
+    assert bus.Bus(host="127.0.0.1.example.org").uses_tls
+    assert bus.Bus(host="127.0.0.1", tls="on").uses_tls
+    assert not bus.Bus(host="0.0.0.0", tls="off").uses_tls
 
 
 @pytest.mark.parametrize(
@@ -260,34 +262,34 @@ def test_tls_is_off_on_loopback_only() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(flags: dict[str, str], fault: str) -> None:
-    with pytest.raises(settings.InvalidSettings, match=fault) as caught:
-        settings.load(ground.Ground, flags=flags)
+    with pytest.raises(sections.InvalidSettings, match=fault) as caught:
+        sections.load(domain.Ground, flags=flags)
     assert "hunter2" not in str(caught.value)
 
 
 def test_someone_elses_brokers_have_budgets_of_their_own() -> None:
     flags = {"bus.storage_disk_bytes": "1GiB", "bus.servers": "nats://a:4222,nats://b:4222"}
-    assert settings.load(ground.Ground, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
+    assert sections.load(domain.Ground, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
 
 
 def test_a_service_adds_its_section_by_subclassing() -> None:
-    class Whole(ground.Ground, frozen=True, kw_only=True):
+    class Whole(domain.Ground, frozen=True, kw_only=True):
         engine: Engine = msgspec.field(default_factory=Engine)
 
-    loaded = settings.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
+    loaded = sections.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
     assert (loaded.engine.cylinders, loaded.bus.port) == (2, 4222)
-    assert "## `[engine]`" in settings.reference(Whole)
+    assert "## `[engine]`" in sections.reference(Whole)
 
 
-class Ports(settings.Section, frozen=True, kw_only=True):
-    open: Annotated[tuple[int, ...], settings.doc("Where it listens.")] = ()
+class Ports(sections.Section, frozen=True, kw_only=True):
+    open: Annotated[tuple[int, ...], sections.doc("Where it listens.")] = ()
 
 
-class Listening(settings.Section, frozen=True, kw_only=True):
+class Listening(sections.Section, frozen=True, kw_only=True):
     ports: Ports = Ports()
 
 
 def test_a_list_of_numbers_can_be_set_by_the_environment():
-    assert settings.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
-    with pytest.raises(settings.InvalidSettings, match="a list of whole numbers"):
-        settings.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})
+    assert sections.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
+    with pytest.raises(sections.InvalidSettings, match="a list of whole numbers"):
+        sections.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import errors, sketches
+from muster.core import errors
+from muster.core.reports import sketches
 
 values = st.lists(st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9), min_size=1, max_size=60)
 

@@ -13,11 +13,11 @@ import click
 import pytest
 import yaml
 
-from muster.app import catalogue
-from muster.bus import counting
+from muster.app import settings
+from muster.bus.client import counters
 from muster.cli import main
-from muster.core import metrics
-from muster.pipeline import measuring
+from muster.core.telemetry import metrics
+from muster.pipeline.job import progress_metrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -40,8 +40,8 @@ def exported() -> set[str]:
             ):
                 found.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
     tables = metrics.Metrics(process=True)
-    counting.Counts(tables)
-    measuring.Measured(tables)
+    counters.Counts(tables)
+    progress_metrics.Measured(tables)
     text = tables.exposition()[1].decode()
     return found | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
 
@@ -194,7 +194,7 @@ def test_the_containers_ports_are_those_that_muster_has_by_itself():
     init = main.muster.get_command(click.Context(main.muster), "init")
     assert init is not None
     clients = next(one.default for one in init.params if one.name == "port")
-    web = catalogue.Settings().web.port
+    web = settings.Settings().web.port
     assert domain["ports"] == [f"127.0.0.1:{port}:{port}" for port in (clients, web)]
     (health,) = (word.partition("health.port=")[2] for word in domain["command"] if "health.port=" in word)
     (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "container/Containerfile").read_text(), re.MULTILINE)

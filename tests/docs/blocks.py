@@ -27,7 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from muster.testing import process
+from muster.testing import child_process
 
 ROOT = Path(__file__).parents[2]
 RUN = ("console", "python", "yaml", "toml")
@@ -102,7 +102,7 @@ class Reader:
 
     def __init__(self, folder: Path, broker_url: str = "") -> None:
         self._broker_url = broker_url
-        self._going: list[process.Child] = []
+        self._going: list[child_process.Child] = []
         programs = folder / "programs"
         programs.mkdir()
         for name, arguments in (("muster", "-m muster"), ("pytest", "-m pytest"), ("python", "")):
@@ -157,7 +157,7 @@ class Reader:
         if from_root and not (ROOT / ".venv" / ".base").exists():
             # These tests do not run in the environment that make sets up: the rest of the recipe does.
             text = text.replace("make", f"make -o setup -o .venv/.spark BIN={self._programs}", 1)
-        child = await process.start(
+        child = await child_process.start(
             "bash",
             "-c",
             f"exec </dev/null\n{text}",
@@ -187,7 +187,7 @@ class Reader:
         program.write_text(_USUAL_ADDRESS.sub(self._broker_url, block.text))
         runner = Path(__file__).with_name("run_block.py")
         name = f"the python block in line {block.line}"
-        async with await process.start(
+        async with await child_process.start(
             *(sys.executable, "-W", "error", runner, program, self._broker_url),
             env=self._env,
             cwd=self.home,
@@ -197,7 +197,7 @@ class Reader:
             assert code == 0, f"{name} failed; {child.tail()}"
 
 
-def _story(child: process.Child, what: str, shown: list[str]) -> str:
+def _story(child: child_process.Child, what: str, shown: list[str]) -> str:
     return "\n".join(
         (f"$ {child.name}", f"it {what}; shown:", *(f"  | {line}" for line in shown), child.tail())
     )

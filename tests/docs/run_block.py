@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import CodeType
 
-from muster import connecting
+from muster import connection
 
 
 async def run(code: CodeType) -> None:
@@ -20,7 +20,7 @@ async def run(code: CodeType) -> None:
 
 def main(path: str, broker_url: str) -> None:
     # A block that names no broker means the domain here or, without one, the usual broker: the test's.
-    connecting.DEFAULT_SERVER = broker_url
+    connection.DEFAULT_SERVER = broker_url
     asyncio.run(run(compile(Path(path).read_text(), path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)))
 
 

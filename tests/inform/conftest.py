@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
-from muster.inform import client, service, settings
+from muster.inform import client, settings
+from muster.inform.node import node as node_node
 
-StartNode = Callable[..., Awaitable[service.Node]]
+StartNode = Callable[..., Awaitable[node_node.Node]]
 
 #: Rounds short enough for tests; nothing else differs from the defaults.
 QUICK = msgspec.convert({"refresh_s": 0.2, "lost_after_s": 2.0, "timeout_s": 2.0}, settings.Inform)
@@ -20,12 +21,12 @@ async def start_node(connect) -> AsyncIterator[StartNode]:
     """Information nodes on ``broker``, each with a connection of its own; they end with the test."""
     async with contextlib.AsyncExitStack() as nodes:
 
-        async def start(name: str = "n1", **options: Any) -> service.Node:
+        async def start(name: str = "n1", **options: Any) -> node_node.Node:
             changes = {
                 key: options.pop(key) for key in list(options) if key in settings.Inform.__struct_fields__
             }
             options.setdefault("settings", msgspec.structs.replace(QUICK, **changes))
-            node = await service.start(await connect(name), **options)
+            node = await node_node.start(await connect(name), **options)
             nodes.push_async_callback(node.close)
             return node
 

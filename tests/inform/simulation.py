@@ -15,8 +15,10 @@ import msgspec
 
 from muster.bus.memory import connection, network
 from muster.core import errors
-from muster.inform import client, contextlog, protocol, service, settings
-from muster.testing import clock
+from muster.inform import client, protocol, settings
+from muster.inform.node import node as node_node
+from muster.inform.node.log import context_log
+from muster.testing import virtual_clock
 
 NODES = ("n1", "n2", "n3", "n4")
 KEYS = ("alpha", "beta", "gamma")
@@ -48,7 +50,7 @@ class Run:
             silence_s=self.chance.uniform(1, 10),
         )
         self.net = network.Network(seed, faults=faults)
-        self.nodes: dict[str, service.Node] = {}
+        self.nodes: dict[str, node_node.Node] = {}
         self.buses: dict[str, connection.Bus] = {}
         self.acknowledged: dict[str, dict[int, bytes]] = {key: {} for key in KEYS}
         self.attempts = dict.fromkeys(KEYS, 0)
@@ -66,7 +68,7 @@ class Run:
             try:
                 bus = await self.net.connect(name)
                 self.buses[name] = bus
-                node = await service.start(bus, settings=SETTINGS, now_ns=self.net.now_ns)
+                node = await node_node.start(bus, settings=SETTINGS, now_ns=self.net.now_ns)
             except errors.Unavailable:
                 await asyncio.sleep(0.5)
                 continue
@@ -145,11 +147,11 @@ class Run:
 
     # The judgement.
 
-    def entries(self, key: str) -> list[contextlog.Entry]:
+    def entries(self, key: str) -> list[context_log.Entry]:
         log = self.net.log(protocol.STREAM)
         subject = protocol.log_subject(key)
         return [
-            contextlog.entry_of(stored)
+            context_log.entry_of(stored)
             for _, stored in sorted(log.messages.items())
             if stored.subject == subject
         ]
@@ -233,7 +235,7 @@ def _raise_failures(tasks: list[asyncio.Task[None]]) -> None:
 
 def run(seed: int) -> Run:
     try:
-        return clock.run_virtual(simulate(seed))
+        return virtual_clock.run_virtual(simulate(seed))
     except (AssertionError, errors.MusterError) as error:
         raise AssertionError(
             f"seed {seed}: {error}\nreplay: python -m tests.inform.simulation {seed}"

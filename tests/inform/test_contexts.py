@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from muster.core import errors
-from muster.inform import client, contextlog, protocol, rights, service
+from muster.inform import access_rules, client, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import node as node_node
+from muster.inform.node.log import context_log
 from muster.store import database
 from muster.testing.eventually import eventually
 
@@ -178,14 +180,14 @@ async def test_a_context_written_while_its_deletion_is_forgotten_stays(start_nod
     await start_node(tombstone_s=0.3)
     await inform.put("k", b"1")
     await inform.delete("k")
-    forget, forgotten = contextlog.ContextLog.forget, asyncio.Event()
+    forget, forgotten = context_log.ContextLog.forget, asyncio.Event()
 
-    async def late(self: contextlog.ContextLog, *asked: Any) -> None:
+    async def late(self: context_log.ContextLog, *asked: Any) -> None:
         await inform.put("k", b"2")
         await forget(self, *asked)
         forgotten.set()
 
-    monkeypatch.setattr(contextlog.ContextLog, "forget", late)
+    monkeypatch.setattr(context_log.ContextLog, "forget", late)
     await asyncio.wait_for(forgotten.wait(), 30)
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"2"
     assert [one.value for one in (await inform.history("k")).changes] == [b"2"]
@@ -211,7 +213,9 @@ async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, i
 
 
 async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, connect):
-    await start_node(rules=(rights.Rule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None)
+    await start_node(
+        rules=(access_rules.Rule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None
+    )
     ann, bob = client.Client(await connect("ann")), client.Client(await connect("bob"))
     await ann.put("own/1", b"ann's")
     await ann.delete("own/1")
@@ -295,8 +299,8 @@ async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, 
 
 
 async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, monkeypatch):
-    monkeypatch.setattr(service, "IN_FLIGHT_MAX", 10)
-    monkeypatch.setattr(service, "WATCHING_MAX", 20)
+    monkeypatch.setattr(node_node, "IN_FLIGHT_MAX", 10)
+    monkeypatch.setattr(node_node, "WATCHING_MAX", 20)
     node = await start_node()
     watcher = client.Client(await connect("watcher"))
     waiting = [asyncio.ensure_future(anext(watcher.watch(f"k{number}"))) for number in range(30)]
@@ -330,7 +334,7 @@ async def test_a_local_read_needs_no_message(start_node, inform):
 async def test_a_history_is_not_held_in_memory_whole(simulated_network):
     net = simulated_network
     settings = msgspec.structs.replace(settings_.DEFAULT, history=100)
-    async with await service.start(await net.connect("p"), settings=settings, now_ns=net.now_ns) as node:
+    async with await node_node.start(await net.connect("p"), settings=settings, now_ns=net.now_ns) as node:
         contexts = client.Client(await net.connect("ann"))
         versions = [(await contexts.put("k", bytes([number]) * 300_000)).version for number in range(40)]
         for after_version in (0, versions[0]):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.inform import copies, demand, directory, placement, protocol, rights
+from muster.inform import access_rules, protocol
+from muster.inform.node.replicas import demand, peers, placement, replica_table
 
 T = demand.Thresholds()
 
@@ -151,7 +152,7 @@ def info(name: str) -> protocol.ServerInformation:
 
 
 def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
-    seen = directory.Directory("me", lost_after_s=10)
+    seen = peers.Directory("me", lost_after_s=10)
     assert seen.heard(info("a"), 0.0, round_trip_s=0.002)
     assert not seen.heard(info("a"), 5.0)
     assert not seen.heard(info("me"), 5.0)
@@ -162,14 +163,14 @@ def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
 
 
 def test_who_was_deaf_excuses_the_others():
-    seen = directory.Directory("me", lost_after_s=10)
+    seen = peers.Directory("me", lost_after_s=10)
     seen.heard(info("a"), 0.0)
     seen.excuse(100.0)
     assert seen.lose(105.0) == []
 
 
 def test_proximity_is_the_round_trip_smoothed():
-    seen = directory.Directory("me", lost_after_s=10)
+    seen = peers.Directory("me", lost_after_s=10)
     seen.heard(info("a"), 0.0, round_trip_s=0.010)
     seen.heard(info("a"), 1.0, round_trip_s=0.110)
     (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda one: one.node == "a")
@@ -184,7 +185,7 @@ def record(key: str, holders: tuple[str, ...] = ("me",), value: bytes | None = b
 
 
 def test_late_and_doubled_records_change_nothing():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     assert held.apply(record("k", value=b"2"), 2, 0.0)
     assert not held.apply(record("k", value=b"1"), 1, 0.0)
     assert not held.apply(record("k", value=b"2"), 2, 0.0)
@@ -193,14 +194,14 @@ def test_late_and_doubled_records_change_nothing():
 
 
 def test_a_copy_that_moved_away_is_dropped():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     held.apply(record("k"), 1, 0.0)
     assert held.apply(record("k", ("other",)), 2, 0.0)
     assert (held.permanent, held.buckets, held.memory_bytes) == (0, {}, 0)
 
 
 def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     held.install_temporary(record("k", ("other",), b"old"), 1, 0.0, fresh_at_s=0.0)
     assert not held.apply(record("k", ("other",), b"new"), 2, 1.0)
     assert held.index["k"].value == b"old"
@@ -212,7 +213,7 @@ def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400_000), st.booleans()), max_size=60)
 )
 def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     for sequence, (key, size, read) in enumerate(steps, 1):
         held.apply(record(key, value=b"x" * size), sequence, 0.0)
         if read:
@@ -222,7 +223,7 @@ def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
 
 
 def test_what_was_asked_for_outlives_what_was_not():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     for number in range(9):
         held.apply(record(f"k{number}", value=b"x" * 100_000), number + 1, 0.0)
     held.index["k0"].read()
@@ -234,7 +235,7 @@ def test_what_was_asked_for_outlives_what_was_not():
 
 
 def test_a_value_read_again_is_not_put_into_a_newer_copy():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     held.apply(record("k", value=b"old"), 1, 0.0)
     before = held.index["k"]
     held.apply(record("k", value=b"new"), 2, 0.0)
@@ -243,7 +244,7 @@ def test_a_value_read_again_is_not_put_into_a_newer_copy():
 
 
 def test_contexts_that_come_and_go_leave_nothing():
-    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
     for number in range(5_000):
         held.apply(record("k"), 2 * number + 1, 0.0)
         held.apply(record("k", ("other",)), 2 * number + 2, 0.0)
@@ -256,14 +257,14 @@ def test_contexts_that_come_and_go_leave_nothing():
 
 def test_the_first_rule_that_covers_a_key_decides():
     rules = (
-        rights.Rule("a/open"),
-        rights.Rule("a/*", read=("bob",), write=("role:operator", "owner")),
-        rights.Rule("*", write=()),
+        access_rules.Rule("a/open"),
+        access_rules.Rule("a/*", read=("bob",), write=("role:operator", "owner")),
+        access_rules.Rule("*", write=()),
     )
 
     def may(key: str, act: str, who: str, role: str | None = "user", owner: str | None = None) -> bool:
         try:
-            rights.rule_for(rules, key).check(key, act, identity=who, role=role, owner=owner)
+            access_rules.rule_for(rules, key).check(key, act, identity=who, role=role, owner=owner)
         except errors.Forbidden:
             return False
         return True

@@ -7,26 +7,27 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from muster.bus import client as bus_client
 from muster.bus.brokers import broker as brokers
-from muster.bus.brokers import config, faults
+from muster.bus.brokers import config, diagnosis
+from muster.bus.client import client as bus_client
 from muster.core import errors
-from muster.inform import client, views
+from muster.inform import client
+from muster.inform.node.log import view as log_view
 from muster.store import database
-from muster.testing import process
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.cli import driver
 
-StartNode = Callable[[str, str], Awaitable[process.Child]]
+StartNode = Callable[[str, str], Awaitable[child_process.Child]]
 
 
 @pytest.fixture
 def start_one(start_process, tmp_path) -> StartNode:
     """A node's process at that broker, with its view there."""
 
-    async def start(url: str, view: str) -> process.Child:
-        child: process.Child = await start_process(
+    async def start(url: str, view: str) -> child_process.Child:
+        child: child_process.Child = await start_process(
             *driver.command_line("inform", "node", "--name", "n1", "--store", view, "--server", url),
             *("--set", "copies=1", "--set", "timeout_s=2"),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
@@ -67,7 +68,7 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
 
     async def caught_up() -> bool:
         async with await database.open(view) as store:
-            return (await views.View(store, "n1").position())[0] >= last
+            return (await log_view.View(store, "n1").position())[0] >= last
 
     await eventually(caught_up, timeout_s=60)
     await node.kill()
@@ -101,8 +102,8 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
         assert refusal is not None, "there was no room for 10 MB"
         assert "without room on its disk" in str(refusal.hint)
         problem = await eventually(one.problem, timeout_s=30)
-        assert isinstance(problem, faults.BrokerFailed)
-        assert problem.fault is faults.Fault.DISK_FULL
+        assert isinstance(problem, diagnosis.BrokerFailed)
+        assert problem.fault is diagnosis.Fault.DISK_FULL
         await check(contexts, range(done))  # the node lives, and reads go on
         ballast.unlink()
 

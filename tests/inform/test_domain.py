@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from muster.app import catalogue, domain
-from muster.app import inform as part
-from muster.core import errors, settings
-from muster.inform import client, protocol, services
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.components import information_nodes as part
+from muster.core import errors
+from muster.core.settings import sections
+from muster.inform import client, protocol, service_entries
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.cli import driver
 
 
-def wanted(tmp_path: Path, **more: object) -> catalogue.Settings:
+def wanted(tmp_path: Path, **more: object) -> app_settings.Settings:
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
@@ -24,13 +26,13 @@ def wanted(tmp_path: Path, **more: object) -> catalogue.Settings:
         "inform.refresh_s": "300ms",
         **more,
     }
-    return settings.load(catalogue.Settings, flags=flags)
+    return sections.load(app_settings.Settings, flags=flags)
 
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = wanted(tmp_path)
-    async with domain.Domain(made, parts=catalogue.parts(made)) as running:
+    async with domain.Domain(made, parts=app_settings.parts(made)) as running:
         nodes = running.part(part.InformationNodes).nodes
         await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
         async with (
@@ -62,7 +64,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
     ]
     made = wanted(tmp_path, **{"inform.rules": rules})
     async with (
-        domain.Domain(made, parts=catalogue.parts(made)) as running,
+        domain.Domain(made, parts=app_settings.parts(made)) as running,
         await running.connect("ann", roles.Role.USER) as ann,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,
@@ -79,10 +81,10 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
             with pytest.raises(errors.Forbidden):
                 await refused
         assert (await by_bob.find("kind = 'ops'")).contexts == []
-        entry = await services.Services(by_ann).save(services.Entry(name="maps"))
+        entry = await service_entries.Services(by_ann).save(service_entries.Entry(name="maps"))
         with pytest.raises(errors.Forbidden):  # without a rule of the settings' own
-            await services.Services(by_bob).delete(entry.id)
-        await services.Services(by_olga).delete(entry.id)
+            await service_entries.Services(by_bob).delete(entry.id)
+        await service_entries.Services(by_olga).delete(entry.id)
         await by_ann.put("own/1", b"ann's")
         with pytest.raises(errors.Forbidden):
             await by_bob.put("own/1", b"mine now")
@@ -102,7 +104,7 @@ read = ["role:operator"]
 write = ["role:operator"]
 """
     place = await asyncio.to_thread(driver.init, tmp_path / "home", settings=text)
-    made = settings.load(catalogue.Settings, file=place / "muster.toml")
+    made = sections.load(app_settings.Settings, file=place / "muster.toml")
     async with (
         domain.Domain(made, parts=[part.InformationNodes(made.inform)]) as running,
         await running.connect("bob", roles.Role.USER) as bob,
@@ -122,9 +124,9 @@ write = ["role:operator"]
         for refused in (by_bob.get("ops/1"), by_bob.put("ops/1", b"x"), by_bob.put("ops/2", b"x")):
             with pytest.raises(errors.Forbidden):
                 await refused
-        entry = await services.Services(by_olga).save(services.Entry(name="maps"))
+        entry = await service_entries.Services(by_olga).save(service_entries.Entry(name="maps"))
         with pytest.raises(errors.Forbidden):
-            await services.Services(by_bob).delete(entry.id)
+            await service_entries.Services(by_bob).delete(entry.id)
         await child.terminate()
 
 

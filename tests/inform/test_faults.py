@@ -12,18 +12,18 @@ import pytest
 
 from muster.core import errors
 from muster.inform import client
-from muster.testing import process
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
-StartNode = Callable[[str], Awaitable[process.Child]]
+StartNode = Callable[[str], Awaitable[child_process.Child]]
 
 
 @pytest.fixture
 def node_process(broker, start_process, tmp_path) -> StartNode:
-    async def start(name: str) -> process.Child:
+    async def start(name: str) -> child_process.Child:
         quick = ("refresh_s=0.3", "lost_after_s=2", "timeout_s=1.5", "history=5000")
-        child: process.Child = await start_process(
+        child: child_process.Child = await start_process(
             *driver.command_line("inform", "node", "--name", name, "--store", f"sqlite:{tmp_path / name}.db"),
             *(word for one in quick for word in ("--set", one)),
             *("--server", broker.url),

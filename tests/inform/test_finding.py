@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 
-from muster.bus import http
+from muster.bus.http import server as http_server
 from muster.core import errors
-from muster.inform import client, finding, ordered, plans, protocol, service
+from muster.inform import client, protocol, search_plan
 from muster.inform.mounts import base as mounts
-from muster.inform.mounts import kinds
-from muster.predicates import closure, parser
+from muster.inform.mounts import registry
+from muster.inform.node import node as node_node
+from muster.inform.node import search
+from muster.inform.node.replicas import sorted_keys
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
 
 
 def test_keys_stay_in_their_order(monkeypatch):
-    monkeypatch.setattr(ordered, "BLOCK", 4)
+    monkeypatch.setattr(sorted_keys, "BLOCK", 4)
     chance = random.Random(7)
-    keys, there = ordered.Keys(), set()
+    keys, there = sorted_keys.Keys(), set()
     for _ in range(3_000):
         key = f"k{chance.randrange(200)}"
         if chance.random() < 0.6:
@@ -74,7 +78,7 @@ FACTS: tuple[dict[str, Any], ...] = (
 
 def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
     for predicate in PREDICATES:
-        plan, matches = plans.plan(predicate), closure.compile(parser.parse(predicate))
+        plan, matches = search_plan.plan(predicate), python.compile(parser.parse(predicate))
         for key, facts in itertools.product(("p/1", "p/_2", "p/", "q/2", "p"), FACTS):
             told = _seen({**facts, "key": key, "version": 2, "writer": "ann"})
             assert plan.selects(key, 2, "ann", dict(facts) if plan.asks else {}) is matches(told.get)
@@ -87,15 +91,15 @@ def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
 
 
 def test_a_plan_knows_what_is_out_of_its_reach():
-    assert plans.plan("key LIKE 'service/%' AND kind = 'service'").begins == "service/"
-    assert not plans.plan("key LIKE 'service/%'").reaches("mount/lab/")
-    assert plans.plan("key LIKE 'mou%'").reaches("mount/lab/")
-    assert plans.plan("key = 'mount/lab/x'").reaches("mount/lab/")
-    assert not plans.plan("key IN ('a', 'b')").reaches("mount/lab/")
-    assert plans.plan("version = 1").asks == ()
+    assert search_plan.plan("key LIKE 'service/%' AND kind = 'service'").begins == "service/"
+    assert not search_plan.plan("key LIKE 'service/%'").reaches("mount/lab/")
+    assert search_plan.plan("key LIKE 'mou%'").reaches("mount/lab/")
+    assert search_plan.plan("key = 'mount/lab/x'").reaches("mount/lab/")
+    assert not search_plan.plan("key IN ('a', 'b')").reaches("mount/lab/")
+    assert search_plan.plan("version = 1").asks == ()
 
 
-def fill(node: service.Node, count: int) -> None:
+def fill(node: node_node.Node, count: int) -> None:
     """Contexts as if they had come from the log, in no order."""
     numbers = list(range(count))
     random.Random(3).shuffle(numbers)
@@ -108,8 +112,8 @@ def fill(node: service.Node, count: int) -> None:
 async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start_node, inform, monkeypatch):
     node = await start_node("n1")
     fill(node, 3_000)
-    monkeypatch.setattr(finding, "SLICE_S", 0.0)
-    monkeypatch.setattr(finding, "SEARCH_S", 0.0)  # each answer is one slice, and the first are of the order
+    monkeypatch.setattr(search, "SLICE_S", 0.0)
+    monkeypatch.setattr(search, "SEARCH_S", 0.0)  # each answer is one slice, and the first are of the order
     turns = 0
 
     async def others() -> None:
@@ -123,13 +127,13 @@ async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start
     other.cancel()
     assert [one.attributes["number"] for one in found.contexts] == [2990, 2992, 2994, 2996, 2998]
     assert not found.more
-    assert turns > 2 * 3_000 / finding.SLICE_KEYS
+    assert turns > 2 * 3_000 / search.SLICE_KEYS
 
 
 class Moving:
     """Contexts of one node that come, change, expire and go; and what each has been since a search began."""
 
-    def __init__(self, node: service.Node, chance: random.Random) -> None:
+    def __init__(self, node: node_node.Node, chance: random.Random) -> None:
         self._node = node
         self._chance = chance
         self._sequence = 0
@@ -170,23 +174,23 @@ async def test_a_search_finds_what_a_plain_filter_finds_while_contexts_come_and_
     moving = Moving(node, chance)
     for _ in range(300):
         moving.change()
-    monkeypatch.setattr(finding, "SLICE_KEYS", 20)
-    monkeypatch.setattr(finding, "SLICE_S", 0.0)
-    monkeypatch.setattr(finding, "SEARCH_S", 0.0)
+    monkeypatch.setattr(search, "SLICE_KEYS", 20)
+    monkeypatch.setattr(search, "SLICE_S", 0.0)
+    monkeypatch.setattr(search, "SEARCH_S", 0.0)
 
-    slice_ = finding.Finder._slice
+    slice_ = search.Finder._slice
 
-    def changing(self: finding.Finder, plan: plans.Plan, after: str) -> finding._Slice:
+    def changing(self: search.Finder, plan: search_plan.Plan, after: str) -> search._Slice:
         moving.change()
         made = slice_(self, plan, after)
         for _ in range(5):  # before their values are read
             moving.change()
         return made
 
-    monkeypatch.setattr(finding.Finder, "_slice", changing)
+    monkeypatch.setattr(search.Finder, "_slice", changing)
     for predicate in PREDICATES:
         moving.begin()
-        matches = closure.compile(parser.parse(predicate))
+        matches = python.compile(parser.parse(predicate))
         found: list[str] = []
         after, more = "", True
         while more:
@@ -210,12 +214,12 @@ async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inf
     node = await start_node("n1")
     fill(node, 500)
     assert not (await inform.find("number = 1")).more  # the order is made
-    monkeypatch.setattr(finding, "SLICE_S", 0.0)
-    monkeypatch.setattr(finding, "SEARCH_S", 0.0)
+    monkeypatch.setattr(search, "SLICE_S", 0.0)
+    monkeypatch.setattr(search, "SEARCH_S", 0.0)
     parts = [await inform.find("number = 499", within_s=0.0)]
     while parts[-1].more:
         parts.append(await inform.find("number = 499", within_s=0.0, after=parts[-1].reached))
-    assert len(parts) > 500 // finding.SLICE_KEYS
+    assert len(parts) > 500 // search.SLICE_KEYS
     assert [one.key for part in parts for one in part.contexts] == ["c/00499"]
 
 
@@ -235,21 +239,21 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
 ):
     first, second = [await start_node(name, copies=1) for name in ("n1", "n2")]
     await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in (first, second)))
-    monkeypatch.setattr(finding, "MOVED_MAX", at_once)
+    monkeypatch.setattr(search, "MOVED_MAX", at_once)
     keys = [f"k{number}" for number in range(5)]
     for key in (*keys, "x-deleted", "x-changed"):
         await client.Client(inform._bus, node="n1").put(key, b"v", attributes={"a": 1})
     passed, moved = asyncio.Event(), asyncio.Event()
-    here = finding.Finder.find_here
+    here = search.Finder.find_here
 
-    async def find_here(self: finding.Finder, asked: protocol.Find) -> protocol.FoundHere:
+    async def find_here(self: search.Finder, asked: protocol.Find) -> protocol.FoundHere:
         if self is first.finder:
             await moved.wait()
         found = await here(self, asked)
         passed.set()
         return found
 
-    monkeypatch.setattr(finding.Finder, "find_here", find_here)
+    monkeypatch.setattr(search.Finder, "find_here", find_here)
     searching = asyncio.create_task(inform.find("a = 1"))
     await passed.wait()  # by the second, which has none of them yet
     for key in (*keys, "x-deleted", "x-changed"):
@@ -292,7 +296,7 @@ async def test_keys_that_come_and_go_are_in_the_order(start_node, inform):
 
 
 async def test_searches_beyond_what_a_node_takes_are_refused(start_node, connect, monkeypatch):
-    monkeypatch.setattr(finding, "SEARCHES_MAX", 0)
+    monkeypatch.setattr(search, "SEARCHES_MAX", 0)
     await start_node("n1")
     with pytest.raises(errors.Overloaded, match="searches"):
         await client.Client(await connect("bob")).find("TRUE")
@@ -302,15 +306,15 @@ async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inf
     monkeypatch.setattr(mounts, "ENTRIES_MAX", 3)
     asked = 0
 
-    def answer(_: object) -> http.Response:
+    def answer(_: object) -> http_server.Response:
         nonlocal asked
         asked += 1
         # In base 64: k1 to k3, each with {"tags": ["edge"]}.
         entries = [{"key": key, "value": "eyJ0YWdzIjogWyJlZGdlIl19"} for key in ("azE=", "azI=", "azM=")]
-        return http.text(json.dumps({"kvs": entries}))
+        return http_server.text(json.dumps({"kvs": entries}))
 
-    async with await http.serve({}, doors={"/v3/kv/range": answer}) as server:
-        await start_node("n1", mounts=(kinds.Mount(name="old", kind="etcd", url=server.url),))
+    async with await http_server.serve({}, doors={"/v3/kv/range": answer}) as server:
+        await start_node("n1", mounts=(registry.Mount(name="old", kind="etcd", url=server.url),))
         found = await inform.find("tags CONTAINS 'edge'", limit=2)
         assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]
         assert (found.more, found.reached, found.cut) == (True, "mount/old/k2", ["old"])

@@ -10,8 +10,10 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client, protocol, rounds, service
+from muster.inform import client, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import node as node_node
+from muster.inform.node import shared_rounds
 
 pytestmark = pytest.mark.virtual_time
 
@@ -20,7 +22,7 @@ ALONE = msgspec.structs.replace(settings_.DEFAULT, copies=1)
 
 async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_copy_is(simulated_network):
     net = simulated_network
-    async with await service.start(await net.connect("p"), now_ns=net.now_ns) as node:
+    async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
         ann = client.Client(await net.connect("ann"))
         await ann.put("k", b"v")
         node.desk.fresh_at_s = node.desk.now_s()
@@ -45,7 +47,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
     net = simulated_network
     settings = settings_.DEFAULT
     p, q = [
-        await service.start(await net.connect(name), settings=settings, now_ns=net.now_ns) for name in "pq"
+        await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns) for name in "pq"
     ]
     for node in (p, q):
         await node.upkeep.discover()
@@ -69,7 +71,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
 
 async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simulated_network):
     net = simulated_network
-    async with await service.start(await net.connect("p"), now_ns=net.now_ns) as node:
+    async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
         ann = client.Client(await net.connect("ann"))
         await ann.put("k", b"v")
         asked: list[int] = []
@@ -91,7 +93,7 @@ class Question:
 
     def __init__(self) -> None:
         self.sent: list[asyncio.Future[int]] = []
-        self.rounds = rounds.Rounds(self._ask)
+        self.rounds = shared_rounds.Rounds(self._ask)
 
     async def _ask(self) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -152,7 +154,9 @@ async def test_who_waits_when_a_node_closes_is_refused():
 async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_log(simulated_network):
     """However long the request to hold it was under way."""
     net = simulated_network
-    p, q = [await service.start(await net.connect(name), settings=ALONE, now_ns=net.now_ns) for name in "pq"]
+    p, q = [
+        await node_node.start(await net.connect(name), settings=ALONE, now_ns=net.now_ns) for name in "pq"
+    ]
     ann = client.Client(await net.connect("ann"), node="p")
     await ann.put("k", b"1")
     request = p.desk.bus.request

@@ -12,8 +12,9 @@ import pytest
 
 from muster.bus import api
 from muster.bus.rpc import server
-from muster.inform import client, desk, finding, protocol, service, upkeep
+from muster.inform import client, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import maintenance, node, search, state
 
 pytestmark = pytest.mark.virtual_time
 
@@ -26,7 +27,7 @@ class Fleet:
     """A real node ``p`` and a client ``ann``; further nodes are only heard of."""
 
     net: Any
-    p: service.Node
+    p: node.Node
     ann: client.Client
 
     def hear_of(self, count: int = OTHERS) -> list[str]:
@@ -40,7 +41,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(simulated_network) -> AsyncIterator[Fleet]:
     net = simulated_network
-    async with await service.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as p:
+    async with await node.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as p:
         yield Fleet(net, p, client.Client(await net.connect("ann")))
 
 
@@ -59,7 +60,7 @@ async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: Fleet, mon
     monkeypatch.setattr(protocol, "PAGE_NODES", 2)
     fleet.hear_of()
     net = fleet.net
-    async with await service.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns):
+    async with await node.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns):
         for _ in range(5):
             views = await fleet.ann.nodes()
             assert len([view for view in views if view.proximity_ms == 0.0]) == 1
@@ -103,7 +104,7 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
     assert (found.silent, found.silent_more) == (names[:10], 25)
     assert found.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
     monkeypatch.setattr(protocol, "ANSWER_BYTES_MAX", 300)  # so that a search takes several requests
-    monkeypatch.setattr(finding, "NODE_BYTES_MIN", 1)
+    monkeypatch.setattr(search, "NODE_BYTES_MIN", 1)
     asked: list[protocol.Find] = []
     find = fleet.p.finder.find
 
@@ -132,8 +133,8 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
     monkeypatch.setattr(fleet.p.finder, "find_here", note)
     await fleet.ann.find("TRUE")
     fleet.hear_of()
-    monkeypatch.setattr(finding, "ANSWERS_BYTES_MAX", 3_000 * (OTHERS + 1))
-    monkeypatch.setattr(finding, "NODE_BYTES_MIN", 1_000)
+    monkeypatch.setattr(search, "ANSWERS_BYTES_MAX", 3_000 * (OTHERS + 1))
+    monkeypatch.setattr(search, "NODE_BYTES_MIN", 1_000)
     found = await fleet.p.finder.find(protocol.Find("TRUE"), "ann")
     assert [request.bytes_max for request in asked] == [protocol.ANSWER_BYTES_MAX, 3_000]
     assert ([context.key for context in found.contexts], found.reached) == (["k0", "k1"], "k1")
@@ -143,7 +144,7 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
 async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fleet, monkeypatch):
     """However many nodes name such keys: what is left is the next request's."""
     net = fleet.net
-    async with await service.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns) as q:
+    async with await node.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns) as q:
         await q.upkeep.discover()
         await asyncio.sleep(0.1)
         keys = [f"k{number}" for number in range(8)]
@@ -154,22 +155,22 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
             copy = fleet.p.desk.copies.index[key]
             fleet.p.desk.drop(key)
             (fleet.p, q)[number % 2].desk.moved[key] = fleet.p.desk.now_s(), copy
-        monkeypatch.setattr(finding, "MOVED_MAX", 3)
+        monkeypatch.setattr(search, "MOVED_MAX", 3)
         looked_up: list[int] = []
-        real = finding.Finder._moved
+        real = search.Finder._moved
 
-        async def moved(self: finding.Finder, plan: Any, some: Any) -> list[protocol.Context]:
+        async def moved(self: search.Finder, plan: Any, some: Any) -> list[protocol.Context]:
             looked_up.append(len(some))
             return await real(self, plan, some)
 
-        monkeypatch.setattr(finding.Finder, "_moved", moved)
+        monkeypatch.setattr(search.Finder, "_moved", moved)
         found = await fleet.ann.find("TRUE")
         assert [context.key for context in found.contexts] == keys
         assert max(looked_up) <= 3
 
 
 async def test_full_replication_names_a_bounded_number_of_holders(fleet: Fleet, monkeypatch):
-    monkeypatch.setattr(desk, "HOLDERS_MAX", 4)
+    monkeypatch.setattr(state, "HOLDERS_MAX", 4)
     fleet.hear_of()
     fleet.p.desk.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
     await fleet.p.writer.write(protocol.Put("k", b"v"), "ann")
@@ -187,5 +188,5 @@ async def test_upkeep_of_many_contexts_takes_few_tasks():
         await asyncio.sleep(0.001)
         done += 1
 
-    assert await upkeep._all([work] * 1_000)
-    assert (most, done) == (upkeep.TOGETHER, 1_000)
+    assert await maintenance._all([work] * 1_000)
+    assert (most, done) == (maintenance.TOGETHER, 1_000)

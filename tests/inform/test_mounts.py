@@ -12,19 +12,23 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks import etcd as etcd_peer
-from muster.bus import api, http
-from muster.bus import client as muster_client
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
+from muster.bus.client import client as muster_client
+from muster.bus.http import server as http_server
 from muster.core import errors
-from muster.inform import client, service, services
-from muster.inform.mounts import etcd, kinds
-from muster.inform.uddi import ports, registry
-from muster.soap import asgi, door, serving
+from muster.gateways.soap import asgi, endpoint
+from muster.gateways.soap import server as soap_server
+from muster.gateways.uddi import endpoints, registry
+from muster.inform import client, service_entries
+from muster.inform.mounts import etcd
+from muster.inform.mounts import registry as mounts_registry
+from muster.inform.node import node
 from tests.inform import conftest
 
 
-async def login(name: str, password: str, _: str) -> door.Caller:
+async def login(name: str, password: str, _: str) -> endpoint.Caller:
     del name, password
     raise errors.Unauthorized("nobody publishes here")
 
@@ -37,8 +41,8 @@ async def other_uddi(contexts_bus: api.Bus) -> AsyncIterator[str]:
     async def visit(_: str, __: str) -> AsyncIterator[api.Bus]:
         yield contexts_bus
 
-    made = ports.Ports(registry.Registry(visit), login)
-    async with serving.Server(asgi.Application(made.doors())) as server:
+    made = endpoints.Ports(registry.Registry(visit), login)
+    async with soap_server.Server(asgi.Application(made.doors())) as server:
         yield f"{server.url}/uddi/inquiry"
 
 
@@ -47,14 +51,14 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
     async with (
         brokers.Broker(elsewhere) as running,
         await muster_client.connect((running.url,), identity="their-node") as their_bus,
-        await service.start(their_bus, settings=conftest.QUICK),
+        await node.start(their_bus, settings=conftest.QUICK),
         other_uddi(their_bus) as url,
     ):
         theirs = client.Client(their_bus)
-        saved = await services.Services(theirs).save(
-            services.Entry(name="plotter", access=("http://127.0.0.1:1/p",), metadata={"floor": 2})
+        saved = await service_entries.Services(theirs).save(
+            service_entries.Entry(name="plotter", access=("http://127.0.0.1:1/p",), metadata={"floor": 2})
         )
-        await start_node("n1", mounts=(kinds.Mount(name="lab", kind="uddi", url=url), _down()))
+        await start_node("n1", mounts=(mounts_registry.Mount(name="lab", kind="uddi", url=url), _down()))
         await inform.put("desk/7", b"ours", attributes={"floor": 2})
         found = await inform.find("floor = 2")
         key = f"mount/lab/uddi:{saved.id}"
@@ -63,7 +67,7 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             (key, "lab", "mounted"),
         ]
         assert set(found.failed) == {"down"}, "one that is down is said, and not fatal"
-        (entry,) = await services.Services(inform).find("name = 'plotter'")
+        (entry,) = await service_entries.Services(inform).find("name = 'plotter'")
         assert entry.access == ("http://127.0.0.1:1/p",)
         read = await inform.get(key)
         assert b"plotter" in read.value
@@ -77,8 +81,8 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             await inform.get("mount/down/x")
 
 
-def _down() -> kinds.Mount:
-    return kinds.Mount(name="down", kind="etcd", url="http://127.0.0.1:9")
+def _down() -> mounts_registry.Mount:
+    return mounts_registry.Mount(name="down", kind="etcd", url="http://127.0.0.1:9")
 
 
 async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tmp_path):
@@ -91,7 +95,9 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
             await peer.put(b"/services/raw", b"\xff\x00")
             await peer.put(b"/other", json.dumps({"port": 80}).encode())
         url = f"http://127.0.0.1:{port}"
-        await start_node("n1", mounts=(kinds.Mount(name="old", kind="etcd", url=url, prefix="/services/"),))
+        await start_node(
+            "n1", mounts=(mounts_registry.Mount(name="old", kind="etcd", url=url, prefix="/services/"),)
+        )
         found = await inform.find("port = 80")
         assert [(one.key, one.source) for one in found.contexts] == [("mount/old//services/web", "old")]
         assert found.contexts[0].version > 0
@@ -105,10 +111,10 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
 
 
 async def test_what_answers_nonsense_is_said(start_node, inform):
-    async with await http.serve({"/": lambda _: http.text("hello")}) as server:
+    async with await http_server.serve({"/": lambda _: http_server.text("hello")}) as server:
         mounts = (
-            kinds.Mount(name="a", kind="etcd", url=server.url),
-            kinds.Mount(name="b", kind="uddi", url=server.url),
+            mounts_registry.Mount(name="a", kind="etcd", url=server.url),
+            mounts_registry.Mount(name="b", kind="uddi", url=server.url),
         )
         await start_node("n1", mounts=mounts)
         await inform.put("k", b"v", attributes={"a": 1})
@@ -130,13 +136,15 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
     kvs = [{"key": packed(key), "value": packed(value)} for key, value in values.items()]
     deep, far = "[" * 100_000, {"kvs": [{"key": packed("k"), "mod_revision": str(10**30)}]}
     answers = {
-        "/good": http.json_response({"kvs": kvs}),
-        "/deep": http.text(deep),
-        "/far": http.json_response(far),
+        "/good": http_server.json_response({"kvs": kvs}),
+        "/deep": http_server.text(deep),
+        "/far": http_server.json_response(far),
     }
     doors = {f"{path}/v3/kv/range": lambda _, one=one: one for path, one in answers.items()}
-    async with await http.serve({}, doors=doors) as server:
-        mounts = [kinds.Mount(name=path[1:], kind="etcd", url=server.url + path) for path in answers]
+    async with await http_server.serve({}, doors=doors) as server:
+        mounts = [
+            mounts_registry.Mount(name=path[1:], kind="etcd", url=server.url + path) for path in answers
+        ]
         await start_node("n1", mounts=tuple(mounts))
         await inform.put("ours", b"v", attributes={"floor": 2})
         found = await inform.find("floor = 2 OR key LIKE 'mount/%'")
@@ -160,4 +168,4 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
 def test_a_mount_says_what_is_wrong_with_it():
     for wrong in ({"kind": "ldap"}, {"url": "ftp://x"}, {"name": "a b"}):
         with pytest.raises(errors.InvalidInput):
-            kinds.Mount(**{"name": "m", "kind": "etcd", "url": "http://127.0.0.1:1", **wrong})
+            mounts_registry.Mount(**{"name": "m", "kind": "etcd", "url": "http://127.0.0.1:1", **wrong})

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from muster.core import errors
-from muster.inform import client, protocol, service
+from muster.inform import client, protocol
+from muster.inform.node import node as node_node
 from muster.testing.eventually import eventually
 
-Fleet = dict[str, service.Node]
+Fleet = dict[str, node_node.Node]
 
 
 async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4"), **options: Any) -> Fleet:

@@ -12,8 +12,9 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client, protocol, service
+from muster.inform import client, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import node as node_node
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,8 +25,8 @@ SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=2)
 class Pair:
     """``p`` is the primary of ``k``. Alice asks ``q``, Bob asks ``p``."""
 
-    p: service.Node
-    q: service.Node
+    p: node_node.Node
+    q: node_node.Node
     alice: client.Client
     bob: client.Client
     version: int
@@ -35,7 +36,7 @@ class Pair:
 async def pair(simulated_network) -> AsyncIterator[Pair]:
     net = simulated_network
     p, q = [
-        await service.start(await net.connect(name), settings=SETTINGS, now_ns=net.now_ns) for name in "pq"
+        await node_node.start(await net.connect(name), settings=SETTINGS, now_ns=net.now_ns) for name in "pq"
     ]
     for node in (p, q):
         await node.upkeep.discover()
@@ -192,7 +193,7 @@ async def test_a_write_whose_outcome_cannot_be_looked_up_has_timed_out(pair: Pai
 async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pair: Pair, simulated_network):
     """The context is there: it must not be called absent."""
     net = simulated_network
-    async with await service.start(await net.connect("r"), settings=SETTINGS, now_ns=net.now_ns):
+    async with await node_node.start(await net.connect("r"), settings=SETTINGS, now_ns=net.now_ns):
         net.cut("r", "carol")
         carol = client.Client(await net.connect("carol"), node="r")
         with pytest.raises(errors.TimedOut, match="neither a holder nor the log"):

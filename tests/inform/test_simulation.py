@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from muster.bus.memory import network
-from muster.inform import client, service
-from muster.testing import clock
+from muster.inform import client
+from muster.inform.node import node as node_node
+from muster.testing import virtual_clock
 from tests.inform import simulation
 
 
@@ -38,7 +39,7 @@ def test_who_was_cut_off_for_longer_than_deletions_are_remembered_keeps_nothing_
         net = network.Network(1)
         short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=30.0)
         nodes = [
-            await service.start(await net.connect(name), settings=short, now_ns=net.now_ns)
+            await node_node.start(await net.connect(name), settings=short, now_ns=net.now_ns)
             for name in ("n1", "n2")
         ]
         contexts = client.Client(await net.connect("ann"), node="n1", timeout_s=15.0)
@@ -56,4 +57,4 @@ def test_who_was_cut_off_for_longer_than_deletions_are_remembered_keeps_nothing_
             assert list(node.desk.copies.index) == ["kept"]
             await node.close()
 
-    clock.run_virtual(cut_off())
+    virtual_clock.run_virtual(cut_off())

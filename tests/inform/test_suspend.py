@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from muster.bus import uptime
-from muster.inform import client, service
+from muster.inform import client
+from muster.inform.node import node as node_node
 from tests.inform import simulation
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
 async def test_time_in_suspend_counts(bus, monkeypatch):
-    node = await service.start(bus)
+    node = await node_node.start(bus)
     try:
         assert not node.desk.was_deaf_too_long
         awake = time.clock_gettime
@@ -42,7 +43,7 @@ def test_time_in_suspend_counts_on_uvloop():
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
 async def test_a_node_has_that_clock(bus):
-    node = await service.start(bus)
+    node = await node_node.start(bus)
     try:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
         assert before <= node.desk.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -56,8 +57,8 @@ async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simu
     net, loop = simulated_network, asyncio.get_running_loop()
     short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=300.0)
     slept_s = 0.0
-    first = await service.start(await net.connect("n1"), settings=short, now_ns=net.now_ns)
-    second = await service.start(
+    first = await node_node.start(await net.connect("n1"), settings=short, now_ns=net.now_ns)
+    second = await node_node.start(
         await net.connect("n2"), settings=short, now_ns=net.now_ns, uptime_s=lambda: loop.time() + slept_s
     )
     contexts = client.Client(await net.connect("ann"), node="n1")

@@ -13,7 +13,9 @@ import pytest
 import pytest_asyncio
 
 from muster.core import errors
-from muster.inform import client, contextlog, keeping, protocol, unsaved, views
+from muster.inform import client, protocol
+from muster.inform.node.log import context_log, unsaved, view_writer
+from muster.inform.node.log import view as log_view
 from muster.store import api, database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
@@ -33,12 +35,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Async
         yield opened
 
 
-def entry(key: str, sequence: int) -> contextlog.Entry:
-    return contextlog.Entry(protocol.Record(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence)
+def entry(key: str, sequence: int) -> context_log.Entry:
+    return context_log.Entry(protocol.Record(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence)
 
 
 async def test_what_is_saved_is_loaded_with_its_position(store):
-    view, other = views.View(store, "n"), views.View(store, "m")
+    view, other = log_view.View(store, "n"), log_view.View(store, "m")
     await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3)
     await view.save({"a": None}, 4)
     await other.save({"x": entry("x", 9)}, 9)
@@ -81,7 +83,7 @@ async def test_a_damaged_view_is_made_again_from_the_log(
             b"%d" % number for number in range(10)
         ]
         await again.close()
-        kept = await views.View(store, "n1").value("k3")
+        kept = await log_view.View(store, "n1").value("k3")
         assert kept is not None
         assert kept.record.value == b"3"
 
@@ -95,7 +97,7 @@ async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform
         await inform.put("k", b"v", attributes={"a": 1})
         await eventually(lambda: not node.desk.unsaved, timeout_s=30)
         node.desk.copies._forget_value(node.desk.copies.index["k"])
-        monkeypatch.setattr(views.View, "value", lost)
+        monkeypatch.setattr(log_view.View, "value", lost)
         assert [one.value for one in (await inform.find("a = 1")).contexts] == [b"v"]
 
 
@@ -120,7 +122,7 @@ async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
 
 async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
-        one, other = views.View(store, "n" * 60 + "1"), views.View(store, "n" * 60 + "2")
+        one, other = log_view.View(store, "n" * 60 + "1"), log_view.View(store, "n" * 60 + "2")
         await one.save({"a": entry("a", 1)}, 1)
         await other.save({"a": None}, 2)
         assert await one.value("a") == entry("a", 1)
@@ -150,20 +152,20 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         await first.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
     async with await database.open(f"sqlite:{tmp_path}/late.db") as store:
         most = 0
-        view_save = views.View.save
+        view_save = log_view.View.save
 
-        async def save(self: views.View, entries: Any, position: int) -> None:
+        async def save(self: log_view.View, entries: Any, position: int) -> None:
             nonlocal most
             most = max(most, len(entries))
             await view_save(self, entries, position)
 
-        monkeypatch.setattr(views.View, "save", save)
+        monkeypatch.setattr(log_view.View, "save", save)
         await first.close()
         again = await start_node("n1", store=store)
         assert again.desk.copies.permanent == 300
         assert 0 < most <= 100
         await again.close()
-        assert await views.View(store, "n1").position() == 300
+        assert await log_view.View(store, "n1").position() == 300
 
 
 def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
@@ -185,7 +187,7 @@ def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
 
 async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, tmp_path, monkeypatch):
     """Neither what was read of the view before the damage, nor what was to be saved before the kill."""
-    monkeypatch.setattr(views, "PAGE", 2)
+    monkeypatch.setattr(log_view, "PAGE", 2)
     async with await database.open(f"sqlite:{tmp_path}/damaged.db") as store:
         node = await start_node("n1", store=store)
         for number in range(10):
@@ -193,7 +195,7 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
         await node.close()
         await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
         with monkeypatch.context() as killed:
-            killed.setattr(keeping.Keeper, "save", lambda _: asyncio.sleep(0))
+            killed.setattr(view_writer.Keeper, "save", lambda _: asyncio.sleep(0))
             await (await start_node("n1", store=store)).close()
         node = await start_node("n1", store=store)
         assert len((await inform.find("x = 1")).contexts) == 10
@@ -207,9 +209,9 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
 
 async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, inform, tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/left.db") as store:
-        view = views.View(store, "n1")
+        view = log_view.View(store, "n1")
         record = protocol.Record("gone", ("n1",), 1 << 16, "n1", b"v")
-        await view.save({"gone": contextlog.Entry(record, 1)}, 1)
+        await view.save({"gone": context_log.Entry(record, 1)}, 1)
         await store.delete("inform.positions", "n1")
         node = await start_node("n1", store=store)
         await inform.put("k", b"v")
@@ -247,14 +249,14 @@ async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten
         await eventually(lambda: node.desk.position == 1)
         await node.close()
         loaded: list[int] = []
-        real = keeping.Keeper.load
+        real = view_writer.Keeper.load
 
-        async def load(self: keeping.Keeper) -> None:
+        async def load(self: view_writer.Keeper) -> None:
             await real(self)
             loaded.append(self._desk.position)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(keeping.Keeper, "load", load)
+            patched.setattr(view_writer.Keeper, "load", load)
             later_ns = time.time_ns() + 3 * DAY_NS
             again = await start_node("n1", store=store, now_ns=lambda: later_ns)
         assert loaded == [1]
@@ -269,15 +271,15 @@ async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, i
         await client.Client(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()
         deleted = await inform.delete("gone")
-        real = keeping.Keeper.load
+        real = view_writer.Keeper.load
 
-        async def load(self: keeping.Keeper) -> None:
+        async def load(self: view_writer.Keeper) -> None:
             await real(self)
             assert self._desk.position < deleted.version
             await first.desk.log.will_forget(deleted.version, timeout_s=10)
             await first.desk.log.forget("gone", deleted.version)
 
-        monkeypatch.setattr(keeping.Keeper, "load", load)
+        monkeypatch.setattr(view_writer.Keeper, "load", load)
         again = await start_node("n2", store=store)
         assert "gone" not in again.desk.copies.index
 
@@ -290,7 +292,8 @@ async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, co
     await log.will_forget(4, timeout_s=10)
     assert await log.forgotten_up_to() == 9
     assert (
-        await contextlog.ContextLog(await (await connect("b")).open_stream("contexts")).forgotten_up_to() == 9
+        await context_log.ContextLog(await (await connect("b")).open_stream("contexts")).forgotten_up_to()
+        == 9
     )
     assert not node.desk.copies.index
     assert node.malformed == 0
@@ -322,20 +325,20 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
 ):
     """Marks take no memory themselves; what the log has in their place does."""
     monkeypatch.setattr(unsaved, "BYTES_MAX", 1)
-    monkeypatch.setattr(keeping, "SAVE_BYTES", 3_000)
+    monkeypatch.setattr(view_writer, "SAVE_BYTES", 3_000)
     sizes: list[int] = []
-    view_save = views.View.save
+    view_save = log_view.View.save
 
-    async def save(self: views.View, entries: Any, position: int) -> None:
+    async def save(self: log_view.View, entries: Any, position: int) -> None:
         sizes.append(sum(map(unsaved.size, entries.values())))
         await view_save(self, entries, position)
 
-    monkeypatch.setattr(views.View, "save", save)
+    monkeypatch.setattr(log_view.View, "save", save)
     async with await database.open(f"sqlite:{tmp_path}/marks.db") as store:
         node = await start_node("n1", store=store)
         with monkeypatch.context() as full:
-            full.setattr(keeping.Keeper, "save", lambda _: asyncio.sleep(0))
-            full.setattr(keeping.Keeper, "keep_up", lambda _: asyncio.sleep(0))
+            full.setattr(view_writer.Keeper, "save", lambda _: asyncio.sleep(0))
+            full.setattr(view_writer.Keeper, "keep_up", lambda _: asyncio.sleep(0))
             for number in range(20):
                 await inform.put(f"k{number:02}", b"v" * 1_000)
         await eventually(lambda: not node.desk.unsaved, timeout_s=30)

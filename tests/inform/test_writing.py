@@ -12,25 +12,29 @@ import pytest
 
 from muster.bus import api
 from muster.core import clock, errors
-from muster.inform import contextlog, desk, protocol, rights, service, writing
+from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
+from muster.inform.node import node as node_node
+from muster.inform.node import state
+from muster.inform.node import writes as node_writes
+from muster.inform.node.log import context_log
 
 pytestmark = pytest.mark.virtual_time
 
 SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
 CENTURY_S = 3_153_600_000
-Start = Callable[..., Awaitable[service.Node]]
+Start = Callable[..., Awaitable[node_node.Node]]
 
 
 @pytest.fixture
 async def start(simulated_network) -> AsyncIterator[Start]:
     """Nodes that know each other; they end with the test."""
     net = simulated_network
-    nodes: list[service.Node] = []
+    nodes: list[node_node.Node] = []
 
-    async def started(name: str = "p", **changes: Any) -> service.Node:
+    async def started(name: str = "p", **changes: Any) -> node_node.Node:
         settings = msgspec.structs.replace(SETTINGS, **changes)
-        nodes.append(await service.start(await net.connect(name), settings=settings, now_ns=net.now_ns))
+        nodes.append(await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns))
         for node in nodes:
             await node.upkeep.discover()
         await asyncio.sleep(0.1)
@@ -42,7 +46,7 @@ async def start(simulated_network) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def alone(start: Start) -> service.Node:
+async def alone(start: Start) -> node_node.Node:
     return await start("p")
 
 
@@ -50,17 +54,17 @@ def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.Put:
     return protocol.Put(key, value, **more)
 
 
-async def entries(node: service.Node, key: str = "k") -> list[contextlog.Entry]:
+async def entries(node: node_node.Node, key: str = "k") -> list[context_log.Entry]:
     return [entry async for entry in node.desk.log.entries(key)]
 
 
-async def record(node: service.Node, key: str = "k") -> protocol.Record:
+async def record(node: node_node.Node, key: str = "k") -> protocol.Record:
     entry = await node.desk.log.last(key)
     assert entry is not None
     return entry.record
 
 
-def is_free(node: service.Node, key: str = "k") -> bool:
+def is_free(node: node_node.Node, key: str = "k") -> bool:
     """Whether the key may be written now."""
     if not node.desk.turns.take_now(key):
         return False
@@ -203,7 +207,7 @@ async def test_a_request_of_one_writer_is_carried_out_once(alone):
 
 
 async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
-    node = await start("p", rules=(rights.Rule("k", write=("owner",)),))
+    node = await start("p", rules=(access_rules.Rule("k", write=("owner",)),))
     await node.writer.write(put(), "ann")
     for asked in (put(), protocol.Delete("k"), put(repeat=True, request="r")):
         with pytest.raises(errors.Forbidden, match="bob may not write"):
@@ -367,7 +371,7 @@ async def test_a_context_with_one_copy_waits_for_no_other(alone):
 
 
 def test_only_the_missing_acknowledgements_of_that_record_count():
-    writer = writing.Writer.__new__(writing.Writer)
+    writer = node_writes.Writer.__new__(node_writes.Writer)
     writer._desk = type("Named", (), {"name": "p"})()
     writer._applied = {}
     stored = protocol.Record("k", ("p", "q", "r"), 7, "p")
@@ -420,7 +424,7 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
 
 
 async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch):
-    monkeypatch.setattr(writing, "HINTS_MAX", 3)
+    monkeypatch.setattr(node_writes, "HINTS_MAX", 3)
     for number in range(5):
         assert alone.writer.heard_of(str(number), ("q", "r")) == ("q", "r")
         assert alone.writer._known_holders(str(number)) == ("q", "r")
@@ -653,7 +657,7 @@ async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alo
 
     first = (await entries(alone))[0]
 
-    async def dropped(key: str) -> AsyncIterator[contextlog.Entry]:
+    async def dropped(key: str) -> AsyncIterator[context_log.Entry]:
         yield first
         raise errors.Dropped("removed", first=1, last=1)
 
@@ -747,7 +751,7 @@ async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
     await alone.writer.write(put(), "ann")
     await alone.desk.log.forget("k", 1)
     alone._loops[0].cancel()
-    assert await alone.writer._base_in_log("k") == writing.NOTHING
+    assert await alone.writer._base_in_log("k") == node_writes.NOTHING
     assert "k" not in alone.desk.copies.index
 
 
@@ -758,7 +762,7 @@ async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeyp
 
     async def silent(to: str, kind: str, update: protocol.Update, answer: type) -> None:
         sent.append(update.write.repeat)
-        raise desk.Silent(f"{to} does not answer")
+        raise state.Silent(f"{to} does not answer")
 
     monkeypatch.setattr(node.desk, "ask", silent)
     await node.desk.log.append(protocol.Record("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0)

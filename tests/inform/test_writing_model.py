@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 
 from muster.bus.memory import connection, network
 from muster.core import errors
-from muster.inform import client, contextlog, protocol, service, settings
-from muster.testing import clock
+from muster.inform import client, protocol, settings
+from muster.inform.node import node as node_node
+from muster.inform.node.log import context_log
+from muster.testing import virtual_clock
 
 SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, copies=2, history=1_000)
 HOUR_NS = 3_600_000_000_000
@@ -85,11 +87,11 @@ class Operation:
 class Model(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.loop = clock.VirtualLoop()
+        self.loop = virtual_clock.VirtualLoop()
         asyncio.set_event_loop(self.loop)
         self.net = Network()
         self.clock_ns = dict.fromkeys("pqr", 0)
-        self.nodes: dict[str, service.Node] = {}
+        self.nodes: dict[str, node_node.Node] = {}
         self.buses: dict[str, connection.Bus] = {}
         self.operations: list[Operation] = []
         self.moves: list[asyncio.Task[None]] = []
@@ -111,7 +113,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     async def _serve(self, name: str) -> None:
         self.buses[name] = await self.net.connect(name)
-        self.nodes[name] = await service.start(
+        self.nodes[name] = await node_node.start(
             self.buses[name], settings=SETTINGS, now_ns=lambda: self.net.now_ns() + self.clock_ns[name]
         )
 
@@ -234,7 +236,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     @stateful.rule(key=KEYS, to=NODES)
     def move_primary(self, key: str, to: str) -> None:
-        async def move(node: service.Node, holders: tuple[str, ...]) -> None:
+        async def move(node: node_node.Node, holders: tuple[str, ...]) -> None:
             with contextlib.suppress(errors.Unavailable):
                 await node.writer.place(key, (to, *(one for one in holders if one != to))[:2], before=holders)
 
@@ -245,9 +247,9 @@ class Model(stateful.RuleBasedStateMachine):
 
     # -- judgement -------------------------------------------------------------------------------------------
 
-    def _entries(self, key: str) -> list[contextlog.Entry]:
+    def _entries(self, key: str) -> list[context_log.Entry]:
         messages = self.net.logs[protocol.STREAM].messages.values()
-        return [entry for one in messages if (entry := contextlog.entry_of(one)).record.key == key]
+        return [entry for one in messages if (entry := context_log.entry_of(one)).record.key == key]
 
     def teardown(self) -> None:
         try:

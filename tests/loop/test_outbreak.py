@@ -6,26 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from muster.app import catalogue, domain, outbreak, stage
-from muster.core import settings
-from muster.simulate import worm
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.core.settings import sections
+from muster.demo import outbreak, scenario, worm
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
     plan = worm.Plan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
-    wishes = stage.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
-    stage.prepare(tmp_path)
+    wishes = scenario.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
+    scenario.prepare(tmp_path)
     flags = {
-        **stage.flags(tmp_path, wishes),
+        **scenario.flags(tmp_path, wishes),
         "domain.data_dir": str(tmp_path / "data"),
         "pipeline.master": "local[1]",
     }
-    chosen = settings.load(catalogue.Settings, flags=flags)
+    chosen = sections.load(app_settings.Settings, flags=flags)
     said: list[str] = []
     async with (
-        domain.Domain(chosen, parts=catalogue.parts(chosen)) as running,
+        domain.Domain(chosen, parts=app_settings.parts(chosen)) as running,
         outbreak.Outbreak(running, wishes, lambda name, line, _: said.append(f"{name}: {line}")) as story,
     ):
         found = await story.run()

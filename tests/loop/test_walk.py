@@ -16,19 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from muster.app import acceptor, catalogue, domain
-from muster.core import errors, messages, settings
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.app.policy import commands
+from muster.core import errors, messages
+from muster.core.settings import sections
 from muster.inform import client as inform
-from muster.manage import agent, manager, service
 from muster.manage import client as manage
-from muster.message import client as message
+from muster.manage.agent import agent
+from muster.manage.manager import manager
+from muster.manage.registry import endpoint
 from muster.message import destinations
+from muster.message.client import api as message
 from muster.notify import client as notify
-from muster.notify import model as models
+from muster.notify import models
 from muster.pipeline import client as pipeline
 from muster.predicates import types
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 RULES = """
 rules:
@@ -59,11 +64,11 @@ COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT
 POLICY = "command AND sender: (_trust_level >= 2)"
 
 
-def wanted(folder: Path) -> catalogue.Settings:
+def wanted(folder: Path) -> app_settings.Settings:
     for name, content in (("rules.yaml", RULES), ("responses.yaml", RESPONSES)):
         (folder / name).write_text(content)
-    return settings.load(
-        catalogue.Settings,
+    return sections.load(
+        app_settings.Settings,
         flags={
             "domain.data_dir": str(folder / "data"),
             "bus.port": 0,
@@ -92,14 +97,14 @@ def wanted(folder: Path) -> catalogue.Settings:
 async def test_once_around_the_loop(tmp_path: Path):
     chosen = wanted(tmp_path)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(chosen, parts=catalogue.parts(chosen)))
+        running = await stack.enter_async_context(domain.Domain(chosen, parts=app_settings.parts(chosen)))
 
         async def connect(identity: str, role: roles.Role):
             return await stack.enter_async_context(await running.connect(identity, role))
 
         # Management: a registry, a manager, an agent with two real processes.
         await stack.enter_async_context(
-            service.Registry(await connect("registry-1", roles.Role.REGISTRY), running.store)
+            endpoint.Registry(await connect("registry-1", roles.Role.REGISTRY), running.store)
         )
         await stack.enter_async_context(
             manager.Manager(await connect("manager-1", roles.Role.MANAGER), tick_s=0.05)
@@ -121,7 +126,7 @@ async def test_once_around_the_loop(tmp_path: Path):
             party = await parties.advertise(
                 resource, "Server", {"application": resource}, policy=POLICY, durable=True
             )
-            work = asyncio.create_task(acceptor.obey(party, resource, manage.Client(host_bus)))
+            work = asyncio.create_task(commands.obey(party, resource, manage.Client(host_bus)))
             stack.callback(work.cancel)
         authority = running.trust.root_authority()
         await parties.present(

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from muster.app import managing
-from muster.manage import agent, client, manager, service
+from muster.app.supervisor import worker
+from muster.manage import client
 from muster.manage.adapters import base
+from muster.manage.agent import agent
+from muster.manage.manager import manager
+from muster.manage.registry import endpoint
 from muster.store import database
 from muster.trust import keyring
 
@@ -26,7 +29,7 @@ class Fleet:
 
     async def registry(self, name: str = "registry-1", **options: Any) -> Any:
         options = {"lease_ttl_s": 3.0, "manager_ttl_s": 1.5, **options}
-        made = service.Registry(await self.connect(name), self.store, **options)
+        made = endpoint.Registry(await self.connect(name), self.store, **options)
         return await self.stack.enter_async_context(made)
 
     async def manager(self, name: str = "manager-1") -> Any:
@@ -56,7 +59,7 @@ def trust(tmp_path) -> keyring.Trust:
 @pytest.fixture
 def broker_access(trust) -> Callable[[], Awaitable[base.BrokerAccess]]:
     """What an agent needs to make brokers."""
-    return lambda: asyncio.to_thread(managing.broker_access, trust.folder)
+    return lambda: asyncio.to_thread(worker.broker_access, trust.folder)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from muster.core import errors, health, messages
-from muster.manage import agent, protocol
+from muster.manage import protocol
+from muster.manage.agent import agent
 from muster.testing.eventually import eventually
 
 

@@ -1,11 +1,12 @@
-"""What tests of `muster.manage.processor` share: a registry's state, its managers and what they report."""
+"""What tests of `muster.manage.registry.assignments` share: a registry's state, its managers and what they report."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from muster.core import health
-from muster.manage import processor, protocol
+from muster.manage import protocol
+from muster.manage.registry import assignments
 
 State, Wanted = health.State, protocol.Wanted
 UP, DOWN, DRAINED = Wanted.UP, Wanted.DOWN, Wanted.DRAINED
@@ -15,18 +16,18 @@ def spec(name: str, **fields: Any) -> protocol.Spec:
     return protocol.Spec(**{"name": name, "type": "memory", "agent": "a", **fields})
 
 
-def having(*specs: protocol.Spec) -> processor.Processor:
-    core = processor.Processor(term=1, ttl_s=15.0, session=100)
+def having(*specs: protocol.Spec) -> assignments.Processor:
+    core = assignments.Processor(term=1, ttl_s=15.0, session=100)
     core.accept(core.apply(specs, "ann"))
     return core
 
 
-def renew(core: processor.Processor, *names: str, boot: int = 1, now: float = 0.0, **fields: Any) -> None:
+def renew(core: assignments.Processor, *names: str, boot: int = 1, now: float = 0.0, **fields: Any) -> None:
     for name in names:
         core.renew(name, protocol.Renew(boot=boot, **fields), now)
 
 
-def assign(core: processor.Processor) -> dict[str, str]:
+def assign(core: assignments.Processor) -> dict[str, str]:
     """All owners, as far as there are managers."""
     while changes := core.assign():
         core.accept(changes)
@@ -34,15 +35,15 @@ def assign(core: processor.Processor) -> dict[str, str]:
     return {name: owner.manager for name, owner in core.owners.items()}
 
 
-def own(core: processor.Processor, owners: dict[str, str]) -> None:
-    changes = processor.Changes(epoch=core.epoch)
+def own(core: assignments.Processor, owners: dict[str, str]) -> None:
+    changes = assignments.Changes(epoch=core.epoch)
     for name, manager in owners.items():
         changes.epoch += 1
-        changes.owners[name] = processor.Owner(manager=manager, epoch=changes.epoch, boot=1)
+        changes.owners[name] = assignments.Owner(manager=manager, epoch=changes.epoch, boot=1)
     core.accept(changes)
 
 
-def report(core: processor.Processor, name: str, state: health.State = State.UP, **fields: Any) -> set[str]:
+def report(core: assignments.Processor, name: str, state: health.State = State.UP, **fields: Any) -> set[str]:
     """A checkpoint of its owner. Returns the managers that have to hear of it."""
     owner, status = core.owners[name], protocol.Status(state=state, **{"generation": 1, **fields})
     changes, refused = core.checkpointed(owner.manager, {name: (owner.epoch, status)})
@@ -51,7 +52,7 @@ def report(core: processor.Processor, name: str, state: health.State = State.UP,
 
 
 def pages(
-    core: processor.Processor, name: str, said: protocol.Renew
+    core: assignments.Processor, name: str, said: protocol.Renew
 ) -> tuple[list[protocol.Granted], protocol.Renew]:
     """All that there is for a manager, and what it says then."""
     found: list[protocol.Granted] = []
@@ -65,7 +66,7 @@ def pages(
     return found, said
 
 
-def two() -> processor.Processor:
+def two() -> assignments.Processor:
     """``web`` on agent a with manager m depends on ``db`` on agent b with manager n."""
     core = having(spec("db", agent="b"), spec("web", depends_on=("db",)), spec("alone", agent="c"))
     renew(core, "m", "n")

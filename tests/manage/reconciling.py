@@ -1,13 +1,14 @@
-"""What tests of `muster.manage.reconcile` share: an assignment, and what is heard of its resource."""
+"""What tests of `muster.manage.manager.reconciler` share: an assignment, and what is heard of its resource."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from muster.core import health, messages
-from muster.manage import protocol, reconcile
+from muster.manage import protocol
+from muster.manage.manager import reconciler
 
-State, Act = health.State, reconcile.Act
+State, Act = health.State, reconciler.Act
 
 
 def assign(
@@ -19,7 +20,7 @@ def assign(
 
 
 def begin(assignment: protocol.Assignment, now: float = 0.0) -> Any:
-    return reconcile.Runtime.begin(assignment, now, int(now * 1000))
+    return reconciler.Runtime.begin(assignment, now, int(now * 1000))
 
 
 def observed(state: Any = State.UP, digest: str = "d", exit_code: int | None = None, **more: Any) -> Any:
@@ -28,15 +29,15 @@ def observed(state: Any = State.UP, digest: str = "d", exit_code: int | None = N
 
 
 def hear(assignment: Any, runtime: Any, seen: protocol.Observed, now: float = 1.0) -> bool:
-    return reconcile.observe(assignment, runtime, seen, now, int(now * 1000))
+    return reconciler.observe(assignment, runtime, seen, now, int(now * 1000))
 
 
 def act(assignment: Any, runtime: Any, now: float = 1.0) -> Any:
-    step = reconcile.decide(assignment, runtime, now)
+    step = reconciler.decide(assignment, runtime, now)
     return step and step.act
 
 
-def state_of(runtime: reconcile.Runtime) -> Any:
+def state_of(runtime: reconciler.Runtime) -> Any:
     return runtime.health.state
 
 
@@ -44,8 +45,8 @@ def running(assignment: protocol.Assignment) -> Any:
     """As it is when it was created and is up."""
     runtime = begin(assignment)
     hear(assignment, runtime, protocol.Observed(False))
-    reconcile.happen(runtime, health.Event.START, "", 0)
-    reconcile.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
+    reconciler.happen(runtime, health.Event.START, "", 0)
+    reconciler.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
     hear(assignment, runtime, observed())
     assert state_of(runtime) is State.UP
     return runtime

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.app import managing
-from muster.bus import http
+from muster.app.supervisor import worker
+from muster.bus.http import server as http_server
 from muster.core import errors, health, messages
 from muster.manage import protocol
-from muster.manage.adapters import base, catalogue, memory, process, spark, systemd
+from muster.manage.adapters import base, memory, plugins, process, spark, systemd
 from muster.manage.adapters import http as http_service
 from muster.testing.eventually import eventually
 from tests.manage import contract
@@ -77,10 +77,10 @@ class TestProcess(contract.Contract):
     async def test_health_by_http_and_a_restart_of_what_does_not_work(self, host):
         state = {"status": 500}
 
-        async def page(_: http.Request) -> http.Response:
-            return http.text("", state["status"])
+        async def page(_: http_server.Request) -> http_server.Response:
+            return http_server.text("", state["status"])
 
-        async with await http.serve({"/health": page}) as server:
+        async with await http_server.serve({"/health": page}) as server:
             url = f"{server.url}/health"
             check = {"kind": "http", "url": url, "every_s": 0.05, "failures": 2, "start_s": 30}
             await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
@@ -227,7 +227,7 @@ class TestBroker(contract.Contract):
 
     @pytest.fixture
     def broker_access(self, trust):
-        return lambda: asyncio.to_thread(managing.broker_access, trust.folder)
+        return lambda: asyncio.to_thread(worker.broker_access, trust.folder)
 
     @pytest.fixture
     def config(self):
@@ -276,10 +276,10 @@ class TestHttp(contract.Contract):
     async def service(self):
         state = {"up": True}
 
-        async def health_page(_: http.Request) -> http.Response:
-            return http.text("ok" if state["up"] else "no", 200 if state["up"] else 503)
+        async def health_page(_: http_server.Request) -> http_server.Response:
+            return http_server.text("ok" if state["up"] else "no", 200 if state["up"] else 503)
 
-        server = await http.serve({"/health": health_page})
+        server = await http_server.serve({"/health": health_page})
         yield server.url, state
         await server.close()
 
@@ -426,7 +426,7 @@ class TestSparkQuery(contract.Contract):
 
 
 def test_the_catalogue_has_each_and_checks_configurations():
-    assert set(catalogue.OWN) <= set(catalogue.names())
-    for name in catalogue.OWN:
-        assert issubclass(catalogue.find(name), base.Adapter)
-        assert catalogue.find(name).type_name == name
+    assert set(plugins.OWN) <= set(plugins.names())
+    for name in plugins.OWN:
+        assert issubclass(plugins.find(name), base.Adapter)
+        assert plugins.find(name).type_name == name

@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
-from muster.app import managing
+from muster.app.supervisor import worker
 from muster.bus import api
 from muster.bus.rpc import client as rpc
-from muster.core import errors, health, messages, tls
-from muster.manage import agent, direct, manager, protocol
+from muster.core import errors, health, messages
+from muster.core.net import tls
+from muster.manage import protocol
+from muster.manage.agent import agent
+from muster.manage.direct import links
+from muster.manage.manager import manager
 from muster.testing.eventually import eventually, throughout
-from muster.trust import certificates, keyring, roles
+from muster.trust import certificates, keyring
+from muster.trust.permissions import roles
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ async def lines(fleet, tmp_path):
     fleet.doors, fleet.managers = {}, {}
     for name in ("manager-1", "manager-2"):
         bus = await fleet.connect(name)
-        door = direct.Endpoint(bus, managing.Doorkeeper(tmp_path / "keys"), tls=fleet.server_tls)
+        door = links.Endpoint(bus, worker.Doorkeeper(tmp_path / "keys"), tls=fleet.server_tls)
         await fleet.stack.enter_async_context(door)
         boss = manager.Manager(door.road, name=name, tick_s=0.05)
         await fleet.stack.enter_async_context(boss)
@@ -46,7 +51,7 @@ async def lines(fleet, tmp_path):
 async def dialled(fleet: Any, identity: str = "host-b", **more: Any) -> Any:
     creds = more.pop("creds", None) or fleet.trust.credentials(identity)
     addresses = [f"127.0.0.1:{door.port}" for door in fleet.doors.values()]
-    async with direct.Lines(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
+    async with links.Lines(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
         yield road
 
 
@@ -143,7 +148,7 @@ async def test_strangers_are_refused(lines, tmp_path):
     assert not any(door.links for door in lines.doors.values())
 
 
-def _has_none(road: direct.Lines) -> bool:
+def _has_none(road: links.Lines) -> bool:
     return not road.links
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from muster import connecting
-from muster.app import manage as domain_manage
+from muster import connection
+from muster.app.components import management as domain_manage
 from muster.core import errors
 from muster.manage import client
 from muster.testing.eventually import eventually
@@ -68,7 +68,7 @@ class Domain:
 
     async def connect(self) -> Any:
         creds = next(self.home.glob("**/admin.creds"))
-        return await connecting.connect(f"nats://127.0.0.1:{self.port}", creds=creds)
+        return await connection.connect(f"nats://127.0.0.1:{self.port}", creds=creds)
 
     def family(self) -> list[psutil.Process]:
         root = psutil.Process(self.pid)
@@ -77,7 +77,7 @@ class Domain:
     def nursery(self) -> int:
         """The process that bears management's processes: alone, without those."""
         mine = psutil.Process(self.pid).children()
-        return int(next(one.pid for one in mine if "muster.app.nursery" in one.cmdline()))
+        return int(next(one.pid for one in mine if "muster.app.supervisor.fork_server" in one.cmdline()))
 
     def broker(self) -> int:
         return int(next(one.pid for one in self.family() if "nats-server" in one.name()))

@@ -12,11 +12,14 @@ import pytest
 from muster.bus.memory import network
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import agent, client, manager, processor, protocol, reconcile, records, service
+from muster.manage import client, protocol
 from muster.manage.adapters import base, memory
+from muster.manage.agent import agent
+from muster.manage.manager import manager, reconciler
+from muster.manage.registry import assignments, endpoint, record_store
 from muster.store import api as store_api
 from muster.store import database
-from muster.testing import clock, postgres
+from muster.testing import postgres, virtual_clock
 from muster.testing.eventually import eventually, throughout
 
 postgres_server = postgres.postgres_server
@@ -124,8 +127,8 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         # What was acknowledged is there for the next registry.
         second = await database.open(url, settings=named, password=postgres_server.password)
         async with second:
-            loaded = processor.Processor(term=10**9, ttl_s=1.0)
-            await records.Records(second).load(loaded)
+            loaded = assignments.Processor(term=10**9, ttl_s=1.0)
+            await record_store.Records(second).load(loaded)
             assert loaded.resources["a"].spec.config == {"value": 2}
             assert loaded.statuses["a"].restarts == 1
     finally:
@@ -177,7 +180,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
             return 1_700_000_000 + asyncio.get_running_loop().time()
 
         async with await database.open("sqlite::memory:") as store:
-            registry = service.Registry(await net.connect("registry"), store)
+            registry = endpoint.Registry(await net.connect("registry"), store)
             boss = manager.Manager(await net.connect("manager-1"), clock=wall)
             hosts = {
                 name: agent.Agent(
@@ -220,7 +223,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
             await boss.abandon()
             await registry.stop()
 
-    clock.run_virtual(story())
+    virtual_clock.run_virtual(story())
 
 
 # In the middle of a rollout
@@ -429,17 +432,17 @@ async def test_one_that_hangs_holds_up_nobody_else(small):
 def test_a_flapping_one_is_tried_less_and_less_often_and_says_so():
     spec = protocol.Spec(name="a", type="memory", agent="h", restart=protocol.Restart(attempts=100))
     assignment = protocol.Assignment(spec=spec, epoch=1, generation=1)
-    runtime = reconcile.Runtime.begin(assignment, 0.0, 0)
+    runtime = reconciler.Runtime.begin(assignment, 0.0, 0)
     delays, now = [], 0.0
     for _ in range(8):
         up = protocol.Observed(True, health.State.UP, digest=spec.digest)
-        reconcile.observe(assignment, runtime, up, now, int(now * 1000))
+        reconciler.observe(assignment, runtime, up, now, int(now * 1000))
         fallen = msgspec.structs.replace(up, state=health.State.DOWN, reason="oops")
-        reconcile.observe(assignment, runtime, fallen, now, int(now * 1000))
+        reconciler.observe(assignment, runtime, fallen, now, int(now * 1000))
         delays.append(runtime.retry_at - now)
-        assert reconcile.decide(assignment, runtime, now) is None
+        assert reconciler.decide(assignment, runtime, now) is None
         now = runtime.retry_at
-        assert reconcile.decide(assignment, runtime, now) is not None
+        assert reconciler.decide(assignment, runtime, now) is not None
     assert delays == sorted(delays)
     assert delays[0] < 0.5
     assert delays[-1] >= 15

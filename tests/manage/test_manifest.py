@@ -4,7 +4,7 @@ import pytest
 
 from muster.core import errors
 from muster.manage import manifest
-from muster.manage.adapters import catalogue
+from muster.manage.adapters import plugins
 
 GOOD = """
 resources:
@@ -23,7 +23,7 @@ resources:
 
 
 def read(text: str) -> list[manifest.Entry]:
-    return manifest.read(text, catalogue.checks())
+    return manifest.read(text, plugins.checks())
 
 
 def test_a_good_one():

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from muster.manage import bootstrap, once
+from muster.app.supervisor import restarts
+from muster.bus.rpc import single_flight
 
 
 async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
@@ -16,7 +17,7 @@ async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
         done += 1
         return done
 
-    under_way = once.UnderWay[int]()
+    under_way = single_flight.UnderWay[int]()
     first, second = (asyncio.create_task(under_way.once("x", work)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -35,7 +36,7 @@ async def test_an_error_of_any_kind_is_told_to_all():
         await gate.wait()
         raise KeyError("oops")
 
-    under_way = once.UnderWay[int]()
+    under_way = single_flight.UnderWay[int]()
     asked = [asyncio.create_task(under_way.once("x", work)) for _ in range(2)]
     await asyncio.sleep(0)
     gate.set()
@@ -53,7 +54,7 @@ async def test_it_is_cancelled_with_the_last_who_asked():
         finally:
             ended.set()
 
-    under_way = once.UnderWay[None]()
+    under_way = single_flight.UnderWay[None]()
     task = asyncio.create_task(under_way.once("x", work))
     await asyncio.sleep(0)
     task.cancel()
@@ -61,7 +62,7 @@ async def test_it_is_cancelled_with_the_last_who_asked():
 
 
 def test_a_process_that_fell_thousands_of_times_is_started_again():
-    care = bootstrap.Care(["a"])
+    care = restarts.Care(["a"])
     for number in range(2_000):
         care.ended("a", float(number), "it ended")
-    assert care.next_at() == 1_999.0 + bootstrap.PAUSE_S_MAX
+    assert care.next_at() == 1_999.0 + restarts.PAUSE_S_MAX

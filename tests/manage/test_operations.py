@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from muster.bus import received
+from muster.bus.client import received
+from muster.bus.rpc import single_flight
 from muster.core import errors, health
-from muster.manage import client, manager, once, operating, orders, protocol
+from muster.manage import client, protocol
+from muster.manage.manager import agent_calls, manager
+from muster.manage.registry import operations
 from muster.testing.eventually import eventually
 
 
@@ -214,7 +217,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
     """Of the agent to the manager, of the manager to the registry, of the registry to the user."""
     await small.client.create(memory("a"))
     await small.client.wait("a", "up")
-    for module, name in ((operating, "AGAIN_S"), (orders, "AGAIN_S"), (client, "EXEC_TRY_S")):
+    for module, name in ((agent_calls, "AGAIN_S"), (operations, "AGAIN_S"), (client, "EXEC_TRY_S")):
         monkeypatch.setattr(module, name, 0.3)
     lost, respond = [], received.Message.respond
 
@@ -246,7 +249,7 @@ async def test_what_is_asked_again_while_it_is_under_way_is_done_once():
         await go_on.wait()
         raise errors.Conflict("no")
 
-    under_way = once.UnderWay[int]()
+    under_way = single_flight.UnderWay[int]()
     asked = [asyncio.create_task(under_way.once("a", do)) for _ in range(3)]
     failing = [asyncio.create_task(under_way.once("b", fail)) for _ in range(2)]
     await eventually(lambda: begun)

@@ -11,60 +11,63 @@ import msgspec
 import pytest
 
 from muster.core import errors
-from muster.manage import manifest, placement, processor, protocol, views
+from muster.manage import manifest, protocol
+from muster.manage.registry import agent_selection, assignments, views
 
 
 def entry(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "type": "memory", "agent": "a", **more}
 
 
-def having(*entries: dict[str, Any]) -> processor.Processor:
-    state = processor.Processor(term=1, ttl_s=15.0)
-    state.accept(state.apply(placement.specifications(state, list(entries)), "test"))
+def having(*entries: dict[str, Any]) -> assignments.Processor:
+    state = assignments.Processor(term=1, ttl_s=15.0)
+    state.accept(state.apply(agent_selection.specifications(state, list(entries)), "test"))
     return state
 
 
 def test_a_circle_is_found_through_what_is_there_already():
     state = having(entry("c"), entry("b", depends_on=["c"]), entry("a", depends_on=["b"]))
     with pytest.raises(errors.InvalidInput, match=r"circle: . -> . -> . -> ."):
-        placement.specifications(state, [entry("c", depends_on=["a"])])
-    assert placement.specifications(state, [entry("d", depends_on=["a"])])[0].depends_on == ("a",)
+        agent_selection.specifications(state, [entry("c", depends_on=["a"])])
+    assert agent_selection.specifications(state, [entry("d", depends_on=["a"])])[0].depends_on == ("a",)
 
 
 def test_what_a_dependency_needs_may_have_been_forgotten_with_its_agent():
     state = having(entry("gone"), entry("b", depends_on=["gone"]))
-    state.accept(processor.Changes(resources={"gone": None}))
-    assert placement.specifications(state, [entry("new", depends_on=["b"])])
+    state.accept(assignments.Changes(resources={"gone": None}))
+    assert agent_selection.specifications(state, [entry("new", depends_on=["b"])])
     with pytest.raises(errors.InvalidInput, match="'gone', which is not there"):
-        placement.specifications(state, [entry("b", depends_on=["gone"])])
+        agent_selection.specifications(state, [entry("b", depends_on=["gone"])])
 
 
 def test_a_circle_is_found_within_what_is_new():
     with pytest.raises(errors.InvalidInput, match="circle"):
-        placement.specifications(having(), [entry("a", depends_on=["b"]), entry("b", depends_on=["a"])])
+        agent_selection.specifications(having(), [entry("a", depends_on=["b"]), entry("b", depends_on=["a"])])
 
 
 def test_a_group_has_those_that_are_there_and_those_that_come_with_it():
     state = having(entry("old", group="db"))
-    found = placement.specifications(state, [entry("new", group="db"), entry("web", depends_on=["group:db"])])
+    found = agent_selection.specifications(
+        state, [entry("new", group="db"), entry("web", depends_on=["group:db"])]
+    )
     assert found[1].depends_on == ("new", "old")
 
 
 def test_resources_go_where_least_is_and_each_counts_for_the_next():
     state = having(entry("one"))
     for name in ("a", "b"):
-        state.agents[name] = processor.Agent(types=("memory",))
+        state.agents[name] = assignments.Agent(types=("memory",))
     free = [{"name": f"n{number}", "type": "memory", "where": "zone = 'default'"} for number in range(3)]
-    assert [one.agent for one in placement.specifications(state, free)] == ["b", "a", "b"]
+    assert [one.agent for one in agent_selection.specifications(state, free)] == ["b", "a", "b"]
 
 
 def test_many_are_placed_without_looking_at_every_agent_for_each(monkeypatch):
     state, looked = having(), 0
     for number in range(200):
-        state.agents[f"a{number:03}"] = processor.Agent(types=("memory",), labels={"rack": str(number % 2)})
+        state.agents[f"a{number:03}"] = assignments.Agent(types=("memory",), labels={"rack": str(number % 2)})
     attributes = views.agent_attributes
 
-    def counted(name: str, agent: processor.Agent) -> dict[str, Any]:
+    def counted(name: str, agent: assignments.Agent) -> dict[str, Any]:
         nonlocal looked
         looked += 1
         return attributes(name, agent)
@@ -72,7 +75,7 @@ def test_many_are_placed_without_looking_at_every_agent_for_each(monkeypatch):
     monkeypatch.setattr(views, "agent_attributes", counted)
     wheres = ["rack = '1'", "rack IN ('0', '1')"]
     entries = [{"name": f"n{i}", "type": "memory", "where": wheres[i % 2]} for i in range(400)]
-    found = collections.Counter(one.agent for one in placement.specifications(state, entries))
+    found = collections.Counter(one.agent for one in agent_selection.specifications(state, entries))
     assert looked == 400, "each agent once for each expression"
     assert set(found.values()) == {2}, "evenly, although both select some of the same"
 
@@ -81,9 +84,9 @@ def test_what_depends_on_a_large_group_is_refused_by_name():
     many = [entry(f"n{number}", group="db") for number in range(protocol.DEPENDENCIES_MAX + 1)]
     last = entry("web", depends_on=["group:db"])
     state = having(*many[:-1])
-    assert len(placement.specifications(state, [last])[0].depends_on) == protocol.DEPENDENCIES_MAX
+    assert len(agent_selection.specifications(state, [last])[0].depends_on) == protocol.DEPENDENCIES_MAX
     with pytest.raises(errors.LimitExceeded, match="'web' depends on more than 1000 resources"):
-        placement.specifications(state, [many[-1], last])
+        agent_selection.specifications(state, [many[-1], last])
     with pytest.raises(
         manifest.Fault, match=r"resources\[1001\].depends_on: 'web' depends on more than 1000"
     ):
@@ -93,103 +96,103 @@ def test_what_depends_on_a_large_group_is_refused_by_name():
 def test_a_specification_that_fits_into_no_message_is_refused():
     labels = {f"label{number}": "x" * 1_000 for number in range(600)}
     with pytest.raises(errors.LimitExceeded, match="the specification of 'web' is over"):
-        placement.specifications(having(), [entry("web", labels=labels)])
+        agent_selection.specifications(having(), [entry("web", labels=labels)])
 
 
 def test_the_largest_configuration_and_specification_are_accepted_and_a_byte_more_is_not():
     largest = protocol.CONFIG_BYTES_MAX - len('{"text":""}')
     for size, refused in ((largest, False), (largest + 1, True)):
         with pytest.raises(errors.LimitExceeded) if refused else contextlib.nullcontext():
-            placement.specifications(having(), [entry("web", config={"text": "x" * size})])
-    least = placement.specifications(having(), [entry("web", labels={"text": "x"})])[0]
+            agent_selection.specifications(having(), [entry("web", config={"text": "x" * size})])
+    least = agent_selection.specifications(having(), [entry("web", labels={"text": "x"})])[0]
     largest = protocol.SPEC_BYTES_MAX - len(msgspec.json.encode(least)) + 1
     for size, refused in ((largest, False), (largest + 1, True)):
         with pytest.raises(errors.LimitExceeded) if refused else contextlib.nullcontext():
-            placement.specifications(having(), [entry("web", labels={"text": "x" * size})])
+            agent_selection.specifications(having(), [entry("web", labels={"text": "x" * size})])
 
 
 def test_the_value_of_a_secret_is_refused_with_its_place():
     with pytest.raises(errors.InvalidInput, match=r"config\.db\.password holds a secret") as caught:
-        placement.specifications(having(), [entry("web", config={"db": {"password": "pw"}})])
+        agent_selection.specifications(having(), [entry("web", config={"db": {"password": "pw"}})])
     assert caught.value.hint == manifest.REFER
     reference = {"db": {"password": {"secret": "env:PW"}}}
-    assert placement.specifications(having(), [entry("web", config=reference)])[0].config == reference
+    assert agent_selection.specifications(having(), [entry("web", config=reference)])[0].config == reference
 
 
 # Agents
 
 
-def fleet(**agents: processor.Agent) -> processor.Processor:
+def fleet(**agents: assignments.Agent) -> assignments.Processor:
     state = having()
     state.agents.update(agents)
     return state
 
 
-def place(state: processor.Processor, *names: str, where: str = "zone = 'default'") -> list[str]:
+def place(state: assignments.Processor, *names: str, where: str = "zone = 'default'") -> list[str]:
     entries = [{"name": name, "type": "memory", "where": where} for name in names]
-    return [spec.agent for spec in placement.specifications(state, entries)]
+    return [spec.agent for spec in agent_selection.specifications(state, entries)]
 
 
 @pytest.mark.parametrize(
     ("agent", "refused"),
     [
         (None, False),  # not enrolled yet
-        (processor.Agent(types=()), False),  # it has not said what it can do
-        (processor.Agent(types=("process", "memory")), False),
-        (processor.Agent(types=("process",)), True),
+        (assignments.Agent(types=()), False),  # it has not said what it can do
+        (assignments.Agent(types=("process", "memory")), False),
+        (assignments.Agent(types=("process",)), True),
     ],
 )
 def test_a_named_agent_is_refused_only_if_it_is_known_to_lack_the_adapter(agent, refused):
     state = fleet() if agent is None else fleet(a=agent)
     if refused:
         with pytest.raises(errors.InvalidInput, match="'a' has no adapter of type 'memory'"):
-            placement.specifications(state, [entry("web")])
+            agent_selection.specifications(state, [entry("web")])
     else:
-        assert placement.specifications(state, [entry("web")])[0].agent == "a"
+        assert agent_selection.specifications(state, [entry("web")])[0].agent == "a"
 
 
 def test_an_entry_says_where_it_runs():
     with pytest.raises(errors.InvalidInput, match="'web': say where it runs"):
-        placement.specifications(having(), [{"name": "web", "type": "memory"}])
+        agent_selection.specifications(having(), [{"name": "web", "type": "memory"}])
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        processor.Agent(types=("memory",), cordoned=True),
-        processor.Agent(types=("process",)),
-        processor.Agent(types=()),
-        processor.Agent(types=("memory",), zone="south"),
+        assignments.Agent(types=("memory",), cordoned=True),
+        assignments.Agent(types=("process",)),
+        assignments.Agent(types=()),
+        assignments.Agent(types=("memory",), zone="south"),
     ],
 )
 def test_only_agents_that_fit_are_chosen(other):
-    state = fleet(a=other, b=processor.Agent(types=("memory", "process")))
+    state = fleet(a=other, b=assignments.Agent(types=("memory", "process")))
     assert place(state, "n1", "n2") == ["b", "b"]
 
 
 def test_each_new_resource_counts_as_one():
     state = having(entry("one"), entry("two"))
     for name in ("a", "b"):
-        state.agents[name] = processor.Agent(types=("memory",))
+        state.agents[name] = assignments.Agent(types=("memory",))
     assert place(state, "n1", "n2", "n3", "n4", "n5") == ["b", "b", "a", "b", "a"]
 
 
 def test_what_is_placed_stays_while_its_agent_fits_although_another_has_less():
     state = having(entry("one"), entry("two"))
-    state.agents["a"] = processor.Agent(types=("memory",))
-    state.agents["b"] = processor.Agent(types=("memory",), labels={"rack": "7"})
+    state.agents["a"] = assignments.Agent(types=("memory",))
+    state.agents["b"] = assignments.Agent(types=("memory",), labels={"rack": "7"})
     assert place(state, "one") == ["a"]
     assert place(state, "one", where="rack = '7'") == ["b"]
     assert place(state, "new") == ["b"]
 
 
 def test_expressions_that_select_the_same_agents_share_their_counts():
-    state = fleet(**{name: processor.Agent(types=("memory",), labels={"rack": "7"}) for name in "abc"})
+    state = fleet(**{name: assignments.Agent(types=("memory",), labels={"rack": "7"}) for name in "abc"})
     entries = [
         {"name": f"n{number}", "type": "memory", "where": where}
         for number, where in enumerate(["rack = '7'", "zone = 'default'"] * 3)
     ]
-    assert [spec.agent for spec in placement.specifications(state, entries)] == [*"abcabc"]
+    assert [spec.agent for spec in agent_selection.specifications(state, entries)] == [*"abcabc"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,7 @@ def test_expressions_that_select_the_same_agents_share_their_counts():
 )
 def test_where_nothing_fits_the_first_unknown_attribute_is_named(where, hint):
     with pytest.raises(errors.Unavailable, match="'n1': no agent that is there fits") as caught:
-        place(fleet(a=processor.Agent(types=("memory",))), "n1", where=where)
+        place(fleet(a=assignments.Agent(types=("memory",))), "n1", where=where)
     assert caught.value.hint == hint
 
 

@@ -21,8 +21,9 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import health, messages
-from muster.manage import agent, hosting, household, pids, protocol
-from muster.manage.adapters import base, checks, memory, process, shim
+from muster.manage import protocol
+from muster.manage.adapters import base, health_checks, memory, os_process, process, shim
+from muster.manage.agent import agent, operation_log, resource_host
 from muster.testing.eventually import eventually, throughout
 from tests.manage import test_adapters
 
@@ -50,7 +51,7 @@ class House:
         return await self.agent.obey(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
 
     @property
-    def one(self) -> household.Hosted:
+    def one(self) -> resource_host.Hosted:
         return self.agent.hosted["thing"]
 
     @property
@@ -91,7 +92,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def is_down(one: household.Hosted) -> bool:
+def is_down(one: resource_host.Hosted) -> bool:
     return one.seen.state is DOWN
 
 
@@ -241,7 +242,7 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path):
         leader = house.agent.hosted[name].record.runtime["leader"]
         if when == "without":
             await asyncio.to_thread(gate.write_text, "go\n")
-            await pids.end_of(leader)
+            await os_process.end_of(leader)
         await house.start()
         if when == "with":
             assert house.agent.hosted[name].seen.state is UP
@@ -307,7 +308,7 @@ async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(house, m
         return opened(pid, flags)
 
     monkeypatch.setattr(os, "pidfd_open", pidfd_open)
-    monkeypatch.setattr(pids, "POLL_S", 0.01)
+    monkeypatch.setattr(os_process, "POLL_S", 0.01)
     await house.do("create", config={"command": ["sleep", "1000"]})
     await throughout(lambda: house.seen.state is UP, for_s=0.1)
     os.kill(house.seen.properties["pid"], signal.SIGTERM)
@@ -329,8 +330,8 @@ async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_proce
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    monkeypatch.setattr(pids, "POLL_S", 0.01)
-    end = asyncio.ensure_future(pids.end_of(grandchild))
+    monkeypatch.setattr(os_process, "POLL_S", 0.01)
+    end = asyncio.ensure_future(os_process.end_of(grandchild))
     await throughout(lambda: not end.done(), for_s=0.05)
     os.kill(grandchild, signal.SIGKILL)
     assert await end is None
@@ -338,7 +339,7 @@ async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_proce
 
 async def test_a_number_that_another_process_has_is_not_waited_for(start_process):
     child = await start_process("sleep", "1000")
-    assert await pids.end_of(child.pid, "another:1") is None
+    assert await os_process.end_of(child.pid, "another:1") is None
 
 
 async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
@@ -360,8 +361,8 @@ async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
     await eventually(lambda: house.seen.state is DOWN)
     assert "did not work" in house.seen.reason
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
-    with pytest.raises(checks.Inconclusive):
-        await checks.problem(checks.Check(kind="command", command=("true",)))
+    with pytest.raises(health_checks.Inconclusive):
+        await health_checks.problem(health_checks.Check(kind="command", command=("true",)))
 
 
 async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house, monkeypatch):
@@ -371,7 +372,7 @@ async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house,
     await house.do("create", config={"command": ["sleep", "1000"]})
     pid = house.seen.properties["pid"]
     with monkeypatch.context() as patched:
-        patched.setattr(household, "_store", full)
+        patched.setattr(resource_host, "_store", full)
         answer = await house.do("execute", operation="stop", id="stop-1")
         assert (answer.outcome, answer.code) == (messages.Outcome.FAILED, "not-stored")
         assert is_alive(pid)
@@ -406,7 +407,7 @@ async def test_a_process_of_another_boot_is_another_process(house):
     await house.do("create", config={"command": ["sleep", "1000"]})
     await house.agent.stop()
     path = house.folder / "thing.json"
-    record = msgspec.json.decode(path.read_bytes(), type=hosting.Record)
+    record = msgspec.json.decode(path.read_bytes(), type=operation_log.Record)
     boot, _, ticks = record.runtime["birth"].partition(":")
     assert boot
     record.runtime["birth"] = f"another:{ticks}"
@@ -438,10 +439,10 @@ def find(name: str) -> type[base.Adapter]:
 def broken(monkeypatch, tmp_path):
     folder = tmp_path / "hosted"
     for name, kind in (("bad", "broken"), ("good", "memory")):
-        record = hosting.Record(
+        record = operation_log.Record(
             name=name, type=kind, config={}, digest="d", epoch=1, manager="m1", runtime={"state": "up"}
         )
-        household._store(folder / f"{name}.json", hosting.Hosted(record).to_store())
+        resource_host._store(folder / f"{name}.json", operation_log.Hosted(record).to_store())
     monkeypatch.setattr(Broken, "faults", [KeyError("its own fault")])
     return Broken
 

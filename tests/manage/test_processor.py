@@ -7,7 +7,8 @@ import collections
 import msgspec
 import pytest
 
-from muster.manage import processor, protocol
+from muster.manage import protocol
+from muster.manage.registry import assignments
 from tests.manage.processing import (
     DOWN,
     DRAINED,
@@ -25,13 +26,13 @@ from tests.manage.processing import (
 
 
 def test_changes_are_true_where_there_is_something_to_write():
-    assert not processor.Changes(epoch=7)
-    record = processor.Resource(spec=spec("x"), generation=1)
+    assert not assignments.Changes(epoch=7)
+    record = assignments.Resource(spec=spec("x"), generation=1)
     for changes in (
-        processor.Changes(resources={"x": record}),
-        processor.Changes(owners={"x": None}),
-        processor.Changes(statuses={"x": None}),
-        processor.Changes(agents={"a": None}),
+        assignments.Changes(resources={"x": record}),
+        assignments.Changes(owners={"x": None}),
+        assignments.Changes(statuses={"x": None}),
+        assignments.Changes(agents={"a": None}),
     ):
         assert changes
 
@@ -42,14 +43,14 @@ def test_changes_are_true_where_there_is_something_to_write():
 def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
     core = two()
     for agent, heard in (
-        (processor.Agent(), set()),
-        (processor.Agent(cordoned=True), {"m"}),
-        (processor.Agent(cordoned=True, zone="north"), set()),
-        (processor.Agent(), {"m"}),
+        (assignments.Agent(), set()),
+        (assignments.Agent(cordoned=True), {"m"}),
+        (assignments.Agent(cordoned=True, zone="north"), set()),
+        (assignments.Agent(), {"m"}),
         (None, set()),
-        (processor.Agent(cordoned=True), {"m"}),
+        (assignments.Agent(cordoned=True), {"m"}),
     ):
-        assert core.accept(processor.Changes(agents={"a": agent})) == heard
+        assert core.accept(assignments.Changes(agents={"a": agent})) == heard
         assert core.agents.get("a") == agent
     assert core.epoch == 2, "what gives no epoch takes none back"
 
@@ -61,17 +62,17 @@ def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_ne
     changed = core.apply([spec("web", depends_on=("db",), group="g")], "ann")
     assert core.accept(changed) == {"m", "n"}
     assert core.accept(core.apply([spec("alone", agent="c", group="g")], "ann")) == set(), "it has no owner"
-    removed = processor.Changes(resources={"web": None}, owners={"web": None})
+    removed = assignments.Changes(resources={"web": None}, owners={"web": None})
     assert core.accept(removed) == {"n"}
     core.invariants()
 
 
 def test_managers_hear_of_a_new_owner():
     core = two()
-    changes = processor.Changes(owners={"alone": processor.Owner(manager="n", epoch=9, boot=1)}, epoch=9)
+    changes = assignments.Changes(owners={"alone": assignments.Owner(manager="n", epoch=9, boot=1)}, epoch=9)
     assert core.accept(changes) == {"n"}
     assert core.epoch == 9
-    core.accept(processor.Changes(epoch=4))
+    core.accept(assignments.Changes(epoch=4))
     assert core.epoch == 9
 
 
@@ -86,7 +87,7 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
         (State.FAILED, set()),
     ):
         assert report(core, "db", state) == heard, state
-    core.accept(processor.Changes(statuses={"db": None, "web": None}))
+    core.accept(assignments.Changes(statuses={"db": None, "web": None}))
     assert core.statuses == {}
 
 
@@ -95,7 +96,7 @@ def test_the_names_are_in_order_whatever_comes_and_goes():
     assert core.ordered == ["b", "c"]
     core.accept(core.apply([spec("a")], "ann"))
     assert core.ordered == ["a", "b", "c"]
-    core.accept(processor.Changes(resources={"b": None}))
+    core.accept(assignments.Changes(resources={"b": None}))
     assert core.ordered == ["a", "c"]
     core.accept(core.apply([spec("a", group="g")], "ann"))
     assert core.ordered == ["a", "c"]
@@ -105,7 +106,7 @@ def test_the_names_are_in_order_whatever_comes_and_goes():
 def test_with_a_resource_its_status_goes():
     core = two()
     report(core, "db")
-    core.accept(processor.Changes(resources={"db": None}, owners={"db": None}))
+    core.accept(assignments.Changes(resources={"db": None}, owners={"db": None}))
     assert core.statuses == {}
     core.invariants()
 
@@ -263,7 +264,7 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
 def test_on_a_drained_machine_nothing_runs(cordoned, wanted, in_force):
     core = having(spec("web", wanted=wanted))
     if cordoned is not None:
-        core.accept(processor.Changes(agents={"a": processor.Agent(cordoned=cordoned)}))
+        core.accept(assignments.Changes(agents={"a": assignments.Agent(cordoned=cordoned)}))
     assert core.wanted("web") is in_force
 
 
@@ -291,7 +292,7 @@ def test_what_ran_once_waits_for_nothing():
 
 def test_it_waits_for_what_is_not_there():
     core = two()
-    core.accept(processor.Changes(resources={"db": None}, owners={"db": None}))
+    core.accept(assignments.Changes(resources={"db": None}, owners={"db": None}))
     assert core.waits_for("web") == ("db",)
 
 
@@ -300,12 +301,12 @@ def test_what_is_deleted_waits_for_what_needs_it_and_is_deleted_too():
     core.accept(core.delete(["db", "web"], "ann"))
     assert core.waits_for("db") == ("web",)
     assert core.waits_for("web") == ()
-    core.accept(processor.Changes(resources={"web": None}, owners={"web": None}))
+    core.accept(assignments.Changes(resources={"web": None}, owners={"web": None}))
     assert core.waits_for("db") == ()
 
 
 def test_only_the_first_names_it_waits_for_are_shown(monkeypatch):
-    monkeypatch.setattr(processor, "WAITS_MAX", 2)
+    monkeypatch.setattr(assignments, "WAITS_MAX", 2)
     needs = ("d", "b", "c")
     core = having(*map(spec, needs), spec("web", depends_on=needs))
     assert core.waits_for("web") == ("d", "b"), "in its own order"
@@ -318,7 +319,7 @@ def test_only_the_first_names_it_waits_for_are_shown(monkeypatch):
 def test_an_assignment_says_all_that_a_manager_needs():
     core = two()
     report(core, "db")
-    core.accept(processor.Changes(agents={"b": processor.Agent(cordoned=True)}))
+    core.accept(assignments.Changes(agents={"b": assignments.Agent(cordoned=True)}))
     core.accept(core.rename("db", "store", "bob"))
     renamed = core.assignment("store")
     assert (renamed.spec.name, renamed.spec.wanted, renamed.generation) == ("store", DRAINED, 2)
@@ -333,7 +334,7 @@ def test_an_assignment_says_all_that_a_manager_needs():
 # Assignments
 
 
-def counts(core: processor.Processor) -> list[int]:
+def counts(core: assignments.Processor) -> list[int]:
     found = collections.Counter(owner.manager for owner in core.owners.values())
     return [found[name] for name in sorted(core.managers)]
 
@@ -388,16 +389,16 @@ def test_the_first_epoch_is_one():
     renew(core, "m", boot=7)
     changes = core.assign()
     assert changes.owners == {
-        "x": processor.Owner(manager="m", epoch=1, boot=7),
-        "y": processor.Owner(manager="m", epoch=2, boot=7),
+        "x": assignments.Owner(manager="m", epoch=1, boot=7),
+        "y": assignments.Owner(manager="m", epoch=2, boot=7),
     }
 
 
 def test_without_managers_nothing_is_assigned():
     core = having(spec("x"))
-    assert core.assign() == processor.Changes(epoch=0)
+    assert core.assign() == assignments.Changes(epoch=0)
     renew(core, "m", leaving=True)
-    assert core.assign() == processor.Changes(epoch=0)
+    assert core.assign() == assignments.Changes(epoch=0)
 
 
 def test_a_manager_that_leaves_was_restarted_or_expired_loses_what_it_has():
@@ -418,7 +419,7 @@ def test_a_manager_that_leaves_was_restarted_or_expired_loses_what_it_has():
 
 
 def test_at_most_so_many_owners_change_at_once(monkeypatch):
-    monkeypatch.setattr(processor, "ASSIGNED_MAX", 2)
+    monkeypatch.setattr(assignments, "ASSIGNED_MAX", 2)
     core = having(*map(spec, "vwxyz"))
     renew(core, "m")
     sizes = []
@@ -433,7 +434,7 @@ def test_an_epoch_is_above_the_last_of_its_resource_and_of_all():
     renew(core, "m")
     assign(core)
     raised = msgspec.structs.replace(core.owners["x"], epoch=900)
-    core.accept(processor.Changes(owners={"x": raised}, epoch=2))
+    core.accept(assignments.Changes(owners={"x": raised}, epoch=2))
     renew(core, "m", boot=2)
     assign(core)
     assert {name: owner.epoch for name, owner in core.owners.items()} == {"x": 901, "y": 4}

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from muster.core import health, messages
-from muster.manage import protocol, reconcile
+from muster.manage import protocol
+from muster.manage.manager import reconciler
 from tests.manage.reconciling import (
     Act,
     State,
@@ -75,10 +76,10 @@ def test_a_new_wish_runs_it_once_more(policy):
     hear(first, runtime, observed(State.DOWN, exit_code=0, ran=1))
     assert act(first, runtime, 10.0) is None
     second = msgspec.structs.replace(first, generation=2)
-    reconcile.changed(first, second, runtime)
+    reconciler.changed(first, second, runtime)
     assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "a new wish")
     assert act(second, runtime, 10.0) is Act.START
-    reconcile.done(runtime, Act.START, generation=2, started=True, there=True, now=0.0)
+    reconciler.done(runtime, Act.START, generation=2, started=True, there=True, now=0.0)
     hear(second, runtime, observed(State.DOWN, exit_code=0, ran=2), 11.0)
     assert act(second, runtime, 20.0) is None
 
@@ -88,16 +89,16 @@ def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
     first = assign(restart={"policy": "never"})
     runtime = running(first)
     second = msgspec.structs.replace(first, generation=2)
-    reconcile.changed(first, second, runtime)
+    reconciler.changed(first, second, runtime)
     assert act(second, runtime) is None
-    assert reconcile.settle(second, runtime)
+    assert reconciler.settle(second, runtime)
     hear(second, runtime, observed(State.DOWN, exit_code=0))
     assert act(second, runtime, 10.0) is None
     # Where its agent tells which wish it ran for, the agent is told of the new one first.
     runtime = running(first)
     hear(first, runtime, observed(ran=1))
     assert act(first, runtime) is None
-    reconcile.changed(first, second, runtime)
+    reconciler.changed(first, second, runtime)
     assert act(second, runtime) is Act.PUT
     ended = observed(State.DOWN, exit_code=0, ran=1)
     hear(second, runtime, ended)
@@ -135,7 +136,7 @@ def test_given_up_means_given_up():
             if (step := act(assignment, runtime, now)) is not None:
                 assert step is what
                 tried += 1
-                reconcile.failed(assignment, runtime, step, refusal(), now, int(now * 1000))
+                reconciler.failed(assignment, runtime, step, refusal(), now, int(now * 1000))
         assert tried == 4, what
         assert runtime.given_up
         status = runtime.status(assignment, now, int(now * 1000))
@@ -146,7 +147,7 @@ def test_given_up_means_given_up():
         other = begin(wished, now)
         hear(wished, other, seen, now)
         assert act(wished, other, now) is what, "a new wish that no manager was there to hear"
-        reconcile.changed(assignment, wished, runtime)
+        reconciler.changed(assignment, wished, runtime)
         assert act(wished, runtime, now) is what
 
 
@@ -167,7 +168,7 @@ def test_attempts_are_put_off_twice_as_long_each_time():
     for number in range(1100):
         now = 100.0 + number
         runtime.given_up = False
-        reconcile.failed(assignment, runtime, Act.CREATE, refusal(), now, int(now * 1000))
+        reconciler.failed(assignment, runtime, Act.CREATE, refusal(), now, int(now * 1000))
         waits.append(runtime.retry_at - now)
         assert act(assignment, runtime, runtime.retry_at - 0.01) is None
     assert waits[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
@@ -178,7 +179,7 @@ def test_attempts_are_put_off_twice_as_long_each_time():
 def test_without_a_delay_there_is_a_short_one_after_a_refusal():
     assignment = assign(restart={"delay_s": 0.0})
     runtime = begin(assignment)
-    reconcile.failed(assignment, runtime, Act.CREATE, refusal(), 5.0, 5000)
+    reconciler.failed(assignment, runtime, Act.CREATE, refusal(), 5.0, 5000)
     assert runtime.retry_at == pytest.approx(5.1)
 
 
@@ -189,7 +190,7 @@ def test_falls_out_of_the_window_are_forgotten():
         hear(assignment, runtime, observed(), now)
         hear(assignment, runtime, observed(State.DOWN), now)
         assert act(assignment, runtime, now + 1) is Act.START
-        reconcile.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+        reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
     assert runtime.failures == [215.0], "exactly at its edge one is out"
     for now in (216.0, 217.0):
         hear(assignment, runtime, observed(), now)
@@ -228,7 +229,7 @@ def test_flapping_is_told_and_slowed_down():
         now = 10.0 * number
         hear(assignment, runtime, observed(), now)
         hear(assignment, runtime, observed(State.DOWN, reason="exit code 1"), now)
-        flapping = number > reconcile.FLAPS_MAX
+        flapping = number > reconciler.FLAPS_MAX
         assert ("flapping" in runtime.health.reason) is flapping
         assert (runtime.retry_at - now >= 30.0) is flapping
 
@@ -239,8 +240,8 @@ def test_one_that_dies_as_soon_as_it_is_started_is_counted():
     hear(assignment, runtime, observed(State.DOWN), 1.0)
     for now in (10.0, 20.0):
         assert act(assignment, runtime, now) is Act.START
-        reconcile.happen(runtime, health.Event.START, "", 0)
-        reconcile.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+        reconciler.happen(runtime, health.Event.START, "", 0)
+        reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
         hear(assignment, runtime, observed(State.DOWN), now)  # the answer says so already
     assert act(assignment, runtime, 1000.0) is None
     assert runtime.given_up
@@ -250,7 +251,7 @@ def test_a_change_that_fails_and_ends_it_is_one_failure():
     assignment = assign()
     runtime = running(assignment)
     changed = msgspec.structs.replace(assignment, spec=msgspec.structs.replace(assignment.spec, digest="e"))
-    reconcile.failed(changed, runtime, Act.PUT, refusal(), 5.0, 5000)
+    reconciler.failed(changed, runtime, Act.PUT, refusal(), 5.0, 5000)
     hear(changed, runtime, observed(State.DOWN, digest="", reason="cannot be started"), 5.0)
     assert runtime.failures == [5.0]
 
@@ -284,7 +285,7 @@ def test_a_step_in_doubt_is_looked_at_before_anything_else():
     ):
         assignment = assign()
         runtime = running(assignment)
-        assert not reconcile.failed(assignment, runtime, Act.PUT, answer, 5.0, 5000)
+        assert not reconciler.failed(assignment, runtime, Act.PUT, answer, 5.0, 5000)
         assert runtime.failures == []
         assert act(assignment, runtime, 5.5) is None
         assert act(assignment, runtime, 6.0) is Act.CLAIM
@@ -295,7 +296,7 @@ def test_a_stop_that_failed_is_tried_again_and_nothing_is_counted():
     runtime = begin(assignment)
     hear(assignment, runtime, observed())
     assert act(assignment, runtime) is Act.STOP
-    reconcile.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
+    reconciler.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
     assert act(assignment, runtime, 5.9) is None
     assert act(assignment, runtime, 6.0) is Act.STOP
     assert runtime.failures == []
@@ -334,11 +335,11 @@ def test_a_restarted_agent_counts_from_the_beginning():
     lost = observed(State.DOWN, boot=2, sequence=1)
     hear(assignment, runtime, lost, 5.0)
     assert state_of(runtime) is State.UP
-    reconcile.observe(assignment, runtime, lost, 6.0, 6000, asked=True)
+    reconciler.observe(assignment, runtime, lost, 6.0, 6000, asked=True)
     assert state_of(runtime) is State.DOWN
-    reconcile.observe(assignment, runtime, observed(boot=2, sequence=0), 7.0, 7000, asked=True)
-    reconcile.observe(assignment, runtime, observed(boot=2, sequence=2), 8.0, 8000, asked=True)
-    assert not reconcile.observe(assignment, runtime, lost, 9.0, 9000, asked=True), "an answer that was late"
+    reconciler.observe(assignment, runtime, observed(boot=2, sequence=0), 7.0, 7000, asked=True)
+    reconciler.observe(assignment, runtime, observed(boot=2, sequence=2), 8.0, 8000, asked=True)
+    assert not reconciler.observe(assignment, runtime, lost, 9.0, 9000, asked=True), "an answer that was late"
 
 
 def test_what_is_heard_during_an_operation_counts_afterwards():
@@ -349,10 +350,10 @@ def test_what_is_heard_during_an_operation_counts_afterwards():
     assert not hear(assignment, runtime, observed(boot=7, sequence=2), 2.1)
     assert act(assignment, runtime, 2.2) is None
     assert state_of(runtime) is State.UP
-    assert reconcile.release(assignment, runtime, 3.0, 3000)
+    assert reconciler.release(assignment, runtime, 3.0, 3000)
     assert (runtime.busy, runtime.pending) == (False, None)
     assert state_of(runtime) is State.DOWN
-    assert not reconcile.release(assignment, runtime, 3.0, 3000)
+    assert not reconciler.release(assignment, runtime, 3.0, 3000)
 
 
 def test_a_heartbeat_that_differs_has_the_agent_asked():
@@ -383,11 +384,11 @@ def test_a_heartbeat_that_differs_has_the_agent_asked():
     ],
 )
 def test_what_silence_means(state, silence_s, zone_silent, after):
-    runtime: Any = reconcile.Runtime(
+    runtime: Any = reconciler.Runtime(
         health.Health(state, "before", 0), observed(), heard_at=100.0, zone="north"
     )
     now = 100.0 + silence_s
-    changed = reconcile.listen(runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now)
+    changed = reconciler.listen(runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now)
     assert state_of(runtime) is after
     assert changed is (after is not state)
     if state in (State.DOWN, State.FAILED):
@@ -397,17 +398,17 @@ def test_what_silence_means(state, silence_s, zone_silent, after):
 
 
 def test_who_was_deaf_has_not_heard_silence():
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
-    assert not reconcile.listen(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
-    assert reconcile.listen(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
+    assert not reconciler.listen(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
+    assert reconciler.listen(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
 
 
 def test_the_state_of_a_checkpoint_is_unknown_when_its_agent_does_not_answer():
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), None, heard_at=0.0)
-    assert reconcile.listen(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), None, heard_at=0.0)
+    assert reconciler.listen(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
     assert state_of(runtime) is State.UNKNOWN
-    starting = reconcile.Runtime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
-    assert not reconcile.listen(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    starting = reconciler.Runtime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
+    assert not reconciler.listen(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
 
 
 def test_nothing_is_done_where_nothing_is_known():
@@ -432,7 +433,7 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     hear(up, runtime, protocol.Observed(False))
     assert act(up, runtime) is Act.CREATE
     assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.RENAME
-    reconcile.done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
+    reconciler.done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
     assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.CREATE
     assert act(msgspec.structs.replace(up, waits_for=("db",)), runtime) is None
     assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
@@ -471,15 +472,15 @@ def test_drift_is_told_once_the_wish_was_brought_there():
     runtime = begin(assignment)
     hear(assignment, runtime, observed(digest="other"))
     assert runtime.drift == "", "it was never brought there"
-    assert reconcile.decide(assignment, runtime, 1.0) == reconcile.Step(Act.PUT, "a new configuration")
-    reconcile.done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
+    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.Step(Act.PUT, "a new configuration")
+    reconciler.done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
     hear(assignment, runtime, observed())
     assert (runtime.drift, runtime.generation) == ("", 1)
     runtime.dirty = False
     hear(assignment, runtime, observed(digest="other"))
     assert "other, not d" in runtime.drift
     assert runtime.dirty
-    assert reconcile.decide(assignment, runtime, 1.0) == reconcile.Step(Act.PUT, "drift")
+    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.Step(Act.PUT, "drift")
     hear(assignment, runtime, observed())
     assert runtime.drift == ""
 
@@ -487,22 +488,22 @@ def test_drift_is_told_once_the_wish_was_brought_there():
 def test_what_is_found_done_is_settled():
     assignment = assign(generation=3)
     runtime = begin(assignment)
-    assert not reconcile.settle(assignment, runtime)
+    assert not reconciler.settle(assignment, runtime)
     hear(assignment, runtime, protocol.Observed(False))
-    assert not reconcile.settle(assignment, runtime)
+    assert not reconciler.settle(assignment, runtime)
     hear(assignment, runtime, observed(digest="other"))
-    assert not reconcile.settle(assignment, runtime)
+    assert not reconciler.settle(assignment, runtime)
     hear(assignment, runtime, observed())
     runtime.busy = True
-    assert not reconcile.settle(assignment, runtime)
+    assert not reconciler.settle(assignment, runtime)
     runtime.busy = runtime.dirty = False
-    assert reconcile.settle(assignment, runtime)
+    assert reconciler.settle(assignment, runtime)
     assert (runtime.generation, runtime.ran, runtime.dirty) == (3, 3, True)
-    assert not reconcile.settle(assignment, runtime), "once"
+    assert not reconciler.settle(assignment, runtime), "once"
     down = assign(generation=3, wanted=protocol.Wanted.DOWN)
     runtime = begin(down)
     hear(down, runtime, observed(State.DOWN))
-    assert reconcile.settle(down, runtime)
+    assert reconciler.settle(down, runtime)
     assert runtime.ran == 0
 
 
@@ -565,34 +566,34 @@ def test_a_checkpoint_carries_all_that_the_next_manager_needs():
 
 
 def test_a_reason_that_changes_is_checkpointed():
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 5), dirty=False)
-    assert not reconcile.happen(runtime, health.Event.BEAT, "slow", 9)
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 5), dirty=False)
+    assert not reconciler.happen(runtime, health.Event.BEAT, "slow", 9)
     assert (runtime.health, runtime.dirty) == (health.Health(State.UP, "slow", 5), True)
     runtime.dirty = False
-    assert not reconcile.happen(runtime, health.Event.BEAT, "", 9)
-    assert not reconcile.happen(runtime, health.Event.BEAT, "slow", 9)
-    assert not reconcile.happen(runtime, health.Event.GIVE_UP, "cannot happen to what is up", 9)
+    assert not reconciler.happen(runtime, health.Event.BEAT, "", 9)
+    assert not reconciler.happen(runtime, health.Event.BEAT, "slow", 9)
+    assert not reconciler.happen(runtime, health.Event.GIVE_UP, "cannot happen to what is up", 9)
     assert not runtime.dirty
-    assert reconcile.happen(runtime, health.Event.DIED, "exit code 1", 9)
+    assert reconciler.happen(runtime, health.Event.DIED, "exit code 1", 9)
     assert (runtime.health, runtime.dirty) == (health.Health(State.DOWN, "exit code 1", 9), True)
 
 
 def test_a_renaming_that_found_it_has_brought_the_wish_there():
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False)
-    reconcile.done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False)
+    reconciler.done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
     assert (runtime.generation, runtime.moved, runtime.fault, runtime.retry_at) == (2, True, "", 0.0)
     assert (runtime.ran, runtime.dirty) == (0, True)
-    stopped = reconcile.Runtime(health.Health(State.UP, "", 0), observed())
-    reconcile.done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
+    stopped = reconciler.Runtime(health.Health(State.UP, "", 0), observed())
+    reconciler.done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
     assert (stopped.generation, stopped.ran, stopped.observed) == (0, 0, observed())
-    former = reconcile.Runtime(health.Health(State.UP, "", 0))
-    reconcile.done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
+    former = reconciler.Runtime(health.Health(State.UP, "", 0))
+    reconciler.done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
     assert (former.moved, former.generation) == (True, 0)
-    deleted = reconcile.Runtime(health.Health(State.UP, "", 0))
-    reconcile.done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
-    assert (deleted.gone, deleted.retry_at) == (False, 7.0 + reconcile.RETRY_S)
-    reconcile.done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
+    deleted = reconciler.Runtime(health.Health(State.UP, "", 0))
+    reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
+    assert (deleted.gone, deleted.retry_at) == (False, 7.0 + reconciler.RETRY_S)
+    reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
     assert (deleted.gone, deleted.retry_at) == (True, 0.0)
-    unstarted = reconcile.Runtime(health.Health(State.UP, "", 0))
-    reconcile.done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
+    unstarted = reconciler.Runtime(health.Health(State.UP, "", 0))
+    reconciler.done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
     assert (unstarted.generation, unstarted.ran, unstarted.observed) == (2, 0, None)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from muster.core import health, messages
-from muster.manage import protocol, reconcile
+from muster.manage import protocol
+from muster.manage.manager import reconciler
 from tests.manage.reconciling import (
     Act,
     State,
@@ -42,7 +43,7 @@ def test_without_a_checkpoint_nothing_has_happened_yet():
         state=State.STARTING, reason="assigned", since_ms=2000, wish=3
     )
     assert runtime.dirty, "the registry does not know this manager's view yet"
-    assert reconcile.decide(assignment, runtime, 2.0) == reconcile.Step(Act.CLAIM, "assigned")
+    assert reconciler.decide(assignment, runtime, 2.0) == reconciler.Step(Act.CLAIM, "assigned")
 
 
 def test_the_first_observation_counts_however_its_agent_numbers_it():
@@ -124,18 +125,18 @@ def test_failed_returns_whether_the_state_changed():
     assignment = assign(restart={"attempts": 2})
     runtime = running(assignment)
     results = [
-        reconcile.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
+        reconciler.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
         for now in (10, 11, 12)
     ]
     assert results == [True, False, True], "down; still down; failed"
     assert runtime.health.reason == "start: boom; given up after 2 attempts"
     for step in (Act.STOP, Act.DRAIN, Act.DELETE, Act.RENAME, Act.CLAIM):
-        assert reconcile.failed(assignment, clean(assignment), step, refusal(), 1.0, 1000) is False
+        assert reconciler.failed(assignment, clean(assignment), step, refusal(), 1.0, 1000) is False
 
 
 def test_a_failure_changes_the_state_also_where_giving_up_is_not_due():
     assignment = assign()
-    assert reconcile.failed(assignment, running(assignment), Act.PUT, refusal(), 1.0, 1000)
+    assert reconciler.failed(assignment, running(assignment), Act.PUT, refusal(), 1.0, 1000)
 
 
 # What is checkpointed
@@ -171,7 +172,7 @@ def test_each_fall_is_checkpointed_although_state_and_reason_stay():
     assignment = assign()
     runtime = running(assignment)
     hear(assignment, runtime, observed(State.DOWN, reason="crash"), 10.0)
-    reconcile.done(runtime, Act.START, generation=1, started=True, there=True, now=10.0)
+    reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=10.0)
     runtime.dirty = False
     hear(assignment, runtime, observed(State.DOWN, reason="crash"), 11.0)
     assert (runtime.failures, runtime.dirty) == ([10.0, 11.0], True)
@@ -180,9 +181,9 @@ def test_each_fall_is_checkpointed_although_state_and_reason_stay():
 def test_the_fault_of_a_step_that_is_not_counted_is_checkpointed():
     assignment = assign()
     runtime = clean(assignment)
-    reconcile.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
+    reconciler.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
     assert runtime.status(assignment, 5.0, 5000).fault == "stop: boom"
-    assert (runtime.dirty, runtime.retry_at) == (True, 5.0 + reconcile.RETRY_S)
+    assert (runtime.dirty, runtime.retry_at) == (True, 5.0 + reconciler.RETRY_S)
 
 
 def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
@@ -190,7 +191,7 @@ def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
     for generation, forgets in ((1, False), (2, True)):
         runtime = clean(first)
         runtime.fault, runtime.failures, runtime.retry_at, runtime.given_up = "x", [1.0], 9.0, True
-        reconcile.changed(first, msgspec.structs.replace(first, generation=generation), runtime)
+        reconciler.changed(first, msgspec.structs.replace(first, generation=generation), runtime)
         kept = (runtime.fault, runtime.failures, runtime.retry_at, runtime.given_up)
         assert kept == (("", [], 0.0, False) if forgets else ("x", [1.0], 9.0, True))
         assert runtime.dirty is forgets
@@ -198,8 +199,8 @@ def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
 
 
 def test_a_change_of_state_forgets_the_last_fault():
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), fault="stop: boom", dirty=False)
-    assert reconcile.happen(runtime, health.Event.DIED, "crash", 9)
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), fault="stop: boom", dirty=False)
+    assert reconciler.happen(runtime, health.Event.DIED, "crash", 9)
     assert (runtime.fault, runtime.dirty) == ("", True)
 
 
@@ -260,21 +261,21 @@ def test_the_delay_doubles_at_most_32_times():
     runtime = running(assignment)
     for now in range(1, 50):
         hear(assignment, runtime, observed(), float(now))
-        reconcile.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
+        reconciler.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
     assert runtime.retry_at - 49.0 == pytest.approx(1e-9 * 2**32)
 
 
 def test_the_short_delay_after_a_refusal_is_within_the_longest_delay():
     assignment = assign(restart={"delay_s": 0.0, "delay_s_max": 0.05})
     runtime = running(assignment)
-    reconcile.failed(assignment, runtime, Act.START, refusal(), 5.0, 5000)
+    reconciler.failed(assignment, runtime, Act.START, refusal(), 5.0, 5000)
     assert runtime.retry_at == pytest.approx(5.05)
 
 
 @pytest.mark.parametrize(("ran", "generation", "after"), [(0, 2, 2), (2, 2, 2), (3, 2, 3)])
 def test_a_start_counts_as_a_run_for_the_latest_wish(ran, generation, after):
-    runtime: Any = reconcile.Runtime(health.Health(State.DOWN, "", 0), ran=ran)
-    reconcile.done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
+    runtime: Any = reconciler.Runtime(health.Health(State.DOWN, "", 0), ran=ran)
+    reconciler.done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
     assert runtime.ran == after
 
 
@@ -298,7 +299,7 @@ def test_of_what_is_heard_during_an_operation_the_latest_counts(first, second, c
     runtime.busy = True
     for reason, (boot, sequence) in (("first", first), ("second", second)):
         hear(assignment, runtime, observed(State.DOWN, reason=reason, boot=boot, sequence=sequence), 2.0)
-    assert reconcile.release(assignment, runtime, 3.0, 3000)
+    assert reconciler.release(assignment, runtime, 3.0, 3000)
     assert runtime.health.reason == counts
 
 
@@ -308,7 +309,7 @@ def test_a_repeated_observation_ends_silence():
     runtime = running(assignment)
     seen = observed(boot=7, sequence=5)
     hear(assignment, runtime, seen, 1.0)
-    reconcile.listen(runtime, 20.0, 20_000, zone_silent=False, heard_since=0.0)
+    reconciler.listen(runtime, 20.0, 20_000, zone_silent=False, heard_since=0.0)
     assert state_of(runtime) is State.LATE
     assert hear(assignment, runtime, seen, 21.0)
     assert state_of(runtime) is State.UP
@@ -328,8 +329,8 @@ def test_a_repeated_observation_ends_silence():
     ],
 )
 def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone_heard_s, after):
-    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=100.0)
-    reconcile.listen(
+    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=100.0)
+    reconciler.listen(
         runtime, 140.0, 1, zone_silent=False, heard_since=0.0, zone_heard_at=100.0 + zone_heard_s
     )
     assert state_of(runtime) is after
@@ -341,16 +342,16 @@ def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone
 @pytest.mark.parametrize(
     ("fields", "seen", "step"),
     [
-        ({}, protocol.Observed(False), reconcile.Step(Act.CREATE, "it is not there")),
-        ({}, observed(State.DOWN), reconcile.Step(Act.START, "it does not run")),
-        ({}, observed(State.DOWN, reason="exit code 1"), reconcile.Step(Act.START, "exit code 1")),
-        ({"wanted": DOWN}, observed(), reconcile.Step(Act.STOP, "wanted down")),
-        ({"wanted": DRAINED}, observed(), reconcile.Step(Act.DRAIN, "drained by a user")),
-        ({}, observed(digest=""), reconcile.Step(Act.PUT, "a new configuration")),
+        ({}, protocol.Observed(False), reconciler.Step(Act.CREATE, "it is not there")),
+        ({}, observed(State.DOWN), reconciler.Step(Act.START, "it does not run")),
+        ({}, observed(State.DOWN, reason="exit code 1"), reconciler.Step(Act.START, "exit code 1")),
+        ({"wanted": DOWN}, observed(), reconciler.Step(Act.STOP, "wanted down")),
+        ({"wanted": DRAINED}, observed(), reconciler.Step(Act.DRAIN, "drained by a user")),
+        ({}, observed(digest=""), reconciler.Step(Act.PUT, "a new configuration")),
         (
             {"restart": {"policy": "never"}, "generation": 2},
             observed(ran=1),
-            reconcile.Step(Act.PUT, "it runs on for a new wish"),
+            reconciler.Step(Act.PUT, "it runs on for a new wish"),
         ),
         ({"restart": {"policy": "never"}, "generation": 2}, observed(ran=2), None),
         ({"restart": {"policy": "always"}, "generation": 2}, observed(ran=1), None),
@@ -360,21 +361,21 @@ def test_each_step_says_why(fields, seen, step):
     assignment = assign(**fields)
     runtime = begin(assignment)
     runtime.observed = seen
-    assert reconcile.decide(assignment, runtime, 1.0) == step
+    assert reconciler.decide(assignment, runtime, 1.0) == step
 
 
 def test_a_heartbeat_that_differs_is_the_reason_to_ask():
     assignment = assign()
     runtime = running(assignment)
     runtime.look = True
-    step = reconcile.decide(assignment, runtime, 1.0)
-    assert step == reconcile.Step(Act.CLAIM, "a heartbeat says otherwise")
+    step = reconciler.decide(assignment, runtime, 1.0)
+    assert step == reconciler.Step(Act.CLAIM, "a heartbeat says otherwise")
 
 
 def test_an_answer_in_doubt_is_checkpointed_and_changes_no_state():
     assignment = assign()
     runtime = clean(assignment)
     doubt = refusal(outcome=messages.Outcome.IN_DOUBT)
-    assert reconcile.failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
-    assert (runtime.observed, runtime.retry_at) == (None, 5.0 + reconcile.RETRY_S)
+    assert reconciler.failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
+    assert (runtime.observed, runtime.retry_at) == (None, 5.0 + reconciler.RETRY_S)
     assert (runtime.dirty, state_of(runtime)) == (True, State.UP)

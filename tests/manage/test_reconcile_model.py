@@ -16,7 +16,8 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from muster.core import health, messages
-from muster.manage import protocol, reconcile
+from muster.manage import protocol
+from muster.manage.manager import reconciler
 
 RESTART = {"attempts": 3, "window_s": 100.0, "delay_s": 0.5, "delay_s_max": 8.0}
 POLICIES = ("always", "on-failure", "never")
@@ -48,7 +49,7 @@ class World(stateful.RuleBasedStateMachine):
         self.wires: list[tuple[int, protocol.Observed]] = []  # events under way, with that
         # The manager.
         self.assignment: protocol.Assignment
-        self.runtime: reconcile.Runtime
+        self.runtime: reconciler.Runtime
         self._take_over()
 
     @stateful.initialize(policy=st.sampled_from(POLICIES))
@@ -102,38 +103,38 @@ class World(stateful.RuleBasedStateMachine):
         self.falls += 1
         self._changed()
 
-    # The manager, as `muster.manage.manager` does it
+    # The manager, as `muster.manage.manager.manager` does it
 
     def _take_over(self) -> None:
         self.epoch += 1
         self.assignment = protocol.Assignment(
             spec=self.spec, epoch=self.epoch, generation=self.generation, status=self.stored
         )
-        self.runtime = reconcile.Runtime.begin(self.assignment, self.now, self.wall_ms)
+        self.runtime = reconciler.Runtime.begin(self.assignment, self.now, self.wall_ms)
         self.counted = self.counted_in_store
 
     def _hear(self, observed: protocol.Observed, **options: bool) -> None:
-        self._tell(reconcile.observe, self.assignment, self.runtime, observed, **options)
+        self._tell(reconciler.observe, self.assignment, self.runtime, observed, **options)
 
     def _tell(self, function: Any, *arguments: Any, **options: bool) -> None:
         before = self.runtime.failures
         function(*arguments, self.now, self.wall_ms, **options)
         self.counted += self.runtime.failures is not before
 
-    def _step(self, *, lose_answer: bool = False, die_at_once: int | None = None) -> reconcile.Act | None:
+    def _step(self, *, lose_answer: bool = False, die_at_once: int | None = None) -> reconciler.Act | None:
         runtime, assignment = self.runtime, self.assignment
-        step = reconcile.decide(assignment, runtime, self.now)
+        step = reconciler.decide(assignment, runtime, self.now)
         if step is None:
-            reconcile.settle(assignment, runtime)
+            reconciler.settle(assignment, runtime)
             return None
         self.obeys = self.epoch
-        if step.act is reconcile.Act.CLAIM:
+        if step.act is reconciler.Act.CLAIM:
             if not lose_answer:
                 runtime.look = False
                 self._hear(self._observed(), asked=True)
             return step.act
-        if step.act in (reconcile.Act.CREATE, reconcile.Act.START):
-            reconcile.happen(runtime, health.Event.START, step.why, self.wall_ms)
+        if step.act in (reconciler.Act.CREATE, reconciler.Act.START):
+            reconciler.happen(runtime, health.Event.START, step.why, self.wall_ms)
         runtime.busy = True
         refused = self.refusals > 0
         if refused:
@@ -141,7 +142,7 @@ class World(stateful.RuleBasedStateMachine):
             self.falls += 1
         else:
             self._carry_out(step.act, assignment)
-            if die_at_once is not None and self.running and step.act is not reconcile.Act.PUT:
+            if die_at_once is not None and self.running and step.act is not reconciler.Act.PUT:
                 self._end(die_at_once)
         answered = self._observed()
         for epoch, event in self.wires[-2:]:
@@ -155,7 +156,7 @@ class World(stateful.RuleBasedStateMachine):
             answer = _answer(messages.Outcome.FAILED, "adapter-failed") if refused else None
         if answer is None:
             start = assignment.spec.wanted is protocol.Wanted.UP
-            reconcile.done(
+            reconciler.done(
                 runtime,
                 step.act,
                 generation=assignment.generation,
@@ -164,22 +165,22 @@ class World(stateful.RuleBasedStateMachine):
                 now=self.now,
             )
         else:
-            self._tell(reconcile.failed, assignment, runtime, step.act, answer)
+            self._tell(reconciler.failed, assignment, runtime, step.act, answer)
         if not lose_answer:
             self._hear(answered)
-        self._tell(reconcile.release, assignment, runtime)
+        self._tell(reconciler.release, assignment, runtime)
         return step.act
 
-    def _carry_out(self, act: reconcile.Act, assignment: protocol.Assignment) -> None:
+    def _carry_out(self, act: reconciler.Act, assignment: protocol.Assignment) -> None:
         spec, generation = assignment.spec, assignment.generation
         match act:
-            case reconcile.Act.CREATE if not self.exists:
+            case reconciler.Act.CREATE if not self.exists:
                 self.exists, self.digest = True, spec.digest
                 if spec.wanted is protocol.Wanted.UP:
                     self._start(generation)
                 else:
                     self._changed()
-            case reconcile.Act.PUT | reconcile.Act.CREATE:  # of what is there: the same
+            case reconciler.Act.PUT | reconciler.Act.CREATE:  # of what is there: the same
                 same, self.digest = self.digest == spec.digest, spec.digest
                 if self.running and same:
                     assert self.last is not None
@@ -191,9 +192,9 @@ class World(stateful.RuleBasedStateMachine):
                     self._start(generation)
                 else:
                     self._changed()
-            case reconcile.Act.START:
+            case reconciler.Act.START:
                 self._start(generation)
-            case reconcile.Act.STOP:
+            case reconciler.Act.STOP:
                 if self.running:
                     self._end(-15)
             case _:
@@ -269,13 +270,13 @@ class World(stateful.RuleBasedStateMachine):
         self.generation += 1
         before = self.assignment
         self.assignment = msgspec.structs.replace(before, spec=self.spec, generation=self.generation)
-        reconcile.changed(before, self.assignment, self.runtime)
+        reconciler.changed(before, self.assignment, self.runtime)
 
     @stateful.rule()
     def silence(self) -> None:
         self.now += 40.0
         self.wall_ms += 40_000
-        reconcile.listen(
+        reconciler.listen(
             self.runtime, self.now, self.wall_ms, zone_silent=False, heard_since=0.0, zone_heard_at=self.now
         )
 
@@ -289,8 +290,8 @@ class World(stateful.RuleBasedStateMachine):
     @stateful.invariant()
     def given_up_is_final(self) -> None:
         if self.runtime.given_up and not self.runtime.look and self.runtime.observed is not None:
-            step = reconcile.decide(self.assignment, self.runtime, self.now)
-            assert step is None or step.act is reconcile.Act.STOP
+            step = reconciler.decide(self.assignment, self.runtime, self.now)
+            assert step is None or step.act is reconciler.Act.STOP
 
     def teardown(self) -> None:
         """Calm: all that is said arrives, and nothing more fails. Then all is as it was wished."""

@@ -15,24 +15,14 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, health, messages
-from muster.manage import (
-    agent,
-    client,
-    hosting,
-    household,
-    manager,
-    orders,
-    processor,
-    protocol,
-    reconcile,
-    records,
-    service,
-    zones,
-)
+from muster.manage import client, protocol
 from muster.manage.adapters import memory
+from muster.manage.agent import agent, operation_log, resource_host
+from muster.manage.manager import manager, reconciler, zones
+from muster.manage.registry import assignments, endpoint, operations, record_store
 from muster.store import api as store_api
-from muster.store import database, portable
-from muster.testing import clock
+from muster.store import backup, database
+from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
 
 Scenario = Callable[["World"], Awaitable[None]]
@@ -61,7 +51,7 @@ class World:
         await until(lambda: "host-a" in self.registry.processor.agents)
 
     async def start_registry(self, name: str, store: database.Store) -> Any:
-        made = service.Registry(await self.net.connect(name), store, manager_ttl_s=3.0)
+        made = endpoint.Registry(await self.net.connect(name), store, manager_ttl_s=3.0)
         return await self.stack.enter_async_context(made)
 
     async def apply(self, *names: str, **fields: Any) -> None:
@@ -83,7 +73,7 @@ def play(scenario: Scenario, *, starts: bool = True) -> None:
                 await world.start()
             await scenario(world)
 
-    clock.run_virtual(run())
+    virtual_clock.run_virtual(run())
 
 
 async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
@@ -96,7 +86,7 @@ async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
 def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
     async def scenario(world: World) -> None:
         host = agent.Agent(await world.net.connect("host-a"), None, beat_s=1.0)
-        obeyed = hosting.Record(name="web", type="memory", config={}, epoch=900, manager="manager-1")
+        obeyed = operation_log.Record(name="web", type="memory", config={}, epoch=900, manager="manager-1")
         host._host("web", obeyed)
         await world.start(host)
         await world.apply("web", "new")
@@ -113,7 +103,7 @@ def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
 
 
 def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
-    core = processor.Processor(term=1, ttl_s=15)
+    core = assignments.Processor(term=1, ttl_s=15)
     core.accept(core.apply([protocol.Spec(name="web", type="memory", agent="a")], "u"))
     core.renew("m", protocol.Renew(boot=1), 0.0)
     core.accept(core.assign())
@@ -130,7 +120,7 @@ def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
 def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path):
     async def scenario(world: World) -> None:
         await world.apply("web")
-        await portable.backup(world.store, tmp_path / "backup")
+        await backup.backup(world.store, tmp_path / "backup")
         before = world.registry.processor.owners["web"].epoch
         for _ in range(3):  # what happens after the backup
             await world.manager.stop()
@@ -143,7 +133,7 @@ def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path
         assert since > before
         await world.registry.stop()
         url = f"sqlite:{tmp_path / 'restored.db'}"
-        await portable.restore(url, tmp_path / "backup")
+        await backup.restore(url, tmp_path / "backup")
         restored = await world.stack.enter_async_context(await database.open(url))
         world.registry = await world.start_registry("registry-2", restored)
         await world.registry.acting.wait()
@@ -176,7 +166,7 @@ def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
 
 
 def test_what_a_manager_loses_is_sent_in_pages():
-    core = processor.Processor(term=1, ttl_s=15)
+    core = assignments.Processor(term=1, ttl_s=15)
     all_names = [f"{'frankfurt-2-web-' * 7}{i:06d}" for i in range(20_000)]
     specs = [protocol.Spec(name=name, type="memory", agent="a") for name in all_names]
     core.accept(core.apply(specs, "u"))
@@ -274,7 +264,7 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
 
     async def scenario(world: World) -> None:
         await world.apply("web")
-        monkeypatch.setattr(orders, "send", fail)
+        monkeypatch.setattr(operations, "send", fail)
         begun = await world.client.rollout({"operation": "echo"}, "web")
         await asyncio.sleep(10)
         (found,) = await world.client.rollouts(begun["id"])
@@ -405,7 +395,7 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         with pytest.raises(errors.Refused, match="cannot be renamed"):
             await world.client.rename("old", "new")
         # Where only the agent knows, it is renamed here first.
-        monkeypatch.setattr("muster.manage.verbs._require_renamable", lambda *_: None)
+        monkeypatch.setattr("muster.manage.registry.handlers._require_renamable", lambda *_: None)
         await world.client.rename("old", "new")
         await world.client.rename("other", "another")
         await asyncio.sleep(20)
@@ -516,12 +506,12 @@ def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_hear
     for period_s in (5.0, 60.0):
         heard.hear("z", period_s, 100.0)
     up = health.Health(health.State.UP, "", 0)
-    runtime = reconcile.Runtime(up, protocol.Observed(True, health.State.UP), heard_at=100.0, zone="z")
+    runtime = reconciler.Runtime(up, protocol.Observed(True, health.State.UP), heard_at=100.0, zone="z")
     if slow_is_heard:
         heard.hear("z", 60.0, 160.0)
     for now in range(101, 170):
         heard.look(float(now))
-        reconcile.listen(
+        reconciler.listen(
             runtime,
             float(now),
             0,
@@ -538,13 +528,13 @@ def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_hear
 async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_path, monkeypatch):
     """Each record costs a sync; the same claim again costs only those that are left."""
     stored: list[str] = []
-    store = household._store
+    store = resource_host._store
 
     def count(path: Any, data: bytes) -> None:
         stored.append(path.stem)
         store(path, data)
 
-    monkeypatch.setattr(household, "_store", count)
+    monkeypatch.setattr(resource_host, "_store", count)
     names = {f"r{i}": 1 for i in range(100)}
     bus = await connect("manager-1")
     claim = messages.encode(protocol.Claim(manager="manager-1", resources=names))
@@ -564,9 +554,9 @@ async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_pat
 
 async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
     async with await database.open(f"sqlite:{tmp_path / 'registry.db'}") as store:
-        kept, core = records.Records(store), processor.Processor(term=1, ttl_s=15)
+        kept, core = record_store.Records(store), assignments.Processor(term=1, ttl_s=15)
         await kept.load(core)
-        await kept.commit(core, processor.Changes(agents={"a": processor.Agent()}))
+        await kept.commit(core, assignments.Changes(agents={"a": assignments.Agent()}))
         specs = [protocol.Spec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
         await kept.commit(core, core.apply(specs, "u"))
         core.renew("m", protocol.Renew(boot=1), 0.0)
@@ -585,7 +575,7 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
         with contextlib.suppress(errors.Unavailable):
             await kept.commit(core, core.forget("a"))
         store.transaction = begin  # type: ignore[method-assign]
-        loaded = processor.Processor(term=2, ttl_s=15)
+        loaded = assignments.Processor(term=2, ttl_s=15)
         await kept.load(loaded)
         loaded.invariants()
         assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))

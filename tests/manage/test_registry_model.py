@@ -20,9 +20,10 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from muster.core import errors, health
-from muster.manage import processor, protocol, records
+from muster.manage import protocol
+from muster.manage.registry import assignments, record_store
 from muster.store import api as store_api
-from muster.store import database, portable
+from muster.store import backup, database
 
 TTL_S = 15.0
 AGENTS = ["a", "b"]
@@ -76,7 +77,7 @@ class Model:
         return self.agents, self.resources
 
 
-def seen(core: processor.Processor) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
+def seen(core: assignments.Processor) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
     return (
         {name: agent.cordoned for name, agent in core.agents.items()},
         {
@@ -92,7 +93,7 @@ def seen(core: processor.Processor) -> tuple[dict[str, bool], dict[str, dict[str
     )
 
 
-def whole(core: processor.Processor) -> tuple[Any, ...]:
+def whole(core: assignments.Processor) -> tuple[Any, ...]:
     return core.resources, core.owners, core.statuses, core.agents, core.epoch
 
 
@@ -103,7 +104,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.stack = contextlib.AsyncExitStack()
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.store = self.run(self._open("sqlite::memory:"))
-        self.records = records.Records(self.store)
+        self.records = record_store.Records(self.store)
         self.term = 0
         self.now = 1_000.0
         self.model = Model()
@@ -113,7 +114,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.epochs: dict[str, int] = {}  # of each resource that is there: the last given
         self.backups: list[tuple[Path, Model]] = []
         self.interruptions: list[tuple[str, int]] = []
-        self.core: processor.Processor
+        self.core: assignments.Processor
         self.act()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -144,11 +145,11 @@ class Registries(stateful.RuleBasedStateMachine):
     def act(self) -> None:
         """A registry begins a term."""
         self.term += 1
-        self.core = processor.Processor(term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000)
+        self.core = assignments.Processor(term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000)
         self.run(self.records.load(self.core))
         self.core.invariants()
 
-    def commit(self, changes: processor.Changes, after: Model, fate: str = "stored", turn: int = 1) -> bool:
+    def commit(self, changes: assignments.Changes, after: Model, fate: str = "stored", turn: int = 1) -> bool:
         """Whether it was stored, as far as the registry knows."""
         if not changes:
             return True
@@ -171,8 +172,8 @@ class Registries(stateful.RuleBasedStateMachine):
         self._accepted(after)
         return True
 
-    async def _commit(self, changes: processor.Changes, *, cancelled: bool) -> None:
-        work = asyncio.ensure_future(records.finish(self.records.commit(self.core, changes)))
+    async def _commit(self, changes: assignments.Changes, *, cancelled: bool) -> None:
+        work = asyncio.ensure_future(record_store.finish(self.records.commit(self.core, changes)))
         if cancelled:
             await asyncio.sleep(0)
             work.cancel()
@@ -205,7 +206,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         after.agents.setdefault(agent, False)
         if agent not in self.model.agents:
-            self.commit(processor.Changes(agents={agent: processor.Agent()}), after, fate)
+            self.commit(assignments.Changes(agents={agent: assignments.Agent()}), after, fate)
 
     @stateful.rule(
         some=some_names, agent=agents, wanted=st.sampled_from(["up", "down"]), fate=fates, turn=turns
@@ -390,7 +391,7 @@ class Registries(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def back_up(self) -> None:
         path = self.folder / f"backup-{len(self.backups)}"
-        self.run(portable.backup(self.store, path))
+        self.run(backup.backup(self.store, path))
         self.backups.append((path, self.model))
 
     @stateful.precondition(lambda self: self.backups)
@@ -399,14 +400,14 @@ class Registries(stateful.RuleBasedStateMachine):
         path, model = self.backups.pop()
         self.backups.clear()
         url = f"sqlite:{self.folder / f'restored-{self.term}.db'}"
-        self.run(portable.restore(url, path))
+        self.run(backup.restore(url, path))
         given = max(self.core.epoch, 0)
         self.store = self.run(self._open(url))
-        self.records = records.Records(self.store)
+        self.records = record_store.Records(self.store)
         if not noticed:  # as where files of the database were copied back
 
             def hide(tx: Any) -> None:
-                tx.put(records.META, records.IDENTITY, self.store.identity.encode())
+                tx.put(record_store.META, record_store.IDENTITY, self.store.identity.encode())
 
             self.run(self.records.write(self.term, hide))
         self.act()

@@ -10,9 +10,9 @@ import pytest
 
 from muster.bus.rpc import client as rpc
 from muster.core import errors
-from muster.manage import client, manifest, protocol, secrecy
+from muster.manage import client, manifest, protocol, secrets
 from muster.testing.eventually import eventually
-from muster.trust import sealing
+from muster.trust import sealed_box
 
 VALUE = "swordfish-and-chips"
 
@@ -33,7 +33,7 @@ def entry(folder: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def small(fleet):
-    fleet.key = sealing.Key.create()
+    fleet.key = sealed_box.Key.create()
     fleet.reg = await fleet.registry(open_key=lambda: fleet.key)
     fleet.man = await fleet.manager()
     fleet.host = await fleet.agent()
@@ -76,7 +76,7 @@ async def test_nobody_else_gets_it(small, tmp_path):
     await small.client.set_secret("other", "x")
     await small.client.create(entry(tmp_path))
     await small.client.create({"name": "plain", "type": "memory", "agent": "host-b"})
-    key = sealing.Key.create()
+    key = sealed_box.Key.create()
 
     async def ask(identity: str, **more: Any) -> Any:
         asked = {"resource": "db", "name": "db-password", "key": key.public, **more}
@@ -101,9 +101,9 @@ async def test_nobody_else_gets_it(small, tmp_path):
     assert audit.count(("secret", "refused")) == 8
     # The one who may gets a box for its key, about this very resource.
     box = (await ask("host-a"))["box"]
-    assert key.open(box, secrecy.given_about("host-a", "db", "db-password")).decode() == VALUE
+    assert key.open(box, secrets.given_about("host-a", "db", "db-password")).decode() == VALUE
     with pytest.raises(errors.InvalidInput):
-        sealing.Key.create().open(box, secrecy.given_about("host-a", "db", "db-password"))
+        sealed_box.Key.create().open(box, secrets.given_about("host-a", "db", "db-password"))
 
 
 async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, tmp_path):
@@ -118,8 +118,11 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
     bus = small.client._bus
     for name, box in (
         ("db-password", "bm90IGEgYm94"),
-        ("db-password", sealing.seal(sealing.Key.create().public, b"x", secrecy.kept_about("db-password"))),
-        ("moved", sealing.seal(small.key.public, b"x", secrecy.kept_about("db-password"))),
+        (
+            "db-password",
+            sealed_box.seal(sealed_box.Key.create().public, b"x", secrets.kept_about("db-password")),
+        ),
+        ("moved", sealed_box.seal(small.key.public, b"x", secrets.kept_about("db-password"))),
         ("bad name", "x"),
     ):
         with pytest.raises(errors.InvalidInput):

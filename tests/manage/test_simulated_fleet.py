@@ -17,10 +17,13 @@ import pytest
 from muster.bus.memory import network
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import agent, manager, protocol, service
+from muster.manage import protocol
 from muster.manage.adapters import base
+from muster.manage.agent import agent
+from muster.manage.manager import manager
+from muster.manage.registry import endpoint
 from muster.store import database
-from muster.testing import clock
+from muster.testing import virtual_clock
 
 RESOURCES = 12
 AGENTS = 3
@@ -206,8 +209,8 @@ async def simulate(seed: int) -> World:
 
     async with await database.open("sqlite::memory:") as store:
 
-        def registry(bus: Any) -> service.Registry:
-            return service.Registry(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
+        def registry(bus: Any) -> endpoint.Registry:
+            return endpoint.Registry(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
 
         def one_manager(bus: Any) -> manager.Manager:
             kind = Stubborn if seed % 2 and bus.identity == "manager-0" else manager.Manager
@@ -279,7 +282,7 @@ def settled(wanted: dict[str, int]) -> bool:
 
 
 def run(seed: int) -> World:
-    return clock.run_virtual(simulate(seed))
+    return virtual_clock.run_virtual(simulate(seed))
 
 
 @pytest.mark.parametrize("seed", range(3))

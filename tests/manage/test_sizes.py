@@ -11,21 +11,19 @@ import msgspec
 import pytest
 
 from muster.core import errors, messages
-from muster.manage import (
-    orders,
-    placement,
-    plans,
-    processor,
-    protocol,
-    results,
+from muster.manage import operation_results, protocol, secrets
+from muster.manage.adapters import memory
+from muster.manage.registry import (
+    agent_selection,
+    assignments,
+    handlers,
+    operations,
     rollout,
-    rollouts,
-    secrecy,
-    verbs,
+    rollout_executor,
     views,
 )
-from muster.manage.adapters import memory
-from muster.trust import sealing
+from muster.manage.registry import plan as registry_plan
+from muster.trust import sealed_box
 from tests.manage.test_registry import World, play, until
 
 LONG = "frankfurt-2-web-" * 7
@@ -35,10 +33,10 @@ MANIFEST = json.dumps({"resources": [{"name": "web", "type": "memory", "agent": 
 def test_lists_of_a_large_fleet_come_in_pages():
     async def scenario(world: World) -> None:
         core = world.registry.processor
-        agents: dict[str, processor.Agent | None] = {
-            f"{LONG}{i:05}": processor.Agent(facts={"text": "x" * 200}) for i in range(3_000)
+        agents: dict[str, assignments.Agent | None] = {
+            f"{LONG}{i:05}": assignments.Agent(facts={"text": "x" * 200}) for i in range(3_000)
         }
-        await world.registry.commit(processor.Changes(agents=agents))
+        await world.registry.commit(assignments.Changes(agents=agents))
         assert len(await world.client.agents()) == 3_001
 
         specs = [
@@ -53,7 +51,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 
         # Reasons may be of any length and in any script.
         status = protocol.Status(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
-        core.accept(processor.Changes(statuses=dict.fromkeys(names[:500], (1, status))))
+        core.accept(assignments.Changes(statuses=dict.fromkeys(names[:500], (1, status))))
         assert len(await world.client.get(*names[:500])) == 500
         assert len(await world.client.get()) == 3_000
 
@@ -61,7 +59,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 
 
 def test_managers_and_rollouts_come_in_pages(monkeypatch):
-    monkeypatch.setattr(verbs, "PAGE", 7)
+    monkeypatch.setattr(handlers, "PAGE", 7)
 
     async def scenario(world: World) -> None:
         core = world.registry.processor
@@ -87,7 +85,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 
         def fill(tx: Any) -> None:
             for one in made:
-                rollouts._put(tx, one, {})
+                rollout_executor._put(tx, one, {})
 
         await world.registry.write(fill)
         page = await world.client._read("rollouts")
@@ -105,14 +103,14 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "place"),
     [
-        (lambda fleet: fleet.plan(MANIFEST), (placement, "specifications")),
-        (lambda fleet: fleet.apply(MANIFEST), (placement, "specifications")),
-        (lambda fleet: fleet.apply(MANIFEST), (plans, "plan")),
+        (lambda fleet: fleet.plan(MANIFEST), (agent_selection, "specifications")),
+        (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "specifications")),
+        (lambda fleet: fleet.apply(MANIFEST), (registry_plan, "plan")),
         (lambda fleet: fleet.get(where="name = 'web'"), (views, "select")),
         (lambda fleet: fleet.rollout({"operation": "echo"}, where="name = 'web'"), (views, "select")),
         (lambda fleet: fleet.summary(), (views, "summary")),
         (lambda fleet: fleet.agents(), (views, "agents")),
-        (lambda fleet: fleet.secrets(), (secrecy, "users")),
+        (lambda fleet: fleet.secrets(), (secrets, "users")),
     ],
     ids=["plan", "apply", "apply-plan", "where", "rollout", "summary", "agents", "secrets"],
 )
@@ -148,7 +146,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
         await world.client._ask("apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
-        async def counted(changes: processor.Changes) -> None:
+        async def counted(changes: assignments.Changes) -> None:
             commits.append(set(changes.resources))
             await commit(changes)
 
@@ -161,16 +159,16 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
 
 
 def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
-    key = sealing.Key.create()
+    key = sealed_box.Key.create()
 
     async def scenario(world: World) -> None:
         world.registry._verbs._keeper._open_key = lambda: key
-        kept = secrecy.Kept(box="", by="ann", at_ms=1)
+        kept = secrets.Kept(box="", by="ann", at_ms=1)
         names = [f"{LONG}{i:05}" for i in range(2_500)]
 
         def fill(tx: Any) -> None:
             for name in names:
-                tx.put(secrecy.SECRETS, name, json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode())
+                tx.put(secrets.SECRETS, name, json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode())
 
         await world.registry.write(fill)
         config = {"key": {"secret": f"store:{names[0]}"}, "again": {"secret": f"store:{names[0]}"}}
@@ -184,7 +182,7 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
         assert (rows[0]["used_by_count"], rows[0]["used_by"][:2]) == (2_000, ["r00000", "r00001"])
         assert rows[1]["used_by_count"] == 0
         done = await world.client.set_secret(names[0], "value")
-        assert (done["used_by_count"], len(done["used_by"])) == (2_000, secrecy.USERS_MAX)
+        assert (done["used_by_count"], len(done["used_by"])) == (2_000, secrets.USERS_MAX)
 
     play(scenario)
 
@@ -267,22 +265,22 @@ def test_answers_of_one_message_fit_into_it_whatever_they_are():
             result=[{"line": "\x01" * 2_000}] if i % 2 else None,
             reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000,
         )
-        for i in range(orders.ORDERS_MAX)
+        for i in range(operations.ORDERS_MAX)
     ]
-    fitting = results.fitting(answers)
+    fitting = operation_results.fitting(answers)
     for codec in ("json", "msgpack"):
         messages.encode(protocol.Results(results=tuple(fitting)), codec)
     assert all(one.truncated and one.reason for one in fitting)
-    assert results.fitting(answers[:2]) == answers[:2]
+    assert operation_results.fitting(answers[:2]) == answers[:2]
 
 
 def test_a_result_that_cannot_be_sent_is_left_out():
     answer = protocol.Answer(id="a", outcome=messages.Outcome.DONE, reason="\udc80", result=object())
-    found = results.bounded(answer)
+    found = operation_results.bounded(answer)
     assert (found.outcome, found.code, found.result) == (messages.Outcome.DONE, "bad-result", None)
     messages.encode(found)
     plain = msgspec.structs.replace(answer, result={"a": 1})
-    assert results.bounded(plain) == msgspec.structs.replace(plain, reason="?")
+    assert operation_results.bounded(plain) == msgspec.structs.replace(plain, reason="?")
 
 
 def test_facts_of_an_agent_that_are_too_long_are_refused():

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.pipeline import java
+from muster.pipeline.source import java_runtime
 from muster.testing.eventually import eventually
 from tests.manage import test_adapters
 
@@ -37,7 +37,7 @@ lines = spark.readStream.text(sys.argv[1])
 
 
 async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_a_fall(fleet, tmp_path):
-    found = await asyncio.to_thread(java.find, tmp_path / "java")
+    found = await asyncio.to_thread(java_runtime.find, tmp_path / "java")
     source, sink, checkpoint = (tmp_path / name for name in ("source", "sink", "checkpoint"))
     source.mkdir()
     script = tmp_path / "query.py"

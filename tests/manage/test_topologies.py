@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client as bus_client
+from muster.bus.client import client as bus_client
 from muster.core import errors, messages
 from muster.manage import manifest, protocol, topologies
-from muster.manage.adapters import catalogue
+from muster.manage.adapters import plugins
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 
 def shape(kind: str, size: int, **more: Any) -> topologies.Topology:
@@ -47,7 +47,7 @@ def test_a_ring_keeps_one_link_in_reserve():
 
 def test_a_manifest_unfolds_it():
     text = "topologies: [{name: t, shape: chain, size: 3, agent: host-a}]"
-    entries = manifest.read(text, catalogue.checks())
+    entries = manifest.read(text, plugins.checks())
     assert [(entry.name, entry.depends_on) for entry in entries] == [
         ("t-1", ()),
         ("t-2", ("t-1",)),

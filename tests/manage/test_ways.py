@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from muster import connecting
-from muster.app import catalogue, certificates, domain
-from muster.core import errors, settings
-from muster.manage import agent, client, manager, service
+from muster import connection
+from muster.app import certificates, domain
+from muster.app import settings as app_settings
+from muster.core import errors
+from muster.core.settings import sections
+from muster.manage import client
+from muster.manage.agent import agent
+from muster.manage.manager import manager
+from muster.manage.registry import endpoint
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 MANIFEST = "resources: [{name: a, type: memory, agent: host-b}]"
 
@@ -80,11 +85,11 @@ async def secured(tmp_path):
         "bus.websocket": True,
         "manage.enabled": False,
     }
-    made = settings.load(catalogue.Settings, flags=flags)
+    made = sections.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running: Any = await stack.enter_async_context(domain.Domain(made, parts=catalogue.parts(made)))
+        running: Any = await stack.enter_async_context(domain.Domain(made, parts=app_settings.parts(made)))
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(service.Registry(registry, running.store))
+        await stack.enter_async_context(endpoint.Registry(registry, running.store))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))
         await stack.enter_async_context(manager.Manager(bus, tick_s=0.05))
         admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
@@ -118,7 +123,7 @@ async def test_by_tls_and_the_locator(secured, tmp_path):
 
     async def found() -> Any:
         try:
-            return await connecting.connect(locator=url, creds=secured.creds, tls=secured.tls)
+            return await connection.connect(locator=url, creds=secured.creds, tls=secured.tls)
         except errors.Unavailable:  # a busy machine's may need longer than it is given
             return None
 
@@ -129,10 +134,10 @@ async def test_by_tls_and_the_locator(secured, tmp_path):
 async def test_by_websocket_with_tls(secured, tmp_path):
     url = await websocket_url(secured)
     assert url.startswith("wss://")
-    async with await connecting.connect(url, creds=secured.creds, tls=secured.tls) as bus:
+    async with await connection.connect(url, creds=secured.creds, tls=secured.tls) as bus:
         await hosts(secured, bus, tmp_path)
     with pytest.raises(errors.Unavailable):
-        await connecting.connect(url, creds=secured.creds, tls=ssl.create_default_context())
+        await connection.connect(url, creds=secured.creds, tls=ssl.create_default_context())
 
 
 @pytest.mark.parametrize("way", ["tls", "websocket"])
@@ -140,7 +145,7 @@ async def test_through_an_http_proxy(secured, tmp_path, way):
     url = await websocket_url(secured) if way == "websocket" else secured.servers[0]
     async with Proxy() as proxy:
         address = f"http://127.0.0.1:{proxy.port}"
-        async with await connecting.connect(url, creds=secured.creds, tls=secured.tls, proxy=address) as bus:
+        async with await connection.connect(url, creds=secured.creds, tls=secured.tls, proxy=address) as bus:
             await hosts(secured, bus, tmp_path)
             assert proxy.asked == [url.rpartition("/")[2]]
             assert proxy.carried_bytes > 1000
@@ -151,10 +156,10 @@ async def test_a_proxy_that_wants_a_password_or_is_not_there(secured):
     async with Proxy(secret="Proxy-Authorization: Basic YW5uOnN3b3JkZmlzaA==") as proxy:
         address = f"127.0.0.1:{proxy.port}"
         with pytest.raises(errors.Unavailable, match="a password are wanted"):
-            await connecting.connect(secured.servers[0], proxy=f"http://{address}", **given)
+            await connection.connect(secured.servers[0], proxy=f"http://{address}", **given)
         url = f"http://ann:swordfish@{address}"
-        async with await connecting.connect(secured.servers[0], proxy=url, **given) as bus:
+        async with await connection.connect(secured.servers[0], proxy=url, **given) as bus:
             await bus.flush()
             await eventually(lambda: proxy.asked)
     with pytest.raises(errors.Unavailable):
-        await connecting.connect(secured.servers[0], proxy=f"http://{address}", **given)
+        await connection.connect(secured.servers[0], proxy=f"http://{address}", **given)

@@ -11,14 +11,17 @@ import pytest
 import pytest_asyncio
 
 from muster.bus import api
-from muster.message import client, desk, service, settings
+from muster.message import settings
+from muster.message.client import api as client_api
+from muster.message.dispatcher import leadership, state
 from muster.testing import fixtures
-from muster.trust import logins, passwords, roles
+from muster.trust.login import password_checker, passwords
+from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
-    from muster.message.amqp import server
+    from muster.gateways.amqp import gateway as amqp_gateway
 
-Dial = Callable[..., Awaitable[client.Connection]]
+Dial = Callable[..., Awaitable[client_api.Connection]]
 
 
 @contextlib.asynccontextmanager
@@ -27,9 +30,9 @@ async def serving(
     identity: str = "dispatcher",
     wanted: settings.Message | None = None,
     max_bytes: int = 1 << 30,
-    may: desk.May = desk.anything,
-) -> AsyncIterator[service.Service]:
-    started = service.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may)
+    may: state.May = state.anything,
+) -> AsyncIterator[leadership.Service]:
+    started = leadership.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may)
     running = asyncio.create_task(started.run())
     try:
         yield started
@@ -39,7 +42,7 @@ async def serving(
 
 
 @pytest_asyncio.fixture
-async def dispatcher(connect: fixtures.Connect) -> AsyncIterator[service.Service]:
+async def dispatcher(connect: fixtures.Connect) -> AsyncIterator[leadership.Service]:
     async with serving(connect) as started:
         await started.acting.wait()
         yield started
@@ -50,9 +53,9 @@ async def dial(connect: fixtures.Connect) -> AsyncIterator[Dial]:
     """JMS connections, of one identity unless a test names others, closed when the test ends."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(client_id: str | None = None, identity: str = "client") -> client.Connection:
+        async def make(client_id: str | None = None, identity: str = "client") -> client_api.Connection:
             bus = await connect(identity)
-            return await stack.enter_async_context(client.Connection(bus, client_id=client_id))
+            return await stack.enter_async_context(client_api.Connection(bus, client_id=client_id))
 
         yield make
 
@@ -67,10 +70,10 @@ def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
 
 @pytest_asyncio.fixture
 async def gateway(
-    dispatcher: service.Service, connect: fixtures.Connect, verifiers: passwords.Passwords
-) -> AsyncIterator[server.Gateway]:
+    dispatcher: leadership.Service, connect: fixtures.Connect, verifiers: passwords.Passwords
+) -> AsyncIterator[amqp_gateway.Gateway]:
     pytest.importorskip("proton", reason="python-qpid-proton is not installed")
-    from muster.message.amqp import server
+    from muster.gateways.amqp import gateway as amqp_gateway
 
     async def dial(login: passwords.Login) -> api.Bus:
         return await connect(login.name)
@@ -78,5 +81,7 @@ async def gateway(
     def may(identity: str, action: str, subject: str) -> bool:
         return not subject.startswith("topic.secret.")
 
-    async with server.Gateway(dial, logins.Logins(verifiers), anonymous="nobody", may=may) as started:
+    async with amqp_gateway.Gateway(
+        dial, password_checker.Logins(verifiers), anonymous="nobody", may=may
+    ) as started:
         yield started

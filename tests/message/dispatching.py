@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from muster.bus import client
-from muster.message import service, settings
+from muster.bus.client import client
+from muster.message import settings
+from muster.message.dispatcher import leadership
 
 
 async def main(url: str, name: str) -> None:
     bus = await client.connect((url,), identity=name)
-    dispatching = service.Service(bus, settings.Message(checkpoint_records=20), lease_ttl_s=2)
+    dispatching = leadership.Service(bus, settings.Message(checkpoint_records=20), lease_ttl_s=2)
     running = asyncio.create_task(dispatching.run())
     await dispatching.acting.wait()
     sys.stdout.write("acting\n")

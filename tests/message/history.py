@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 
-from muster.message import client, consuming, destinations, faults
+from muster.message import destinations, errors
+from muster.message.client import api, consumers
 from muster.testing import eventually
 
 IN = destinations.queue("in")
@@ -31,7 +32,7 @@ class History:
             lambda: min(len(self.moved), len(self.read)) >= count, timeout_s=2 * WAIT_S
         )
 
-    async def send(self, connection: client.Connection, name: str, count: int) -> None:
+    async def send(self, connection: api.Connection, name: str, count: int) -> None:
         producer = connection.session().producer()
         for number in range(count):
             body = f"{name} {number}"
@@ -39,8 +40,8 @@ class History:
             await producer.send(body, to=NEWS)
             self.accepted.append(body)
 
-    async def move(self, connection: client.Connection) -> None:
-        session = connection.session(client.Mode.TRANSACTED)
+    async def move(self, connection: api.Connection) -> None:
+        session = connection.session(api.Mode.TRANSACTED)
         consumer = await session.consumer(IN, prefetch=10)
         producer = session.producer()
         while len(self.moved) < self.total:
@@ -53,12 +54,12 @@ class History:
                 await producer.send(body, to=out)
             try:
                 await session.commit()
-            except faults.TransactionRolledBack:
+            except errors.TransactionRolledBack:
                 self.rolled_back += 1
             else:
                 self.moved[body] = None
 
-    async def follow(self, consumer: consuming.Consumer) -> None:
+    async def follow(self, consumer: consumers.Consumer) -> None:
         """By a subscription that is older than the first message."""
         while len(self.read) < self.total:
             message = await consumer.receive(WAIT_S)
@@ -69,7 +70,7 @@ class History:
             await message.acknowledge()
             self.read[body] = None
 
-    async def judge(self, connection: client.Connection) -> None:
+    async def judge(self, connection: api.Connection) -> None:
         """When everybody is through."""
         session = connection.session()
         left, right = [[str(one.body()) async for one in session.browse(out)] for out in (LEFT, RIGHT)]

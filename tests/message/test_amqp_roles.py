@@ -16,14 +16,18 @@ import pytest
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.app import identities  # noqa: E402
-from muster.app import message as app_message  # noqa: E402
-from muster.bus import api, client  # noqa: E402
-from muster.cli import gateway as gateway_command  # noqa: E402
+from muster.app.components import dispatcher as app_message  # noqa: E402
+from muster.bus import api  # noqa: E402
+from muster.bus.client import client  # noqa: E402
+from muster.cli.messages import gateway as gateway_command  # noqa: E402
 from muster.core import errors  # noqa: E402
-from muster.message import client as jms  # noqa: E402
-from muster.message import destinations, service  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
-from muster.trust import keyring, logins, passwords, queues, roles  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.message import destinations  # noqa: E402
+from muster.message.client import api as jms  # noqa: E402
+from muster.message.dispatcher import leadership  # noqa: E402
+from muster.trust import keyring  # noqa: E402
+from muster.trust.login import password_checker, passwords  # noqa: E402
+from muster.trust.permissions import queue_rights, roles  # noqa: E402
 from tests.message import raw_client  # noqa: E402
 from tests.trust import servers  # noqa: E402
 
@@ -155,7 +159,7 @@ USERS = ("user", ANONYMOUS)
 SENDER = "sender"  # limited by --queue orders:send
 METER = "meter"  # limited by --topic meters/>
 LIMITED = {
-    SENDER: {"queue_grants": (queues.Grant.parse("orders:send"),)},
+    SENDER: {"queue_grants": (queue_rights.Grant.parse("orders:send"),)},
     METER: {"topics": ("topic.meters.>",)},
 }
 IDENTITIES = (*gateway_command.ROLES, ANONYMOUS, *LIMITED)
@@ -217,7 +221,7 @@ async def serving(
             return await client.connect([broker.url], creds=creds)
 
         bus = await stack.enter_async_context(await dial(passwords.Login("message", roles.Role.GATEWAY)))
-        dispatching = service.Service(bus, lease_ttl_s=2, may=may)
+        dispatching = leadership.Service(bus, lease_ttl_s=2, may=may)
         running = asyncio.create_task(dispatching.run())
         try:
             await dispatching.acting.wait()
@@ -229,8 +233,8 @@ async def serving(
                 await session.producer(queue).send("theirs")
             topic = destinations.topic("news/eu")
             await (await session.shared_durable_consumer(topic, OTHERS_SUBSCRIPTION)).close()
-            verifiers = logins.Logins(trust.passwords())
-            async with server.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
+            verifiers = password_checker.Logins(trust.passwords())
+            async with amqp_gateway.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
                 yield broker.url, gateway.port, (temporary.name, (await session.temporary_topic()).name)
         finally:
             running.cancel()

@@ -7,7 +7,9 @@ import random
 import msgspec
 import pytest
 
-from muster.message import backlog, ledger, messages
+from muster.message import messages
+from muster.message.dispatcher import backlog
+from muster.message.dispatcher.log import ledger
 
 
 def _meta(priority: int = 4, **properties: str | int) -> messages.Meta:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.message import backlog, messages
+from muster.message import messages
+from muster.message.dispatcher import backlog
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 

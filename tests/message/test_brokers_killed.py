@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client as bus_client
 from muster.bus.brokers import network
-from muster.message import client, protocol, service, settings
+from muster.bus.client import client as bus_client
+from muster.message import protocol, settings
+from muster.message.client import api
+from muster.message.dispatcher import leadership
 from tests.message import history
 
 Connect = Callable[..., Awaitable[bus_client.Client]]
@@ -27,7 +29,7 @@ async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None
     """Dispatchers, of which one acts."""
     acting: list[asyncio.Task[Any]] = []
     services = [
-        service.Service(
+        leadership.Service(
             await connect(name, at),
             settings.Message(checkpoint_records=30),
             max_bytes=64 << 20,
@@ -69,12 +71,12 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
             first = next(name for name in cluster.brokers if name not in spared)
             users = [
                 await connections.enter_async_context(
-                    client.Connection(await connect(name, cluster[first].url), client_id=name)
+                    api.Connection(await connect(name, cluster[first].url), client_id=name)
                 )
                 for name in ("mover", "reader", "judge", "s0", "s1")
             ]
             mover, reader, judge, *sending = users
-            reading = reader.session(client.Mode.CLIENT)
+            reading = reader.session(api.Mode.CLIENT)
             following = await reading.durable_consumer(history.NEWS, "all", prefetch=10)
 
             async def kill() -> None:

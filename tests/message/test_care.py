@@ -7,23 +7,16 @@ import time
 
 import pytest
 
-from muster.bus import api, streams
+from muster.bus import api
+from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
-from muster.message import (
-    caring,
-    client,
-    consuming,
-    delivering,
-    destinations,
-    dispatcher,
-    ledger,
-    messages,
-    protocol,
-    service,
-    settings,
-)
+from muster.message import destinations, messages, protocol, settings
+from muster.message.client import api as client_api
+from muster.message.client import consumers
+from muster.message.dispatcher import admin, delivery, dispatcher, leadership
+from muster.message.dispatcher.log import ledger
 from muster.testing import eventually, fixtures
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -44,7 +37,7 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
         producer = session.producer(ORDERS)
         with pytest.raises(errors.Forbidden):
             await session.producer(SECRET).send("straight")
-        await producer.send(messages.TextMessage("moved", properties={delivering.FROM: str(SECRET)}))
+        await producer.send(messages.TextMessage("moved", properties={delivery.FROM: str(SECRET)}))
         for to in (str(SECRET), None):
             with pytest.raises(errors.Forbidden):
                 await connection.ask(protocol.Move("orders", to))
@@ -63,7 +56,7 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
 async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial, connect: fixtures.Connect):
     async with conftest.serving(connect):
         connection = await dial()
-        session = connection.session(client.Mode.CLIENT)
+        session = connection.session(client_api.Mode.CLIENT)
         consumer = await session.consumer(ORDERS, "n = 2")
         for number in range(3):
             await session.producer(ORDERS).send(messages.TextMessage(f"{number}", properties={"n": number}))
@@ -86,7 +79,7 @@ async def test_queues_tell_their_rates(
         await _rates(await dial())
 
 
-async def _rates(connection: client.Connection) -> None:
+async def _rates(connection: client_api.Connection) -> None:
     session = connection.session()
     producer = session.producer(ORDERS)
     consumer = await session.consumer(ORDERS)
@@ -102,18 +95,18 @@ async def _rates(connection: client.Connection) -> None:
 
 
 async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_the_message_since(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     """As when a new dispatcher knows of the second consumer before it knows of the first."""
     first, second = await dial(), await dial()
-    session = first.session(client.Mode.CLIENT)
+    session = first.session(client_api.Mode.CLIENT)
     consumer = await session.consumer(ORDERS, prefetch=1)
     await session.producer(ORDERS).send("one")
     message = await consumer.receive(30)
     assert message is not None
-    other = await second.session(client.Mode.CLIENT).consumer(ORDERS)
+    other = await second.session(client_api.Mode.CLIENT).consumer(ORDERS)
     (given,) = session.unacknowledged
-    assert isinstance(consumer, consuming.FedConsumer)
+    assert isinstance(consumer, consumers.FedConsumer)
     await first.ask(protocol.Stop(first.name, [consumer.number]))
     await first.ask(protocol.Release(first.name, {given.key: [given.sequence]}))
     again = await other.receive(30)
@@ -125,7 +118,7 @@ async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_t
 
 
 async def test_nobody_acknowledges_what_waits_for_another_client(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     news = destinations.topic("news")
     reader = await dial("reader")
@@ -141,7 +134,7 @@ async def test_nobody_acknowledges_what_waits_for_another_client(
 
 
 async def test_a_repeated_work_is_done_once_however_much_came_between(
-    dispatcher: service.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
     slow, busy = await dial(), await dial()
@@ -160,11 +153,11 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
 ):
     """The one before died before it had deleted it from the log."""
 
-    async def never(stream: streams.Stream, sequence: int) -> None:
+    async def never(stream: streams_stream.Stream, sequence: int) -> None:
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(streams.Stream, "delete", never)
+        patched.setattr(streams_stream.Stream, "delete", never)
         async with conftest.serving(connect, "first"):
             connection = await dial()
             session = connection.session()
@@ -186,7 +179,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
-    monkeypatch.setattr(caring, "FORGET_S", 0.0)
+    monkeypatch.setattr(admin, "FORGET_S", 0.0)
     names = [f"for-{number}" for number in range(20)]
     wanted = settings.Message(checkpoint_records=10)
     async with conftest.serving(connect, "first", wanted):
@@ -227,16 +220,16 @@ async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
 ):
     """No checkpoint has cut what is done: a queue that began anew would hand it out again."""
     looks = 0
-    forget = caring.Caring.forget
+    forget = admin.Caring.forget
 
-    async def look(self: caring.Caring, now: float) -> None:
+    async def look(self: admin.Caring, now: float) -> None:
         nonlocal looks
         await forget(self, now)
         looks += 1
 
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
-    monkeypatch.setattr(caring, "FORGET_S", -1.0)
-    monkeypatch.setattr(caring.Caring, "forget", look)
+    monkeypatch.setattr(admin, "FORGET_S", -1.0)
+    monkeypatch.setattr(admin.Caring, "forget", look)
     async with conftest.serving(connect):
         connection = await dial()
         session = connection.session()

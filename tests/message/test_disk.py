@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client as bus_client
 from muster.bus.brokers import broker as brokers
-from muster.bus.brokers import config, faults
+from muster.bus.brokers import config, diagnosis
+from muster.bus.client import client as bus_client
 from muster.core import errors
-from muster.message import client, destinations, protocol
+from muster.message import destinations, protocol
+from muster.message.client import api
 from muster.testing import eventually
-from muster.trust import passwords
+from muster.trust.login import passwords
 from tests import disks
 from tests.message import conftest
 
@@ -36,8 +37,8 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
             stack.push_async_callback(made.close)
             return made
 
-        async def dial(name: str) -> client.Connection:
-            made = client.Connection(await connect(name), client_id=name)
+        async def dial(name: str) -> api.Connection:
+            made = api.Connection(await connect(name), client_id=name)
             return await stack.enter_async_context(made)
 
         await stack.enter_async_context(conftest.serving(connect, max_bytes=8 << 20))
@@ -46,7 +47,7 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
         hasty.in_doubt_s = 5.0
         accepted: list[str] = []
 
-        async def send(connection: client.Connection, name: str) -> None:
+        async def send(connection: api.Connection, name: str) -> None:
             producer = connection.session().producer()
             body = f"{name} {len(accepted)} " + "x" * 20_000
             await producer.send(body, to=ORDERS)
@@ -69,8 +70,8 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
         assert "without room on its disk" in str(refusal.hint)
         waiting = asyncio.create_task(send(patient, "waiting"))
         problem = await eventually.eventually(one.problem, timeout_s=60)
-        assert isinstance(problem, faults.BrokerFailed)
-        assert problem.fault is faults.Fault.DISK_FULL
+        assert isinstance(problem, diagnosis.BrokerFailed)
+        assert problem.fault is diagnosis.Fault.DISK_FULL
         assert not waiting.done(), "it is slowed down"
         ballast.unlink()
         await waiting
@@ -95,7 +96,8 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
     small_disk: Path, tmp_path: Path
 ):
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
-    from muster.message.amqp import inlets, server
+    from muster.gateways.amqp import gateway as amqp_gateway
+    from muster.gateways.amqp.links import producers
     from tests.message import raw_client
 
     each, size = 2_500, 2_000  # more than their credit
@@ -133,8 +135,8 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
             return await connect(login.name)
 
         await stack.enter_async_context(conftest.serving(connect, max_bytes=26 << 20))
-        gateway = await stack.enter_async_context(server.Gateway(join, None, anonymous="client"))
-        looking = await stack.enter_async_context(client.Connection(await connect("looking")))
+        gateway = await stack.enter_async_context(amqp_gateway.Gateway(join, None, anonymous="client"))
+        looking = await stack.enter_async_context(api.Connection(await connect("looking")))
         flooding = [
             asyncio.create_task(asyncio.to_thread(flood, gateway.port, name)) for name in ("a", "b", "c")
         ]
@@ -149,12 +151,12 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         await eventually.eventually(has_begun)
         ballast = disks.fill(small_disk)
         problem = await eventually.eventually(one.problem, timeout_s=60)
-        assert isinstance(problem, faults.BrokerFailed)
-        assert problem.fault is faults.Fault.DISK_FULL
+        assert isinstance(problem, diagnosis.BrokerFailed)
+        assert problem.fault is diagnosis.Fault.DISK_FULL
         assert not any(task.done() for task in flooding), "they are slowed down"
         for bridge in gateway.bridges:
             for inlet in bridge.inlets.values():
-                assert inlet.under_way <= inlets.CREDIT + inlets.CREDIT // 2
+                assert inlet.under_way <= producers.CREDIT + producers.CREDIT // 2
         ballast.unlink()
         accepted = set().union(*await asyncio.gather(*flooding))
         session = looking.session()

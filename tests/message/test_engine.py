@@ -10,7 +10,8 @@ from hypothesis import strategies
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.message.amqp import budget, ends, engine, frames  # noqa: E402
+from muster.gateways.amqp import memory_budget  # noqa: E402
+from muster.gateways.amqp.protocol import endpoints, engine, frames  # noqa: E402
 
 SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
 
@@ -21,7 +22,7 @@ class World:
     def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
         self.outcomes: list[tuple[Any, int]] = []
         self.taken: list[tuple[int, bytes, bool]] = []
-        self.links: list[ends.Link] = []
+        self.links: list[endpoints.Link] = []
         self.server = engine.Engine(
             30, lambda token, code, _: self.outcomes.append((token[2], code)), self.event
         )
@@ -97,7 +98,7 @@ class World:
         return made
 
 
-def _token(number: int, key: str = "backlog") -> ends.Token:
+def _token(number: int, key: str = "backlog") -> endpoints.Token:
     return None, key, number, b""
 
 
@@ -256,9 +257,9 @@ def test_a_link_is_drained_after_what_the_sessions_window_held_back():
 
 
 def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions():
-    login = budget.Budget(budget.Limits(links=3, unfinished_bytes=1000, unsettled_bytes=3000))
-    ample = budget.Limits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
-    one, other = (budget.Budget(ample, login) for _ in range(2))
+    login = memory_budget.Budget(memory_budget.Limits(links=3, unfinished_bytes=1000, unsettled_bytes=3000))
+    ample = memory_budget.Limits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
+    one, other = (memory_budget.Budget(ample, login) for _ in range(2))
     eased: list[str] = []
     one.on_eased = lambda: eased.append("one")
     login.on_eased = lambda: eased.append("login")
@@ -327,11 +328,11 @@ def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
     world.server.grant(link, 10_000)
     world.server.hold(True)
     lead = frames.transfer_lead(0, 0)
-    for number in range(3 * ends.WINDOW):
+    for number in range(3 * endpoints.WINDOW):
         world.server.push(frames.transfer_head(lead, number, 1, settled=True, more=False) + b"x")
     world.run()
     assert sender.session.remote_condition.name == "amqp:session:window-violation"
-    assert len(world.taken) <= 2 * ends.WINDOW
+    assert len(world.taken) <= 2 * endpoints.WINDOW
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,25 @@ import pytest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
+from muster.gateways.amqp import connection  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.gateways.amqp.links import consumers  # noqa: E402
+from muster.gateways.amqp.protocol import engine  # noqa: E402
 from muster.message import destinations  # noqa: E402
-from muster.message.amqp import bridge, engine, links, sections, server  # noqa: E402
+from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.testing import eventually  # noqa: E402
 from tests.message import conftest, raw_client  # noqa: E402
 
 WAIT_S = 30
 
 
-def _outlet(gateway: server.Gateway) -> Any:
+def _outlet(gateway: amqp_gateway.Gateway) -> Any:
     (found,) = [one for bridge in gateway.bridges for one in bridge.outlets.values()]
-    assert isinstance(found, links.Tap | links.Fed)
+    assert isinstance(found, consumers.Tap | consumers.Fed)
     return found
 
 
-async def _open(gateway: server.Gateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
+async def _open(gateway: amqp_gateway.Gateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
     raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "slow")
     receiver = raw_client.receiver(raw, address, credit)
     await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
@@ -50,7 +54,7 @@ async def _bodies_until_last(raw: raw_client.Raw, receiver: Any) -> list[str]:
 
 
 async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     """A time to live counts from when it came; Qpid JMS also says when that is over, others do not."""
     consumer = await (await dial()).session().consumer(destinations.topic("hall"))
@@ -85,7 +89,7 @@ async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
 
 @pytest.mark.parametrize("address", ["topic:hall", "queue:hall"])
 async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_takes(
-    gateway: server.Gateway, dial: conftest.Dial, address: str
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, address: str
 ):
     """It has given credit without end, as rhea and proton may; what is on the socket nobody takes back."""
     count, size, ttl_s = 200, 20_000, 0.6
@@ -101,7 +105,7 @@ async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_tak
     await producer.send("last")
     got = await _bodies_until_last(raw, receiver)
     handed = sum(map(len, got))
-    assert handed < engine.OUT_BYTES_MAX + bridge.UNSENT_BYTES, "it was handed all there was"
+    assert handed < engine.OUT_BYTES_MAX + connection.UNSENT_BYTES, "it was handed all there was"
     assert outlet.expired > count // 4
     if address.startswith("topic"):
         assert outlet.expired == count - len(got) + 1
@@ -122,11 +126,11 @@ def test_when_a_message_expires_is_read_as_proton_reads_it():
         made.group_id, made.content_type = sometimes(["g"]), sometimes(["text/plain"])
         made.annotations = sometimes([{proton.symbol("x"): "z" * chance.randrange(400)}])
         wanted = round(made.expiry_time * 1000) or (5 + round(made.ttl * 1000) if made.ttl else 0)
-        assert sections.expires_ms(bytes(made.encode()), 5) == wanted, made
-    assert sections.expires_ms(b"", 5) == sections.expires_ms(b"\0Sp\xc0", 5) == 0
+        assert amqp_types.expires_ms(bytes(made.encode()), 5) == wanted, made
+    assert amqp_types.expires_ms(b"", 5) == amqp_types.expires_ms(b"\0Sp\xc0", 5) == 0
 
 
-async def test_how_long_a_message_still_lives_is_told(gateway: server.Gateway, dial: conftest.Dial):
+async def test_how_long_a_message_still_lives_is_told(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
     producer = (await dial()).session().producer(destinations.queue("hall"))
     await producer.send("last", ttl_s=60)
     raw, receiver = await _open(gateway, "queue:hall", 1)

@@ -7,17 +7,10 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import (
-    client,
-    consuming,
-    destinations,
-    dispatcher,
-    journal,
-    messages,
-    outbox,
-    protocol,
-    service,
-)
+from muster.message import destinations, messages, protocol
+from muster.message.client import api, consumers, outbox
+from muster.message.dispatcher import dispatcher, leadership
+from muster.message.dispatcher.log import journal
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -31,7 +24,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 60
-        session = connection.session(client.Mode.CLIENT)
+        session = connection.session(api.Mode.CLIENT)
         sent = 0
 
         async def fill() -> None:
@@ -80,7 +73,7 @@ async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
         session = connection.session()
         target = ORDERS if kind == "queue" else destinations.topic("news")
 
-        async def consume() -> consuming.Consumer:
+        async def consume() -> consumers.Consumer:
             if kind == "queue":
                 return await session.consumer(target)
             return await session.durable_consumer(target, "away")
@@ -151,12 +144,12 @@ async def test_senders_who_do_not_wait_are_refused_before_memory_is_full(
 
 
 async def test_a_flood_of_producers_waits_for_the_dispatcher(
-    dispatcher: service.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(journal, "QUEUED_BYTES_MAX", 2_000)
     sessions = [(await dial()).session() for _ in range(8)]
 
-    async def send(session: client.Session) -> None:
+    async def send(session: api.Session) -> None:
         producer = session.producer(ORDERS)
         await asyncio.gather(*(producer.send("x" * 1000) for _ in range(10)))
 

@@ -14,13 +14,13 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 
 from proton import utils as proton_utils  # noqa: E402
 
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.message import destinations  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
 from muster.trust import certificates  # noqa: E402
 from tests.message import conftest, java_project, raw_client  # noqa: E402
 
 
-def _in_thread(gateway: server.Gateway, work, **options):
+def _in_thread(gateway: amqp_gateway.Gateway, work, **options):
     """Run a blocking client of proton's."""
 
     def run():
@@ -34,7 +34,7 @@ def _in_thread(gateway: server.Gateway, work, **options):
     return asyncio.to_thread(run)
 
 
-async def test_a_queue_through_amqp_meets_the_python_api(gateway: server.Gateway, dial: conftest.Dial):
+async def test_a_queue_through_amqp_meets_the_python_api(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
     def send(connection):
         sender = connection.create_sender("queue:orders")
         sender.send(proton.Message(body="four chairs", durable=True, properties={"amount": proton.int32(4)}))
@@ -56,7 +56,7 @@ async def test_a_queue_through_amqp_meets_the_python_api(gateway: server.Gateway
     assert await _in_thread(gateway, receive, allowed_mechs="ANONYMOUS") == "sold"
 
 
-async def test_wrong_credentials_are_refused(gateway: server.Gateway):
+async def test_wrong_credentials_are_refused(gateway: amqp_gateway.Gateway):
     def nothing(connection):
         raise AssertionError("it was let in")
 
@@ -69,7 +69,7 @@ async def test_wrong_credentials_are_refused(gateway: server.Gateway):
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00", b"AMQP"]
 )
-async def test_strangers_are_shown_out(gateway: server.Gateway, said: bytes):
+async def test_strangers_are_shown_out(gateway: amqp_gateway.Gateway, said: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(said)
     writer.write_eof()
@@ -79,13 +79,15 @@ async def test_strangers_are_shown_out(gateway: server.Gateway, said: bytes):
 
 
 @pytest.mark.timeout(400)
-async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
+async def test_qpid_jms_conforms(gateway: amqp_gateway.Gateway, tmp_path: Path):
     classpath = await java_project.classpath(tmp_path)
     url = f"amqp://127.0.0.1:{gateway.port}"
     door, pair = _door(tmp_path)
     store = tmp_path / "believed.p12"
     store.write_bytes(_trust_store(pair.bundle.read_bytes()))
-    async with server.Gateway(gateway.connect, gateway.verifiers, anonymous="nobody", tls=door) as with_tls:
+    async with amqp_gateway.Gateway(
+        gateway.connect, gateway.verifiers, anonymous="nobody", tls=door
+    ) as with_tls:
         secure = (
             f"amqps://127.0.0.1:{with_tls.port}?transport.trustStoreLocation={store}"
             "&transport.trustStorePassword=believed&transport.storeType=PKCS12"
@@ -120,7 +122,7 @@ def _trust_store(bundle: bytes) -> bytes:
     return pkcs12.serialize_java_truststore(believed, serialization.BestAvailableEncryption(b"believed"))
 
 
-async def test_a_malformed_frame_ends_only_its_own_connection(gateway: server.Gateway):
+async def test_a_malformed_frame_ends_only_its_own_connection(gateway: amqp_gateway.Gateway):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     init = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
     frame = (len(init) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + init
@@ -134,7 +136,7 @@ async def test_a_malformed_frame_ends_only_its_own_connection(gateway: server.Ga
     await _in_thread(gateway, lambda connection: None, allowed_mechs="ANONYMOUS")
 
 
-async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(gateway: server.Gateway):
+async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(gateway: amqp_gateway.Gateway):
     def misbehave(connection):
         sender = connection.create_sender("queue:orders")
         with pytest.raises(proton_utils.SendException):
@@ -146,7 +148,7 @@ async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(ga
     await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
 
 
-async def test_a_client_over_tls_is_served(gateway: server.Gateway, tmp_path: Path):
+async def test_a_client_over_tls_is_served(gateway: amqp_gateway.Gateway, tmp_path: Path):
     door, pair = await asyncio.to_thread(_door, tmp_path)
     believes = ssl.create_default_context(cafile=pair.bundle)
 
@@ -155,11 +157,11 @@ async def test_a_client_over_tls_is_served(gateway: server.Gateway, tmp_path: Pa
         raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         raw.socket.close()
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
+    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
         await asyncio.to_thread(work, with_tls.port)
 
 
-async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: server.Gateway):
+async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: amqp_gateway.Gateway):
     def misbehave(connection):
         with pytest.raises(proton_utils.LinkDetached, match="unauthorized-access"):
             connection.create_sender("topic:secret/plans", name="bad")
@@ -172,7 +174,7 @@ async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: server.Gate
     await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
 
 
-async def test_rhea_sends_and_receives(gateway: server.Gateway, tmp_path: Path):
+async def test_rhea_sends_and_receives(gateway: amqp_gateway.Gateway, tmp_path: Path):
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("npm is not installed, so rhea was not tried")

@@ -13,11 +13,12 @@ from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.message.amqp import ends, links  # noqa: E402 - where proton is not, these cannot be had
+from muster.gateways.amqp.links import consumers  # noqa: E402 - where proton is not, these cannot be had
+from muster.gateways.amqp.protocol import endpoints  # noqa: E402 - where proton is not, these cannot be had
 from tests.message import raw_client  # noqa: E402
 
 if TYPE_CHECKING:
-    from muster.message.amqp import server
+    from muster.gateways.amqp import gateway as amqp_gateway
 
 ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
@@ -27,7 +28,7 @@ def _closed(raw: raw_client.Raw, *ended: Any) -> None:
     raw.until(lambda: all(one.state & proton.Endpoint.REMOTE_CLOSED for one in ended))
 
 
-async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: server.Gateway):
+async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: amqp_gateway.Gateway):
     """A client that opens one for each message does so a million times over one connection."""
 
     def work() -> raw_client.Raw:
@@ -62,7 +63,7 @@ async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway:
 
 
 async def test_a_session_that_ends_at_once_takes_nothing_with_it(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     """Its links come, and it ends, in one and the same packet."""
 
@@ -92,7 +93,7 @@ async def test_a_session_that_ends_at_once_takes_nothing_with_it(
     raw.socket.close()
 
 
-async def test_a_drained_link_has_got_all_that_waited(gateway: server.Gateway, dial: conftest.Dial):
+async def test_a_drained_link_has_got_all_that_waited(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
     producer = (await dial()).session().producer(ORDERS)
     for number in range(5):
         await producer.send(f"{number}")
@@ -111,7 +112,7 @@ async def test_a_drained_link_has_got_all_that_waited(gateway: server.Gateway, d
 
 
 async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     def work() -> tuple[raw_client.Raw, Any]:
         raw = raw_client.Raw(gateway.port, "first-and-last")
@@ -145,7 +146,7 @@ async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
 
 
 async def test_what_was_acknowledged_just_before_its_link_ended_does_not_come_again(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
     for number in range(5):
@@ -173,9 +174,9 @@ async def test_what_was_acknowledged_just_before_its_link_ended_does_not_come_ag
 
 
 async def test_who_never_settles_costs_bounded_memory(
-    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ends, "UNSETTLED_BYTES_MAX", 30_000)
+    monkeypatch.setattr(endpoints, "UNSETTLED_BYTES_MAX", 30_000)
     raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "forgetful")
     receiver = raw_client.receiver(raw, "topic:news/sport", 1000)
     await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
@@ -184,7 +185,7 @@ async def test_who_never_settles_costs_bounded_memory(
         await producer.send(f"{number} " + "x" * 1000)
     (one,) = gateway.bridges
     (tap,) = one.outlets.values()
-    assert isinstance(tap, links.Tap)
+    assert isinstance(tap, consumers.Tap)
     session = tap.link.session
     await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)
     assert session.unsettled_bytes < 40_000
@@ -205,7 +206,9 @@ async def test_who_never_settles_costs_bounded_memory(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_transaction_may_refuse_a_message(gateway: server.Gateway, dial: conftest.Dial, commit: bool):
+async def test_a_transaction_may_refuse_a_message(
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, commit: bool
+):
     session = (await dial()).session()
     for body in ("accepted", "released", "rejected"):
         await session.producer(ORDERS).send(body)

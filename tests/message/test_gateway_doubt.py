@@ -10,8 +10,9 @@ import pytest
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.core import errors  # noqa: E402
-from muster.message import destinations, outbox  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.message import destinations  # noqa: E402
+from muster.message.client import outbox  # noqa: E402
 from tests.message import conftest, raw_client  # noqa: E402
 
 ORDERS = destinations.queue("orders")
@@ -57,7 +58,7 @@ class Transacting:
 
 @pytest.mark.parametrize("destination", [ORDERS, destinations.topic("news")], ids=["queue", "topic"])
 async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
-    gateway: server.Gateway, dial: conftest.Dial, destination: destinations.Destination
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, destination: destinations.Destination
 ):
     producer = (await dial()).session().producer(destination)
     loop = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_commit_in_doubt_has_no_outcome(
-    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     connection = await dial()
     await connection.session().producer(ORDERS).send("one")
@@ -114,7 +115,7 @@ async def test_a_commit_in_doubt_has_no_outcome(
 
 
 async def test_a_send_in_doubt_has_no_outcome(
-    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     def work() -> tuple[object, object]:
         raw = raw_client.Raw(gateway.port, "sending")

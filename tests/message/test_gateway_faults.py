@@ -12,16 +12,22 @@ import pytest
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.bus import api  # noqa: E402
-from muster.bus import client as bus_client  # noqa: E402
 from muster.bus.brokers import broker as brokers  # noqa: E402
-from muster.message import destinations, protocol, service  # noqa: E402
-from muster.message.amqp import budget, engine, links, server  # noqa: E402
+from muster.bus.client import client as bus_client  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.gateways.amqp import memory_budget  # noqa: E402
+from muster.gateways.amqp.links import consumers  # noqa: E402
+from muster.gateways.amqp.protocol import engine  # noqa: E402
+from muster.message import destinations, protocol  # noqa: E402
+from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
-from muster.trust import passwords  # noqa: E402
+from muster.trust.login import passwords  # noqa: E402
 from tests.message import conftest, raw_client, test_gateway_doubt  # noqa: E402
 
 
-async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gateway, dial: conftest.Dial):
+async def test_what_a_vanished_client_had_comes_again_marked(
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+):
     session = (await dial()).session()
     await session.producer(destinations.queue("orders")).send("one")
 
@@ -42,10 +48,10 @@ async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gat
 
 @pytest.mark.parametrize("said", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
 async def test_a_half_open_connection_is_given_up(
-    gateway: server.Gateway, dispatcher: service.Service, said: bytes | str
+    gateway: amqp_gateway.Gateway, dispatcher: leadership.Service, said: bytes | str
 ):
     opened = said == "opened"
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
+    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
         reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
         if isinstance(said, bytes):
             writer.write(said)
@@ -60,7 +66,7 @@ async def test_a_half_open_connection_is_given_up(
         await eventually.eventually(lambda: not impatient.bridges)
 
 
-async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server.Gateway):
+async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_gateway.Gateway):
     """Login, open, begin and attach in one write, as fast clients do."""
 
     def work() -> int:
@@ -89,7 +95,7 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server
 
 
 async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
-    gateway: server.Gateway, connect: fixtures.Connect
+    gateway: amqp_gateway.Gateway, connect: fixtures.Connect
 ):
     """It has given credit without end, and its socket is full."""
     count, size = 400, 40_000
@@ -133,7 +139,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
 @pytest.mark.parametrize("kind", ["light", "durable", "delayed"])
 @pytest.mark.parametrize("dropped", [0, 1], ids=["not sent by the broker", "dropped by the gateway"])
 async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
-    gateway: server.Gateway, broker: brokers.Broker, bus: api.Bus, kind: str, dropped: int
+    gateway: amqp_gateway.Gateway, broker: brokers.Broker, bus: api.Bus, kind: str, dropped: int
 ):
     async def quiet(login: passwords.Login) -> api.Bus:
         return await bus_client.connect((broker.url,), identity="quiet", echo=False)
@@ -166,14 +172,14 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
         outlets = [one for bridge in deaf.bridges for one in bridge.outlets.values()]
-        rejected = [one.rejected for one in outlets if isinstance(one, links.Tap)]
+        rejected = [one.rejected for one in outlets if isinstance(one, consumers.Tap)]
         for one in (mine, other):
             one.socket.close()
         return f"{got.body}, dropped {rejected}"
 
     heard = await bus.subscribe(destinations.topic("hall").subject)
     without_echo = None if dropped else quiet
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", quiet=without_echo) as deaf:
+    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", quiet=without_echo) as deaf:
         assert await asyncio.to_thread(work, deaf.port) == f"theirs, dropped [{dropped}]"
     assert {(await heard.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
 
@@ -187,7 +193,7 @@ async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again
     orders = destinations.queue("orders")
     sending = await dial()
     producer = sending.session().producer(orders)
-    async with server.Gateway(join, None, anonymous="nobody") as gateway:
+    async with amqp_gateway.Gateway(join, None, anonymous="nobody") as gateway:
         async with conftest.serving(connect, "first"):
             await producer.send("once")
             raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "reader")
@@ -208,7 +214,7 @@ async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again
 
 
 async def test_a_coordinator_that_goes_rolls_back_what_it_did_not_discharge(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(destinations.queue("orders")).send("one")
@@ -242,7 +248,7 @@ async def test_a_coordinator_that_goes_rolls_back_what_it_did_not_discharge(
 
 
 async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     connection = await dial()
     await connection.session().producer(destinations.queue("orders")).send("one")
@@ -266,7 +272,7 @@ async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
 
 
 async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
 
@@ -288,7 +294,7 @@ async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
 
 
 async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
     connection = await dial()
 
@@ -318,7 +324,7 @@ async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
     raw.socket.close()
 
 
-async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: server.Gateway):
+async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp_gateway.Gateway):
     def work(port: int) -> str:
         first, second = raw_client.Raw(gateway.port, "only"), raw_client.Raw(port, "only")
         first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
@@ -328,7 +334,7 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: serv
             one.socket.close()
         return f"{condition.name} {condition.info}"
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody") as another:
+    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody") as another:
         for port in (gateway.port, another.port):
             said = await asyncio.to_thread(work, port)
             assert "amqp:invalid-field" in said
@@ -336,8 +342,10 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: serv
             await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)
 
 
-async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(gateway: server.Gateway):
-    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(
+    gateway: amqp_gateway.Gateway,
+):
+    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
 
     def work(port: int) -> list[str]:
         raw = raw_client.Raw(port, "beginner")
@@ -357,13 +365,15 @@ async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_link
         raw.socket.close()
         return closed
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", connection_limits=limits) as bounded:
+    async with amqp_gateway.Gateway(
+        gateway.connect, None, anonymous="nobody", connection_limits=limits
+    ) as bounded:
         assert set(await asyncio.to_thread(work, bounded.port)) == {"amqp:resource-limit-exceeded"}
         await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
 
 
-async def test_a_connection_with_too_many_links_is_closed(gateway: server.Gateway):
-    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+async def test_a_connection_with_too_many_links_is_closed(gateway: amqp_gateway.Gateway):
+    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
 
     def work(port: int) -> str:
         raw = raw_client.Raw(port, "many")
@@ -373,14 +383,16 @@ async def test_a_connection_with_too_many_links_is_closed(gateway: server.Gatewa
         raw.socket.close()
         return str(raw.connection.remote_condition.name)
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+    async with amqp_gateway.Gateway(
+        gateway.connect, None, anonymous="nobody", login_limits=limits
+    ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == "amqp:resource-limit-exceeded"
 
 
 async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.Gateway, dial: conftest.Dial
 ):
-    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=300_000)
+    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=300_000)
     session = (await dial()).session()
     producer = session.producer(destinations.queue("orders"))
     for _ in range(10):
@@ -408,13 +420,15 @@ async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
             raw.socket.close()
         return before, got
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+    async with amqp_gateway.Gateway(
+        gateway.connect, None, anonymous="nobody", login_limits=limits
+    ) as bounded:
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(work, bounded.port) == (0, 4)
 
 
-async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gateway: server.Gateway):
-    limits = budget.Limits(
+async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gateway: amqp_gateway.Gateway):
+    limits = memory_budget.Limits(
         links=20, unfinished_bytes=1 << 20, unsettled_bytes=1 << 20, transaction_bytes=100_000
     )
     accepted, rejected = 0x34, proton.Delivery.REJECTED  # the first: as a part of its transaction
@@ -448,6 +462,8 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gat
             client.raw.socket.close()
         return found
 
-    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+    async with amqp_gateway.Gateway(
+        gateway.connect, None, anonymous="nobody", login_limits=limits
+    ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == [accepted, rejected, accepted]
         await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)

@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.bus.brokers import broker as brokers
-from muster.message import client, destinations, settings
-from muster.testing import fixtures, process
+from muster.message import destinations, settings
+from muster.message.client import api
+from muster.testing import child_process, fixtures
 from tests.message import conftest, java_project
 
 TOTAL = 90
@@ -32,7 +33,7 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
 ):
     classpath = await java_project.classpath(tmp_path)
 
-    async def begin(name: str, port: int = 0) -> tuple[process.Child, int]:
+    async def begin(name: str, port: int = 0) -> tuple[child_process.Child, int]:
         made = await start_process(
             sys.executable, "-m", "tests.message.gatewaying", broker.url, name, str(port)
         )
@@ -65,7 +66,7 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
             for number, (gateway, port) in enumerate(gateways):
                 await gateway.kill()
                 gateways[number] = await begin(f"g{number}-{turn}", port)
-        session = (await dial()).session(client.Mode.CLIENT)
+        session = (await dial()).session(api.Mode.CLIENT)
         results = await session.consumer(OUT)
         found: list[int] = []
         async with asyncio.timeout(120):

@@ -11,10 +11,12 @@ import pytest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.core import errors, metrics  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
+from muster.core import errors  # noqa: E402
+from muster.core.telemetry import metrics  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.testing import eventually  # noqa: E402
-from muster.trust import logins, passwords, roles  # noqa: E402
+from muster.trust.login import password_checker, passwords  # noqa: E402
+from muster.trust.permissions import roles  # noqa: E402
 from tests.message import raw_client  # noqa: E402
 
 ACTIVE, CLOSED = proton.Endpoint.REMOTE_ACTIVE, proton.Endpoint.REMOTE_CLOSED
@@ -30,7 +32,7 @@ def _opened(port: int, name: str, login: bytes = raw_client.LOGIN) -> tuple[raw_
     return raw, str(condition.name) if condition else ""
 
 
-async def test_the_connections_of_a_login_are_bounded(gateway: server.Gateway):
+async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Gateway):
     measured = metrics.Metrics()
 
     def work(port: int) -> list[str]:
@@ -42,7 +44,7 @@ async def test_the_connections_of_a_login_are_bounded(gateway: server.Gateway):
                 found.append(condition)
         return found
 
-    async with server.Gateway(
+    async with amqp_gateway.Gateway(
         gateway.connect, None, anonymous="nobody", of_login_max=2, measure=measured
     ) as bounded:
         for _ in range(2):
@@ -52,7 +54,7 @@ async def test_the_connections_of_a_login_are_bounded(gateway: server.Gateway):
     assert measured.value("muster_amqp_refused_connections_total", reason="login") == 2
 
 
-async def test_the_connections_of_an_address_are_bounded(gateway: server.Gateway):
+async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.Gateway):
     measured = metrics.Metrics()
 
     def is_served(port: int) -> bool:
@@ -62,7 +64,7 @@ async def test_the_connections_of_an_address_are_bounded(gateway: server.Gateway
                 return bool(one.recv(100))
             return False
 
-    async with server.Gateway(
+    async with amqp_gateway.Gateway(
         gateway.connect, None, anonymous="nobody", of_address_max=2, measure=measured
     ) as bounded:
         held = [await asyncio.to_thread(_opened, bounded.port, f"client-{number}") for number in range(2)]
@@ -76,7 +78,7 @@ async def test_the_connections_of_an_address_are_bounded(gateway: server.Gateway
 
 @pytest.mark.parametrize("how", ["changed", "removed", "expired"])
 async def test_connections_end_with_the_password_of_their_login(
-    gateway: server.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    gateway: amqp_gateway.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
     now = [1e9]
@@ -84,8 +86,8 @@ async def test_connections_end_with_the_password_of_their_login(
     for name in ("ann", "bob"):
         lifetime_s = 60.0 if name == "ann" and how == "expired" else None
         known.set(name, roles.Role.USER, "correct horse", lifetime_s=lifetime_s)
-    checked = logins.Logins(known, clock=lambda: now[0])
-    async with server.Gateway(gateway.connect, checked, anonymous="nobody", recheck_s=0.05) as checking:
+    checked = password_checker.Logins(known, clock=lambda: now[0])
+    async with amqp_gateway.Gateway(gateway.connect, checked, anonymous="nobody", recheck_s=0.05) as checking:
         opened = {
             name: await asyncio.to_thread(_opened, checking.port, name, login)
             for name, login in (
@@ -111,12 +113,14 @@ async def test_connections_end_with_the_password_of_their_login(
 
 
 async def test_a_login_that_cannot_be_checked_now_goes_on(
-    gateway: server.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "correct horse")
-    async with server.Gateway(gateway.connect, logins.Logins(known), recheck_s=0.05) as checking:
+    async with amqp_gateway.Gateway(
+        gateway.connect, password_checker.Logins(known), recheck_s=0.05
+    ) as checking:
         login = raw_client.plain("ann", "correct horse")
         raw, _ = await asyncio.to_thread(_opened, checking.port, "ann", login)
         tries = 0

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from muster.bus.brokers import broker as brokers
-from muster.message import client, destinations, faults
-from muster.testing import fixtures, process
+from muster.message import destinations, errors
+from muster.message.client import api
+from muster.testing import child_process, fixtures
 from tests.message import conftest
 
 IN = destinations.queue("in")
@@ -22,7 +23,7 @@ NEWS = destinations.topic("news")
 async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
     broker: brokers.Broker, start_process: fixtures.StartProcess, dial: conftest.Dial
 ):
-    async def begin(name: str) -> process.Child:
+    async def begin(name: str) -> child_process.Child:
         return await start_process(sys.executable, "-m", "tests.message.dispatching", broker.url, name)
 
     current = await begin("d0")
@@ -41,7 +42,7 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
 
     async def move() -> None:
         """Each message from one queue to the other, in a transaction."""
-        session = moving.session(client.Mode.TRANSACTED)
+        session = moving.session(api.Mode.TRANSACTED)
         consumer = await session.consumer(IN, prefetch=10)
         producer = session.producer(OUT)
         moved = 0
@@ -52,7 +53,7 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
             try:
                 await session.commit()
                 moved += 1
-            except faults.TransactionRolledBack:
+            except errors.TransactionRolledBack:
                 continue
 
     async def kill() -> None:

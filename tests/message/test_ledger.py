@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from muster.core import topics
-from muster.message import backlog, ledger, messages
+from muster.message import messages
+from muster.message.dispatcher import backlog
+from muster.message.dispatcher.log import ledger
 
 LARGE = 1 << 50  # numbers as after years
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.message.amqp import lulls
+from muster.gateways.amqp import read_schedule
 from muster.testing import eventually
 
 
@@ -28,13 +28,13 @@ class Socket:
 
 async def test_after_some_acknowledgements_there_is_a_lull():
     sockets: Any = [Socket(), Socket(), Socket()]
-    quiet = lulls.Lulls()
-    ears = [lulls.Ear(quiet, one) for one in sockets]
-    ears[0].heard(lulls.ACCEPTED_MAX)
-    ears[1].heard(lulls.ACCEPTED_MAX - 1)
+    quiet = read_schedule.Lulls()
+    ears = [read_schedule.Ear(quiet, one) for one in sockets]
+    ears[0].heard(read_schedule.ACCEPTED_MAX)
+    ears[1].heard(read_schedule.ACCEPTED_MAX - 1)
     ears[1].heard(0)  # a message, say
-    ears[1].heard(lulls.ACCEPTED_MAX - 1)
-    ears[2].heard(lulls.ACCEPTED_MAX)
+    ears[1].heard(read_schedule.ACCEPTED_MAX - 1)
+    ears[2].heard(read_schedule.ACCEPTED_MAX)
     assert [one.reading for one in sockets] == [False, True, False]
     sockets[2].closing = True
     await eventually.eventually(lambda: sockets[0].reading, timeout_s=30)
@@ -44,9 +44,9 @@ async def test_after_some_acknowledgements_there_is_a_lull():
 async def test_a_few_now_and_then_are_read_as_they_come(monkeypatch: pytest.MonkeyPatch):
     now_s = 0.0
     socket: Any = Socket()
-    ear = lulls.Ear(lulls.Lulls(), socket)
+    ear = read_schedule.Ear(read_schedule.Lulls(), socket)
     monkeypatch.setattr(ear, "_now_s", lambda: now_s)
-    for _ in range(3 * lulls.ACCEPTED_MAX):
+    for _ in range(3 * read_schedule.ACCEPTED_MAX):
         ear.heard(1)
-        now_s += lulls.LULL_S
+        now_s += read_schedule.LULL_S
     assert socket.reading

@@ -27,9 +27,13 @@ from hypothesis import strategies as st
 
 from muster.bus.memory import network, streams
 from muster.core import errors
-from muster.message import client, consuming, destinations, faults, messages, protocol, service
+from muster.message import destinations, messages, protocol
+from muster.message import errors as message_errors
 from muster.message import settings as settings_
-from muster.testing import clock
+from muster.message.client import api
+from muster.message.client import consumers as client_consumers
+from muster.message.dispatcher import leadership
+from muster.testing import virtual_clock
 
 T = TypeVar("T")
 
@@ -86,11 +90,11 @@ class Accounts:
 class Application:
     """A session with its consumer, and what it was given since its last commit."""
 
-    def __init__(self, accounts: Accounts, connection: client.Connection, mode: client.Mode) -> None:
+    def __init__(self, accounts: Accounts, connection: api.Connection, mode: api.Mode) -> None:
         self._accounts = accounts
         self.connection = connection
         self.session = connection.session(mode)
-        self.consumer: consuming.Consumer | None = None
+        self.consumer: client_consumers.Consumer | None = None
         self.has: list[str] = []
         self.sends: list[str] = []
         self._last: messages.Message | None = None
@@ -118,7 +122,7 @@ class Application:
                 await self.session.commit()
             elif self._last is not None:
                 await self._last.acknowledge()
-        except faults.TransactionRolledBack:
+        except message_errors.TransactionRolledBack:
             self._accounts.refused.update(sends)
         except (errors.MusterError, asyncio.CancelledError) as error:
             self._accounts.in_doubt.update(has)
@@ -155,15 +159,15 @@ class World:
 
     async def start(self) -> None:
         await self.start_dispatcher()
-        self.senders = [client.Connection(await self.net.connect(f"sender-{each}")) for each in "ab"]
-        self.admin = client.Connection(await self.net.connect("admin"))
+        self.senders = [api.Connection(await self.net.connect(f"sender-{each}")) for each in "ab"]
+        self.admin = api.Connection(await self.net.connect("admin"))
         for name in ("one", "two"):
-            connection = client.Connection(await self.net.connect(name))
-            made = Application(self.accounts, connection, client.Mode.TRANSACTED)
+            connection = api.Connection(await self.net.connect(name))
+            made = Application(self.accounts, connection, api.Mode.TRANSACTED)
             self.applications.append(made)
             made.consumer = await made.session.consumer(JOBS, prefetch=2)
-        connection = client.Connection(await self.net.connect("reader"), client_id="reader")
-        reader = Application(self.accounts, connection, client.Mode.CLIENT)
+        connection = api.Connection(await self.net.connect("reader"), client_id="reader")
+        reader = Application(self.accounts, connection, api.Mode.CLIENT)
         reader.consumer = await reader.session.durable_consumer(
             destinations.topic("news/*"), "all", prefetch=2
         )
@@ -171,7 +175,7 @@ class World:
 
     async def start_dispatcher(self) -> None:
         self.bus = await self.net.connect(f"dispatcher-{next(self._dispatchers)}")
-        self.dispatcher = service.Service(self.bus, SETTINGS, lease_ttl_s=2)
+        self.dispatcher = leadership.Service(self.bus, SETTINGS, lease_ttl_s=2)
         self.running = asyncio.ensure_future(self.dispatcher.run())
 
     async def kill_dispatcher(self) -> None:
@@ -229,7 +233,7 @@ class World:
 
     async def send_together(self, sender: int, to: Sequence[destinations.Destination]) -> None:
         """In one transaction."""
-        made = Application(self.accounts, self.senders[sender], client.Mode.TRANSACTED)
+        made = Application(self.accounts, self.senders[sender], api.Mode.TRANSACTED)
         await self.send_in(made, to)
         self.spawn(made.commit())
 
@@ -273,7 +277,7 @@ class World:
         left: list[str] = []
         while sum([await self._drain(one, left) for one in self.applications]):
             pass
-        rest = Application(self.accounts, self.admin, client.Mode.TRANSACTED)
+        rest = Application(self.accounts, self.admin, api.Mode.TRANSACTED)
         rest.consumer = await rest.session.consumer(OTHER)
         while await self._drain(rest, left):
             pass
@@ -308,9 +312,9 @@ class Machine(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
-        self._runner = asyncio.Runner(loop_factory=clock.VirtualLoop)
+        self._runner = asyncio.Runner(loop_factory=virtual_clock.VirtualLoop)
         loop = self._runner.get_loop()
-        self._patch.setattr(time, "time_ns", lambda: clock.EPOCH_NS + round(loop.time() * 1e9))
+        self._patch.setattr(time, "time_ns", lambda: virtual_clock.EPOCH_NS + round(loop.time() * 1e9))
         self.world = self._run(self._begin())
 
     async def _begin(self) -> World:

@@ -19,10 +19,12 @@ from muster.bus import api  # noqa: E402
 from muster.bus.brokers import broker as brokers  # noqa: E402
 from muster.bus.brokers import config  # noqa: E402
 from muster.core import topics  # noqa: E402
-from muster.message import client, destinations, messages, service  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.message import destinations, messages  # noqa: E402
+from muster.message.client import api as client_api  # noqa: E402
+from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import fixtures  # noqa: E402
-from muster.trust import passwords  # noqa: E402
+from muster.trust.login import passwords  # noqa: E402
 
 TOPIC = destinations.topic("hall/seats")
 SUBJECT = topics.Topic.parse("hall/seats").subject
@@ -79,7 +81,7 @@ class Mqtt:
 
 
 async def test_what_one_says_on_a_topic_all_others_hear(
-    broker: brokers.Broker, dispatcher: service.Service, connect: fixtures.Connect
+    broker: brokers.Broker, dispatcher: leadership.Service, connect: fixtures.Connect
 ):
     numbers = iter(range(100))
 
@@ -91,8 +93,8 @@ async def test_what_one_says_on_a_topic_all_others_hear(
     await mqtt.subscribe("topic/hall/seats")
     plain = await connect("plain")
     async with (
-        server.Gateway(dial, None, anonymous="nobody") as gateway,
-        client.Connection(await connect("python")) as python,
+        amqp_gateway.Gateway(dial, None, anonymous="nobody") as gateway,
+        client_api.Connection(await connect("python")) as python,
         await plain.subscribe(SUBJECT) as heard_plain,
     ):
         session = python.session()

@@ -9,11 +9,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from muster.app import message as app_message
+from muster.app.components import dispatcher as app_message
 from muster.bus.memory import network
-from muster.core import errors, metrics
-from muster.message import client, destinations, faults, protocol, service, settings
-from muster.trust import keyring, roles
+from muster.core import errors
+from muster.core.telemetry import metrics
+from muster.message import destinations, protocol, settings
+from muster.message import errors as message_errors
+from muster.message.client import api
+from muster.message.dispatcher import leadership
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 pytestmark = pytest.mark.virtual_time
 
@@ -32,7 +37,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
 async def serving(
     net: network.Network, trust: keyring.Trust, measure: metrics.Metrics | None = None, **wanted: int
 ) -> AsyncIterator[None]:
-    started = service.Service(
+    started = leadership.Service(
         await net.connect("dispatcher"),
         settings.Message(**wanted),  # type: ignore[arg-type]
         lease_ttl_s=2,
@@ -48,18 +53,18 @@ async def serving(
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def _subscriptions(connection: client.Connection) -> list[tuple[str, str | None, str]]:
+async def _subscriptions(connection: api.Connection) -> list[tuple[str, str | None, str]]:
     rows = (await connection.ask(protocol.ListSubscriptions())).rows
     return [(row["identity"], row["client_id"], row["subscription"]) for row in rows]
 
 
 async def test_a_client_id_is_one_of_its_identity(simulated_network: network.Network, trust: keyring.Trust):
     net = simulated_network
-    async with serving(net, trust), client.Connection(await net.connect("bob"), client_id="desk") as bob:
-        async with client.Connection(await net.connect("ann"), client_id="desk") as ann:
+    async with serving(net, trust), api.Connection(await net.connect("bob"), client_id="desk") as bob:
+        async with api.Connection(await net.connect("ann"), client_id="desk") as ann:
             await (await ann.session().durable_consumer(NEWS, "all")).close()
         await bob.session().producer(NEWS).send("for ann")
-        with pytest.raises(faults.InvalidDestination):
+        with pytest.raises(message_errors.InvalidDestination):
             await bob.session().unsubscribe("all")
         own = await bob.session().durable_consumer(NEWS, "all")
         await bob.session().producer(NEWS).send("for both")
@@ -68,7 +73,7 @@ async def test_a_client_id_is_one_of_its_identity(simulated_network: network.Net
         assert message.body() == "for both", "that is what came since its own subscription was made"
         await own.close()
         await bob.session().unsubscribe("all")
-        async with client.Connection(await net.connect("ann"), client_id="desk") as ann:
+        async with api.Connection(await net.connect("ann"), client_id="desk") as ann:
             consumer = await ann.session().durable_consumer(NEWS, "all")
             found = [await consumer.receive(30) for _ in range(2)]
             assert [one.body() for one in found if one] == ["for ann", "for both"]
@@ -78,9 +83,9 @@ async def test_two_connections_of_an_identity_cannot_have_one_client_id(
     simulated_network: network.Network, trust: keyring.Trust
 ):
     net = simulated_network
-    async with serving(net, trust), client.Connection(await net.connect("ann"), client_id="desk"):
-        with pytest.raises(faults.InvalidClientId):
-            await client.Connection(await net.connect("ann"), client_id="desk").__aenter__()
+    async with serving(net, trust), api.Connection(await net.connect("ann"), client_id="desk"):
+        with pytest.raises(message_errors.InvalidClientId):
+            await api.Connection(await net.connect("ann"), client_id="desk").__aenter__()
 
 
 async def test_messages_of_another_identity_with_the_same_client_id_are_not_ones_own(
@@ -89,8 +94,8 @@ async def test_messages_of_another_identity_with_the_same_client_id_are_not_ones
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("ann"), client_id="desk") as ann,
-        client.Connection(await net.connect("bob"), client_id="desk") as bob,
+        api.Connection(await net.connect("ann"), client_id="desk") as ann,
+        api.Connection(await net.connect("bob"), client_id="desk") as bob,
     ):
         durable = await ann.session().durable_consumer(NEWS, "all", no_local=True)
         listener = await ann.session().consumer(NEWS, no_local=True)
@@ -108,7 +113,7 @@ async def test_an_identity_sees_its_own_subscriptions_and_operators_and_viewers_
     net = simulated_network
     async with serving(net, trust), contextlib.AsyncExitStack() as stack:
         connections = {
-            name: await stack.enter_async_context(client.Connection(await net.connect(name), client_id=id))
+            name: await stack.enter_async_context(api.Connection(await net.connect(name), client_id=id))
             for name, id in (("ann", "desk"), ("bob", "desk"), ("olga", None), ("vic", None))
         }
         for name in ("ann", "bob"):
@@ -126,10 +131,10 @@ async def test_an_operator_ends_the_subscription_of_any_identity(
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("bob")) as bob,
-        client.Connection(await net.connect("olga")) as olga,
+        api.Connection(await net.connect("bob")) as bob,
+        api.Connection(await net.connect("olga")) as olga,
     ):
-        async with client.Connection(await net.connect("ann"), client_id="desk") as ann:
+        async with api.Connection(await net.connect("ann"), client_id="desk") as ann:
             await (await ann.session().durable_consumer(NEWS, "all")).close()
         for name in ("all", "none"):
             with pytest.raises(errors.Forbidden):
@@ -144,9 +149,9 @@ async def test_a_subscription_without_a_client_id_is_shared_by_all_and_ended_by_
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("ann")) as ann,
-        client.Connection(await net.connect("bob")) as bob,
-        client.Connection(await net.connect("olga")) as olga,
+        api.Connection(await net.connect("ann")) as ann,
+        api.Connection(await net.connect("bob")) as bob,
+        api.Connection(await net.connect("olga")) as olga,
     ):
         first, second = await asyncio.gather(
             *(one.session().shared_durable_consumer(NEWS, "work", prefetch=1) for one in (ann, bob))
@@ -176,10 +181,10 @@ async def test_a_subscription_without_a_client_id_is_shared_by_all_and_ended_by_
 async def test_a_client_id_has_a_largest_size(simulated_network: network.Network, trust: keyring.Trust):
     net, measured = simulated_network, metrics.Metrics()
     async with serving(net, trust, measured):
-        async with client.Connection(await net.connect("ann"), client_id="é" * 512):
+        async with api.Connection(await net.connect("ann"), client_id="é" * 512):
             pass
-        with pytest.raises(faults.InvalidClientId, match="1024 bytes"):
-            await client.Connection(await net.connect("ann"), client_id="é" * 512 + "x").__aenter__()
+        with pytest.raises(message_errors.InvalidClientId, match="1024 bytes"):
+            await api.Connection(await net.connect("ann"), client_id="é" * 512 + "x").__aenter__()
     assert measured.value("muster_message_refused_connections_total", reason="client-id") == 1
 
 
@@ -188,14 +193,14 @@ async def test_the_connections_of_an_identity_are_bounded(
 ):
     net, measured = simulated_network, metrics.Metrics()
 
-    async def connection(identity: str) -> client.Connection:
-        made = client.Connection(await net.connect(identity))
+    async def connection(identity: str) -> api.Connection:
+        made = api.Connection(await net.connect(identity))
         await made.ask(protocol.Ping(made.name))
         return made
 
     async with serving(net, trust, measured, connections_per_identity=2):
         held = [await connection("bob") for _ in range(2)]
-        refused = client.Connection(await net.connect("bob"))
+        refused = api.Connection(await net.connect("bob"))
         with pytest.raises(errors.LimitExceeded, match="bob has 2 connections"):
             await refused.ask(protocol.Ping(refused.name))
         await refused.close()

@@ -6,7 +6,8 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import delivering, destinations, messages, protocol, selectors, service
+from muster.message import destinations, messages, protocol, selectors
+from muster.message.dispatcher import delivery, leadership
 from muster.testing import eventually
 from tests.message import conftest
 
@@ -40,7 +41,7 @@ BODY = b'["x"]'
 
 @pytest.mark.parametrize("raw", POISON)
 def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
-    codec = pytest.importorskip("muster.message.amqp.codec")
+    codec = pytest.importorskip("muster.message.amqp_format.message_codec")
 
     def read(raw: str) -> messages.Meta | None:
         try:
@@ -63,7 +64,9 @@ def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
             continue
 
 
-async def test_poisoned_headers_stop_nobody(dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus):
+async def test_poisoned_headers_stop_nobody(
+    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
+):
     connection = await dial("reader")
     session = connection.session()
     consumers = [
@@ -97,7 +100,7 @@ async def test_poisoned_headers_stop_nobody(dispatcher: service.Service, dial: c
 
 
 async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial()
     session = connection.session()
@@ -117,5 +120,5 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
     assert taken is not None, "it does not die again and again"
     for found in (shown, taken):
         assert found.body() == BODY
-        assert found.properties[delivering.FROM] == "queue:orders"
-        assert "no JSON of the right shape" in str(found.properties[delivering.REASON])
+        assert found.properties[delivery.FROM] == "queue:orders"
+        assert "no JSON of the right shape" in str(found.properties[delivery.REASON])

@@ -16,22 +16,13 @@ from muster.bus import api
 from muster.bus.memory import network, streams
 from muster.core import errors
 from muster.core import messages as core_messages
-from muster.message import (
-    backlog,
-    caring,
-    client,
-    consuming,
-    delivering,
-    desk,
-    destinations,
-    dispatcher,
-    faults,
-    messages,
-    protocol,
-    service,
-    settings,
-)
-from muster.testing import clock
+from muster.message import destinations, messages, protocol, settings
+from muster.message import errors as message_errors
+from muster.message.client import api as client_api
+from muster.message.client import consumers
+from muster.message.dispatcher import admin as dispatcher_admin
+from muster.message.dispatcher import backlog, delivery, dispatcher, leadership, state
+from muster.testing import virtual_clock
 
 pytestmark = pytest.mark.virtual_time
 
@@ -61,7 +52,7 @@ class Disk:
 @pytest.fixture
 def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes with the loop."""
-    monkeypatch.setattr("time.time_ns", clock.FakeClock().time_ns)
+    monkeypatch.setattr("time.time_ns", virtual_clock.FakeClock().time_ns)
 
 
 @pytest.fixture
@@ -71,9 +62,9 @@ async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
 
 @contextlib.asynccontextmanager
 async def serving(
-    net: network.Network, *, may: desk.May = desk.anything, **wanted: Any
-) -> AsyncIterator[service.Service]:
-    started = service.Service(
+    net: network.Network, *, may: state.May = state.anything, **wanted: Any
+) -> AsyncIterator[leadership.Service]:
+    started = leadership.Service(
         await net.connect("dispatcher"), settings.Message(**wanted), lease_ttl_s=2, may=may
     )
     running = asyncio.create_task(started.run())
@@ -105,7 +96,7 @@ async def act(
     return made, running
 
 
-async def received(consumer: consuming.Consumer, timeout_s: float = 3.0) -> list[str]:
+async def received(consumer: consumers.Consumer, timeout_s: float = 3.0) -> list[str]:
     found: list[str] = []
     while (message := await consumer.receive(timeout_s)) is not None:
         found.append(str(message.body()))
@@ -119,11 +110,11 @@ async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_f
     net = simulated_network
     async with (
         serving(net, window=window),
-        client.Connection(await net.connect("c"), client_id="app") as connection,
+        client_api.Connection(await net.connect("c"), client_id="app") as connection,
     ):
         subscription = destinations.topic("orders/*")
         consumer = await connection.session().durable_consumer(subscription, "all", prefetch=1)
-        transacted = connection.session(client.Mode.TRANSACTED)
+        transacted = connection.session(client_api.Mode.TRANSACTED)
         producers = [transacted.producer(destinations.topic(f"orders/{each}")) for each in "ab"]
         for number in range(20):
             await producers[number % 2].send(f"{number}")
@@ -137,8 +128,8 @@ async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_
     net = simulated_network
     async with (
         serving(net, window=10),
-        client.Connection(await net.connect("c")) as connection,
-        client.Connection(await net.connect("d")) as other,
+        client_api.Connection(await net.connect("c")) as connection,
+        client_api.Connection(await net.connect("d")) as other,
     ):
         consumer = await connection.session().consumer(JOBS, prefetch=1)
         session = other.session()
@@ -148,7 +139,7 @@ async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_
         disk.ready.clear()
         pending = [session.producer(OTHER).submit("in the way")]
         await asyncio.sleep(1.5)
-        async with client.Connection(await net.connect("e")) as third:
+        async with client_api.Connection(await net.connect("e")) as third:
             pending.append(third.session().producer(JOBS).submit("10"))
             await asyncio.sleep(0.5)
             disk.ready.set()
@@ -163,8 +154,8 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
     net = simulated_network
     async with (
         serving(net, window=10),
-        client.Connection(await net.connect("w")) as admin,
-        client.Connection(await net.connect("a")) as connection,
+        client_api.Connection(await net.connect("w")) as admin,
+        client_api.Connection(await net.connect("a")) as connection,
     ):
         for number in range(60):
             await admin.session().producer(JOBS).send(f"{number}")
@@ -191,8 +182,8 @@ async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
     topic = destinations.topic("t/a")
     async with (
         serving(net),
-        client.Connection(await net.connect("l")) as listener,
-        client.Connection(await net.connect("a"), quiet=lambda: net.connect("a")) as connection,
+        client_api.Connection(await net.connect("l")) as listener,
+        client_api.Connection(await net.connect("a"), quiet=lambda: net.connect("a")) as connection,
     ):
         heard = await listener.session().consumer(topic)
         await connection.session().consumer(topic, no_local=True)
@@ -208,12 +199,12 @@ async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
     net = simulated_network
     async with (
         serving(net),
-        client.Connection(await net.connect("w")) as writer,
-        client.Connection(await net.connect("a")) as first,
-        client.Connection(await net.connect("b")) as second,
+        client_api.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("a")) as first,
+        client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client.Mode.TRANSACTED) for each in (first, second))
+        one, two = (each.session(client_api.Mode.TRANSACTED) for each in (first, second))
         assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
         await one.producer(OTHER).send("done by the first")
         other = await two.consumer(JOBS, prefetch=1)
@@ -234,12 +225,12 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
     net = simulated_network
     async with (
         serving(net),
-        client.Connection(await net.connect("w")) as writer,
-        client.Connection(await net.connect("a")) as first,
-        client.Connection(await net.connect("b")) as second,
+        client_api.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("a")) as first,
+        client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client.Mode.TRANSACTED) for each in (first, second))
+        one, two = (each.session(client_api.Mode.TRANSACTED) for each in (first, second))
         assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
         other = await two.consumer(JOBS, prefetch=1)
         disk.ready.clear()
@@ -248,7 +239,7 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
         await first._ask_once(protocol.Bye(first.name, lost=True))
         disk.full = True
         disk.ready.set()
-        with pytest.raises(faults.TransactionRolledBack):
+        with pytest.raises(message_errors.TransactionRolledBack):
             await committing
         disk.full = False
         again = await other.receive(2)
@@ -261,10 +252,10 @@ async def test_a_cancelled_rollback_loses_track_of_nothing(
     simulated_network: network.Network, wall_clock: None, patience_s: float
 ):
     net = simulated_network
-    async with serving(net), client.Connection(await net.connect("a")) as connection:
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         for number in range(5):
             await connection.session().producer(JOBS).send(f"{number}")
-        session = connection.session(client.Mode.TRANSACTED)
+        session = connection.session(client_api.Mode.TRANSACTED)
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
         with contextlib.suppress(TimeoutError):
@@ -281,9 +272,9 @@ async def test_a_cancelled_commit_is_done_or_gives_its_messages_back(
     simulated_network: network.Network, disk: Disk, refused: bool
 ):
     net = simulated_network
-    async with serving(net), client.Connection(await net.connect("a")) as connection:
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         await connection.session().producer(JOBS).send("job")
-        session = connection.session(client.Mode.TRANSACTED)
+        session = connection.session(client_api.Mode.TRANSACTED)
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
         disk.ready.clear()
@@ -303,8 +294,8 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
     net = simulated_network
     async with (
         serving(net, window=10),
-        client.Connection(await net.connect("w")) as writer,
-        client.Connection(await net.connect("a")) as connection,
+        client_api.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("a")) as connection,
     ):
         told: list[errors.MusterError] = []
         connection.on_error = told.append
@@ -328,8 +319,8 @@ async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
     net = simulated_network
     async with (
         serving(net),
-        client.Connection(await net.connect("w")) as writer,
-        client.Connection(await net.connect("a")) as connection,
+        client_api.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("a")) as connection,
     ):
         connection.on_error = lambda _: None
         consumer = await connection.session().consumer(JOBS)
@@ -346,9 +337,9 @@ async def test_closing_while_acknowledgements_are_slow_marks_what_was_handled(
     simulated_network: network.Network, disk: Disk
 ):
     net = simulated_network
-    async with serving(net), client.Connection(await net.connect("b")) as second:
+    async with serving(net), client_api.Connection(await net.connect("b")) as second:
         await second.session().producer(JOBS).send("job")
-        async with client.Connection(await net.connect("a")) as first:
+        async with client_api.Connection(await net.connect("a")) as first:
             assert await (await first.session().consumer(JOBS)).receive(2) is not None
             disk.full = True  # so the acknowledgement waits, and longer than closing does
         disk.full = False
@@ -373,8 +364,8 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
 
     _, running = await act(net, "first", 1, deaf)
     async with (
-        client.Connection(await net.connect("c")) as connection,
-        client.Connection(await net.connect("p")) as writer,
+        client_api.Connection(await net.connect("c")) as connection,
+        client_api.Connection(await net.connect("p")) as writer,
     ):
         consumer = await connection.session().consumer(JOBS, prefetch=5)
         _, running_too = await act(net, "second", 2, late)
@@ -407,11 +398,11 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
     net.faults.silence_s = 0.5
     async with (
         serving(net, connection_timeout_s=5, checkpoint_records=checkpoint_records),
-        client.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("w")) as writer,
     ):
         await asyncio.sleep(6)  # the dispatcher has been there for long
-        connection = client.Connection(await net.connect("r"))
-        session = connection.session(client.Mode.CLIENT)
+        connection = client_api.Connection(await net.connect("r"))
+        session = connection.session(client_api.Mode.CLIENT)
         replies = await session.temporary_queue()
         consumer = await session.consumer(replies)
         await writer.session().producer(None).send("first", to=replies)
@@ -427,7 +418,7 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
         assert await received(consumer) == ["first", "second"]
         await connection.close()
         await asyncio.sleep(3)
-        with pytest.raises(faults.InvalidDestination):
+        with pytest.raises(message_errors.InvalidDestination):
             await writer.session().producer(None).send("third", to=replies)
         assert all(row["queue"] == "other" for row in (await writer.ask(protocol.ListQueues())).rows)
 
@@ -439,16 +430,16 @@ async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
     net.faults.silence_s = 0.5
     async with (
         serving(net, connection_timeout_s=5),
-        client.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("w")) as writer,
     ):
         await asyncio.sleep(6)
-        async with client.Connection(await net.connect("r")) as connection:
+        async with client_api.Connection(await net.connect("r")) as connection:
             session = connection.session()
             replies = await session.temporary_queue()
             await session.consumer(replies)
             net.unplug("r")
             await asyncio.sleep(13)
-            with pytest.raises(faults.InvalidDestination):
+            with pytest.raises(message_errors.InvalidDestination):
                 await writer.session().producer(None).send("a reply", to=replies)
             net.heal()
 
@@ -457,8 +448,8 @@ async def test_a_dead_letter_for_which_there_was_no_room_is_buried_when_there_is
     simulated_network: network.Network, disk: Disk
 ):
     net = simulated_network
-    async with serving(net, max_deliveries=1), client.Connection(await net.connect("a")) as connection:
-        session = connection.session(client.Mode.CLIENT)
+    async with serving(net, max_deliveries=1), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.Mode.CLIENT)
         await session.producer(JOBS).send("poison")
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
@@ -485,13 +476,13 @@ async def test_one_unstorable_item_takes_no_other_with_it(
     monkeypatch.setattr(streams.Stream, "publish_batch", picky)
     async with (
         serving(net),
-        client.Connection(await net.connect("a")) as first,
-        client.Connection(await net.connect("b")) as second,
+        client_api.Connection(await net.connect("a")) as first,
+        client_api.Connection(await net.connect("b")) as second,
     ):
         disk.ready.clear()
         pending = [first.session().producer(OTHER).submit("in the way")]
         await asyncio.sleep(0.1)
-        async with client.Connection(await net.connect("c")) as third:
+        async with client_api.Connection(await net.connect("c")) as third:
             pending += [
                 third.session().producer(JOBS).submit("unstorable"),
                 second.session().producer(JOBS).submit("job"),
@@ -504,9 +495,9 @@ async def test_one_unstorable_item_takes_no_other_with_it(
 
 async def _moving(
     net: network.Network, disk: Disk
-) -> tuple[client.Connection, asyncio.Task[protocol.Answer]]:
+) -> tuple[client_api.Connection, asyncio.Task[protocol.Answer]]:
     """A move of three of ten messages that is not answered as long as one question waits for its answer."""
-    connection = client.Connection(await net.connect("admin"))
+    connection = client_api.Connection(await net.connect("admin"))
     for number in range(10):
         await connection.session().producer(JOBS).send(f"{number}")
     disk.ready.clear()
@@ -539,11 +530,11 @@ async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
 
 async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(simulated_network: network.Network):
     net = simulated_network
-    may: desk.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
+    may: state.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
     async with (
         serving(net, may=may),
-        client.Connection(await net.connect("admin")) as admin,
-        client.Connection(await net.connect("user")) as user,
+        client_api.Connection(await net.connect("admin")) as admin,
+        client_api.Connection(await net.connect("user")) as user,
     ):
         await admin.session().producer(JOBS).send("job")
         with pytest.raises(errors.Forbidden) as refused:
@@ -569,7 +560,7 @@ async def test_a_sender_hears_that_its_connection_was_closed_while_a_message_was
     """Not that it was cancelled itself: nobody did that, and the message may have been stored."""
     net = simulated_network
     async with serving(net):
-        connection = client.Connection(await net.connect("a"))
+        connection = client_api.Connection(await net.connect("a"))
         disk.ready.clear()
         sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
         await asyncio.sleep(0.1)
@@ -583,7 +574,7 @@ async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succ
     simulated_network: network.Network, disk: Disk
 ):
     net = simulated_network
-    async with serving(net), client.Connection(await net.connect("a"), client_id="c") as connection:
+    async with serving(net), client_api.Connection(await net.connect("a"), client_id="c") as connection:
         session = connection.session()
         await (await session.durable_consumer(destinations.topic("news"), "all")).close()
         disk.ready.clear()
@@ -608,7 +599,7 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
             raise errors.TimedOut("no acknowledgement came")
         return await plain(stream, *args, **more)
 
-    async with serving(net), client.Connection(await net.connect("a")) as connection:
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         await connection.session().producer(OTHER).send("before")
         monkeypatch.setattr(streams.Stream, "publish_batch", store)
         sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
@@ -623,11 +614,11 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
 async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
     simulated_network: network.Network, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(caring, "TOGETHER", 2)
+    monkeypatch.setattr(dispatcher_admin, "TOGETHER", 2)
     net = simulated_network
-    async with serving(net), client.Connection(await net.connect("a")) as connection:
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         producer = connection.session().producer(JOBS)
-        died = {delivering.FROM: str(OTHER)}
+        died = {delivery.FROM: str(OTHER)}
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
         with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that did not die"):

@@ -9,18 +9,22 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from muster.app import message as app_message
+from muster.app.components import dispatcher as app_message
 from muster.bus import api
 from muster.bus.memory import network
 from muster.core import errors
-from muster.message import client, delivering, destinations, messages, protocol, service
+from muster.message import destinations, messages, protocol
+from muster.message.client import api as client_api
+from muster.message.dispatcher import delivery, leadership
 from muster.testing import fixtures
-from muster.trust import keyring, passwords, queues, roles
+from muster.trust import keyring
+from muster.trust.login import passwords
+from muster.trust.permissions import queue_rights, roles
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 DEAD = destinations.queue(destinations.DEAD_LETTERS)
-RIGHTS = tuple(queues.Right)
+RIGHTS = tuple(queue_rights.Right)
 
 #: Identities: their role, topics and queues, and what follows for `ORDERS` and for the dead letters.
 WHO: dict[str, tuple[roles.Role, tuple[str, ...], tuple[str, ...], set[str], set[str]]] = {
@@ -51,7 +55,7 @@ WHO: dict[str, tuple[roles.Role, tuple[str, ...], tuple[str, ...], set[str], set
 def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
     made = keyring.Trust.create(tmp_path_factory.mktemp("trust") / "keys", "north")
     for identity, (role, topics, granted, _, _) in WHO.items():
-        grants = tuple(map(queues.Grant.parse, granted)) or None
+        grants = tuple(map(queue_rights.Grant.parse, granted)) or None
         made.issue(identity, role, topics=topics or None, queue_grants=grants)
     return made
 
@@ -59,7 +63,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
 @contextlib.asynccontextmanager
 async def serving(net: network.Network, trust: keyring.Trust) -> AsyncIterator[None]:
     may = app_message.Permissions(trust)
-    started = service.Service(await net.connect("dispatcher"), lease_ttl_s=2, may=may)
+    started = leadership.Service(await net.connect("dispatcher"), lease_ttl_s=2, may=may)
     running = asyncio.create_task(started.run())
     try:
         await started.acting.wait()
@@ -69,7 +73,7 @@ async def serving(net: network.Network, trust: keyring.Trust) -> AsyncIterator[N
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def _attempt(right: str, connection: client.Connection, queue: destinations.Destination) -> None:
+async def _attempt(right: str, connection: client_api.Connection, queue: destinations.Destination) -> None:
     session = connection.session()
     match right:
         case "send":
@@ -82,7 +86,7 @@ async def _attempt(right: str, connection: client.Connection, queue: destination
             await connection.ask(protocol.Purge(queue.name))
 
 
-async def _outcomes(connection: client.Connection, queue: destinations.Destination) -> set[str]:
+async def _outcomes(connection: client_api.Connection, queue: destinations.Destination) -> set[str]:
     """Which rights it turns out to have."""
     found = set()
     for right in ("send", "browse", "receive", "admin"):
@@ -101,8 +105,8 @@ async def test_each_identity_may_what_its_credentials_say(
     _, _, _, on_orders, on_the_dead = WHO[identity]
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("operator")) as operator,
-        client.Connection(await net.connect(identity)) as connection,
+        client_api.Connection(await net.connect("operator")) as operator,
+        client_api.Connection(await net.connect(identity)) as connection,
     ):
         for queue in (ORDERS, DEAD):
             await operator.session().producer(queue).send("theirs")
@@ -118,11 +122,11 @@ async def test_rights_are_not_got_by_a_detour(simulated_network: network.Network
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("operator")) as operator,
-        client.Connection(await net.connect("keeper")) as keeper,
-        client.Connection(await net.connect("sender")) as sender,
+        client_api.Connection(await net.connect("operator")) as operator,
+        client_api.Connection(await net.connect("keeper")) as keeper,
+        client_api.Connection(await net.connect("sender")) as sender,
     ):
-        disguised = messages.TextMessage("theirs", properties={delivering.FROM: "queue:orders-2"})
+        disguised = messages.TextMessage("theirs", properties={delivery.FROM: "queue:orders-2"})
         await operator.session().producer(ORDERS).send(disguised)
         (waiting,) = (await operator.ask(protocol.Browse("orders"))).messages
         for to in ("queue:orders-2", "queue:dead-letters", None):
@@ -132,7 +136,7 @@ async def test_rights_are_not_got_by_a_detour(simulated_network: network.Network
         with pytest.raises(errors.Refused):
             await sender.submit([], {"q:orders": [waiting.sequence]}, alone=True)
         assert len((await operator.ask(protocol.Browse("orders"))).messages) == 1, "it was acknowledged"
-        transacted = sender.session(client.Mode.TRANSACTED)
+        transacted = sender.session(client_api.Mode.TRANSACTED)
         await transacted.producer(ORDERS).send("mine")
         await transacted.producer(destinations.queue("orders-2")).send("mine")
         with pytest.raises(errors.Refused):
@@ -147,9 +151,9 @@ async def test_temporary_queues_are_for_those_who_have_queues_at_all(
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("worker")) as worker,
-        client.Connection(await net.connect("sender")) as sender,
-        client.Connection(await net.connect("agent")) as agent,
+        client_api.Connection(await net.connect("worker")) as worker,
+        client_api.Connection(await net.connect("sender")) as sender,
+        client_api.Connection(await net.connect("agent")) as agent,
     ):
         session = worker.session()
         replies = await session.temporary_queue()
@@ -174,16 +178,16 @@ async def test_a_subscription_is_ended_by_no_other_identity(
 ):
     net = simulated_network
     async with serving(net, trust):
-        async with client.Connection(await net.connect("user"), client_id="desk") as owner:
+        async with client_api.Connection(await net.connect("user"), client_id="desk") as owner:
             consumer = await owner.session().durable_consumer(destinations.topic("news/eu"), "all")
             await consumer.close()
         for identity in ("agent", "meter", "stranger"):
-            async with client.Connection(await net.connect(identity), client_id="desk") as connection:
+            async with client_api.Connection(await net.connect(identity), client_id="desk") as connection:
                 with pytest.raises(errors.NotFound):
                     await connection.session().unsubscribe("all")
                 with pytest.raises(errors.Forbidden):
                     await connection.ask(protocol.Unsubscribe(connection.name, "all", of=("user", "desk")))
-        async with client.Connection(await net.connect("user"), client_id="desk") as owner:
+        async with client_api.Connection(await net.connect("user"), client_id="desk") as owner:
             await owner.session().unsubscribe("all")
 
 
@@ -193,11 +197,11 @@ async def test_a_connection_named_like_a_queue_does_not_own_it(
 ):
     """``temporary-queue:X`` is the queue X, unless its name says that it is temporary."""
     net = simulated_network
-    trust.issue("poster", roles.Role.USER, queue_grants=(queues.Grant.parse("poster-*:send"),))
+    trust.issue("poster", roles.Role.USER, queue_grants=(queue_rights.Grant.parse("poster-*:send"),))
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("operator")) as operator,
-        client.Connection(await net.connect("poster")) as sender,
+        client_api.Connection(await net.connect("operator")) as operator,
+        client_api.Connection(await net.connect("poster")) as sender,
     ):
         sender.name = "poster-orders"  # which it chooses itself
         for name in (sender.name, f"{sender.name}:1"):
@@ -212,7 +216,10 @@ async def test_a_durable_subscription_is_no_wider_than_the_topics_of_its_identit
 ):
     net = simulated_network
     trust.issue("one-level", roles.Role.USER, topics=("topic.meters.*",))
-    async with serving(net, trust), client.Connection(await net.connect("one-level"), client_id="c") as it:
+    async with (
+        serving(net, trust),
+        client_api.Connection(await net.connect("one-level"), client_id="c") as it,
+    ):
         session = it.session()
         await session.durable_consumer(destinations.topic("meters/*"), "mine")
         for wider in ("meters/>", ">", "*/*"):
@@ -227,10 +234,10 @@ async def test_temporary_queues_are_hidden_from_others(
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("worker")) as worker,
-        client.Connection(await net.connect("user")) as user,
-        client.Connection(await net.connect("viewer")) as viewer,
-        client.Connection(await net.connect("operator")) as operator,
+        client_api.Connection(await net.connect("worker")) as worker,
+        client_api.Connection(await net.connect("user")) as user,
+        client_api.Connection(await net.connect("viewer")) as viewer,
+        client_api.Connection(await net.connect("operator")) as operator,
     ):
         replies = await worker.session().temporary_queue()
         await user.session().producer(replies).send("a reply")
@@ -252,8 +259,8 @@ async def test_the_name_of_a_connection_stays_its_identitys(
     net = simulated_network
     async with (
         serving(net, trust),
-        client.Connection(await net.connect("worker")) as worker,
-        client.Connection(await net.connect("user")) as user,
+        client_api.Connection(await net.connect("worker")) as worker,
+        client_api.Connection(await net.connect("user")) as user,
     ):
         replies = await worker.session().temporary_queue()
         await worker.ask(protocol.Bye(worker.name))
@@ -268,13 +275,13 @@ async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
 ):
     net = simulated_network
     allowed = {"receive"}
-    started = service.Service(
+    started = leadership.Service(
         await net.connect("dispatcher"), lease_ttl_s=2, may=lambda _, right, __: right in allowed
     )
     running = asyncio.create_task(started.run())
     await started.acting.wait()
     told: list[errors.MusterError] = []
-    async with client.Connection(await net.connect("user")) as connection:
+    async with client_api.Connection(await net.connect("user")) as connection:
         connection.on_error = told.append
         consumer = await connection.session().consumer(ORDERS)
         allowed.clear()
@@ -288,24 +295,26 @@ async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
 
 def test_grants_are_written_as_they_are_read():
     for text in ("orders:send", "or*:send,receive", "a:b:browse,admin", "*:admin"):
-        assert str(queues.Grant.parse(text)) == text
+        assert str(queue_rights.Grant.parse(text)) == text
     for text in ("orders", "orders:", "orders:write", ":send", "orders:send,", ""):
         with pytest.raises(errors.InvalidInput):
-            queues.Grant.parse(text)
+            queue_rights.Grant.parse(text)
 
 
 def test_wildcards_stand_for_any_text_and_nothing_else():
-    grants = (queues.Grant.parse("a.*-c:send"), queues.Grant.parse("*:browse"))
-    assert queues.allows(grants, "a.b-c", "send")
-    assert not queues.allows(grants, "axb-c", "send")
-    assert not queues.allows(grants, "a.b-cd", "send")
-    assert queues.allows(grants, "a\nb", "browse")
-    assert not queues.allows(grants, destinations.DEAD_LETTERS, "browse"), "they are named, or not meant"
+    grants = (queue_rights.Grant.parse("a.*-c:send"), queue_rights.Grant.parse("*:browse"))
+    assert queue_rights.allows(grants, "a.b-c", "send")
+    assert not queue_rights.allows(grants, "axb-c", "send")
+    assert not queue_rights.allows(grants, "a.b-cd", "send")
+    assert queue_rights.allows(grants, "a\nb", "browse")
+    assert not queue_rights.allows(grants, destinations.DEAD_LETTERS, "browse"), (
+        "they are named, or not meant"
+    )
 
 
 def test_renewed_credentials_keep_their_queues(tmp_path: pathlib.Path):
     made = keyring.Trust.create(tmp_path / "keys", "north")
-    grants = (queues.Grant.parse("orders:send"), queues.Grant.parse("x-*:browse"))
+    grants = (queue_rights.Grant.parse("orders:send"), queue_rights.Grant.parse("x-*:browse"))
     made.issue("shop", roles.Role.USER, queue_grants=grants, lifetime_s=60)
     made.renew("shop", lifetime_s=3600)
     assert made.show("shop").queues == grants
@@ -319,7 +328,7 @@ async def test_amqp_clients_may_what_their_login_may(
     connect: fixtures.Connect, trust: keyring.Trust, identity: str
 ):
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
-    from muster.message.amqp import server
+    from muster.gateways.amqp import gateway as amqp_gateway
     from tests.message import raw_client
 
     may = app_message.Permissions(trust)
@@ -357,7 +366,7 @@ async def test_amqp_clients_may_what_their_login_may(
 
     async with (
         conftest.serving(connect, may=may) as dispatching,
-        server.Gateway(dial, None, anonymous=identity, may=may) as gateway,
+        amqp_gateway.Gateway(dial, None, anonymous=identity, may=may) as gateway,
     ):
         await dispatching.acting.wait()
         for queue, has in ((ORDERS, on_orders), (DEAD, on_the_dead)):

@@ -6,24 +6,30 @@ import asyncio
 
 import pytest
 
-from muster.bus import api, line, locator
-from muster.bus import client as bus_client
+from muster.bus import api
 from muster.bus.brokers import network
-from muster.message import client, destinations, dispatcher, service
-from muster.message import connection as connection_
+from muster.bus.client import client as bus_client
+from muster.bus.client import connection as client_connection
+from muster.bus.locator import server as locator_server
+from muster.message import destinations
+from muster.message.client import api as client_api
+from muster.message.client import dispatcher_connection as connection_
+from muster.message.dispatcher import dispatcher, leadership
 from muster.testing import eventually, fixtures
-from muster.trust import passwords
+from muster.trust.login import passwords
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 
 
 async def test_what_was_delivered_into_a_broken_connection_comes_again(
-    dispatcher: service.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(line, "RECONNECT_BASE_S", 2.0)  # so that it is away while something is delivered
+    monkeypatch.setattr(
+        client_connection, "RECONNECT_BASE_S", 2.0
+    )  # so that it is away while something is delivered
     receiving, sending = await dial(), await dial()
-    session = receiving.session(client.Mode.CLIENT)
+    session = receiving.session(client_api.Mode.CLIENT)
     consumer = await session.consumer(ORDERS)
     producer = sending.session().producer(ORDERS)
     await producer.send("held")
@@ -60,11 +66,11 @@ async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_
 
 
 async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
-    dispatcher: service.Service, connect: fixtures.Connect, dial: conftest.Dial
+    dispatcher: leadership.Service, connect: fixtures.Connect, dial: conftest.Dial
 ):
     """Nothing is lost, and nothing whose acknowledgement is confirmed comes again."""
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
-    from muster.message.amqp import server
+    from muster.gateways.amqp import gateway as amqp_gateway
     from tests.message import raw_client
 
     async def join(login: passwords.Login) -> api.Bus:
@@ -90,7 +96,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
         raw.write()
         return raw, got
 
-    async def at(gateway: server.Gateway, count: int) -> list[str]:
+    async def at(gateway: amqp_gateway.Gateway, count: int) -> list[str]:
         raw, found = await asyncio.to_thread(read, gateway.port, count)
         (bridge,) = gateway.bridges
         await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
@@ -101,8 +107,8 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 
     news = destinations.topic("news")
     async with (
-        server.Gateway(join, None, anonymous="client") as one,
-        server.Gateway(join, None, anonymous="client") as two,
+        amqp_gateway.Gateway(join, None, anonymous="client") as one,
+        amqp_gateway.Gateway(join, None, anonymous="client") as two,
     ):
         assert await at(one, 0) == []
         producer = (await dial()).session().producer(news)
@@ -110,7 +116,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
             await producer.send(f"{number}")
         assert await at(one, 5) == ["0", "1", "2", "3", "4"]
         assert await at(two, 5) == ["3 again", "4 again", "5", "6", "7"]
-        session = (await dial("roamer")).session(client.Mode.CLIENT)
+        session = (await dial("roamer")).session(client_api.Mode.CLIENT)
         consumer = await session.durable_consumer(news, "all")
         rest = [await consumer.receive(30) for _ in range(6)]
         assert [(m.body(), m.redelivered) for m in rest if m] == [
@@ -122,12 +128,12 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster: network.Network):
     """What was under way when the broker died is stored once."""
     async with (
-        locator.Locator(cluster.urls) as guide,
-        await client.ConnectionFactory(guide.url).connect() as sending,
+        locator_server.Locator(cluster.urls) as guide,
+        await client_api.ConnectionFactory(guide.url).connect() as sending,
         await bus_client.connect(cluster.urls, identity="dispatcher") as bus,
     ):
         running = asyncio.create_task(
-            service.Service(bus, max_bytes=64 << 20, lease_ttl_s=2, replicas=3).run()
+            leadership.Service(bus, max_bytes=64 << 20, lease_ttl_s=2, replicas=3).run()
         )
         try:
             producer = sending.session().producer(ORDERS)

@@ -10,8 +10,9 @@ import struct
 import pytest
 
 from muster.core import errors
-from muster.message.amqp import sasl
-from muster.trust import logins, passwords, roles, throttle
+from muster.gateways.amqp.protocol import sasl
+from muster.trust.login import password_checker, passwords, throttle
+from muster.trust.permissions import roles
 
 NAME, WORD = "ann", "correct horse"
 
@@ -24,8 +25,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
 
 
 @pytest.fixture
-def verifiers(known: passwords.Passwords) -> logins.Logins:
-    return logins.Logins(known)
+def verifiers(known: passwords.Passwords) -> password_checker.Logins:
+    return password_checker.Logins(known)
 
 
 def _init(mechanism: str, initial: bytes) -> bytes:
@@ -77,7 +78,7 @@ async def _scram(server: sasl.Server, mechanism: str, password: str, name: str =
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_scram(verifiers: logins.Logins, mechanism: str):
+async def test_scram(verifiers: password_checker.Logins, mechanism: str):
     server = sasl.Server(verifiers)
     assert await _scram(server, mechanism, WORD)
     assert server.login is not None
@@ -89,14 +90,14 @@ async def test_scram(verifiers: logins.Logins, mechanism: str):
 
 
 @pytest.mark.parametrize(("password", "let_in"), [(WORD, True), ("wrong", False)])
-async def test_plain(verifiers: logins.Logins, password: str, let_in: bool):
+async def test_plain(verifiers: password_checker.Logins, password: str, let_in: bool):
     server = sasl.Server(verifiers)
     await server.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0{password}".encode()))
     assert (server.login is not None, server.failed) == (let_in, not let_in)
 
 
 @pytest.mark.parametrize("anonymous", [None, "visitor"])
-async def test_anonymous_only_where_it_is_allowed(verifiers: logins.Logins, anonymous: str | None):
+async def test_anonymous_only_where_it_is_allowed(verifiers: password_checker.Logins, anonymous: str | None):
     server = sasl.Server(verifiers, anonymous=anonymous)
     await server.receive(sasl.HEADER + _init("ANONYMOUS", b""))
     assert (server.login.name if server.login else None) == anonymous
@@ -104,7 +105,7 @@ async def test_anonymous_only_where_it_is_allowed(verifiers: logins.Logins, anon
 
 
 @pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"])
-async def test_who_does_not_speak_sasl_is_told_so(verifiers: logins.Logins, said: bytes):
+async def test_who_does_not_speak_sasl_is_told_so(verifiers: password_checker.Logins, said: bytes):
     with pytest.raises(errors.InvalidInput):
         await sasl.Server(verifiers).receive(said)
 
@@ -114,7 +115,7 @@ async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwor
     known.set("plain-only", roles.Role.USER, WORD)
 
     async def challenge(name: str) -> dict[str, str]:
-        server = sasl.Server(logins.Logins(passwords.Passwords(known._folder)))
+        server = sasl.Server(password_checker.Logins(passwords.Passwords(known._folder)))
         _, (first, *_) = _said(
             await server.receive(sasl.HEADER + _init(mechanism, f"n,,n={name},r=clients-nonce".encode()))
         )
@@ -127,11 +128,11 @@ async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwor
     assert len(unknown["s"]) == len(real["s"])
     assert await challenge("eve") == unknown  # of another process as well, or asking twice would tell
     assert (await challenge("plain-only"))["s"] not in (real["s"], unknown["s"])
-    assert not await _scram(sasl.Server(logins.Logins(known)), mechanism, WORD, "eve")
-    assert not await _scram(sasl.Server(logins.Logins(known)), mechanism, WORD, "plain-only")
+    assert not await _scram(sasl.Server(password_checker.Logins(known)), mechanism, WORD, "eve")
+    assert not await _scram(sasl.Server(password_checker.Logins(known)), mechanism, WORD, "plain-only")
 
 
-async def test_plain_and_scram_share_one_throttle(verifiers: logins.Logins):
+async def test_plain_and_scram_share_one_throttle(verifiers: password_checker.Logins):
     for number in range(throttle.Budgets().pair.at_once):
         wrong = sasl.Server(verifiers, address="10.0.0.1")
         if number % 2:
@@ -151,7 +152,7 @@ async def test_plain_and_scram_share_one_throttle(verifiers: logins.Logins):
 
 
 @pytest.mark.parametrize("message", ["n,,r=x", "n,,n=ann", "n,,", "", "p=x,,n=ann,r=x"])
-async def test_a_malformed_first_message_of_scram_is_told(verifiers: logins.Logins, message: str):
+async def test_a_malformed_first_message_of_scram_is_told(verifiers: password_checker.Logins, message: str):
     server = sasl.Server(verifiers)
     try:
         await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", message.encode()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.message import destinations, journal, ledger, messages, pages, protocol
+from muster.message import destinations, messages, protocol
+from muster.message.dispatcher.log import journal, ledger, pages
 
 BUS_BYTES_MAX = 1 << 20
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.message import spans
+from muster.message.dispatcher import sequence_set
 
 _numbers = st.integers(1, 60)
 _step = st.one_of(
@@ -19,7 +19,7 @@ _step = st.one_of(
 
 @given(st.lists(_step, max_size=12))
 def test_spans_are_the_sets_they_stand_for(steps: list[tuple[Any, ...]]):
-    kept, plain = spans.Spans(), set[int]()
+    kept, plain = sequence_set.Spans(), set[int]()
     for what, *arguments in steps:
         match what:
             case "add":

@@ -16,10 +16,14 @@ from proton import reactor as proton_reactor  # noqa: E402
 from proton import utils as proton_utils  # noqa: E402
 
 from muster.bus import api  # noqa: E402
-from muster.message import destinations, listening, service  # noqa: E402
-from muster.message.amqp import bridge, links, server  # noqa: E402
+from muster.gateways.amqp import connection  # noqa: E402
+from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.gateways.amqp.links import consumers  # noqa: E402
+from muster.message import destinations  # noqa: E402
+from muster.message.client import topic_listeners  # noqa: E402
+from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
-from muster.trust import passwords  # noqa: E402
+from muster.trust.login import passwords  # noqa: E402
 
 
 class World:
@@ -28,7 +32,7 @@ class World:
     def __init__(self, connect: fixtures.Connect) -> None:
         self._connect = connect
         self.dialled: list[api.Bus] = []
-        self.gateway = server.Gateway(self._dial, None, anonymous="nobody")
+        self.gateway = amqp_gateway.Gateway(self._dial, None, anonymous="nobody")
 
     async def _dial(self, login: passwords.Login) -> api.Bus:
         self.dialled.append(await self._connect(f"{login.name}-{len(self.dialled)}"))
@@ -42,11 +46,11 @@ class World:
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
         taps = [one for bridge in self.gateway.bridges for one in bridge.outlets.values()]
-        return sorted(tap._sent for tap in taps if isinstance(tap, links.Tap))
+        return sorted(tap._sent for tap in taps if isinstance(tap, consumers.Tap))
 
 
 @pytest_asyncio.fixture
-async def world(dispatcher: service.Service, connect: fixtures.Connect) -> AsyncIterator[World]:
+async def world(dispatcher: leadership.Service, connect: fixtures.Connect) -> AsyncIterator[World]:
     made = World(connect)
     async with made.gateway:
         yield made
@@ -125,11 +129,11 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
         def __init__(self, owner: str) -> None:
             self.owner = owner
 
-        def offer(self, heard: listening.Heard) -> None:
+        def offer(self, heard: topic_listeners.Heard) -> None:
             order.append(self.owner)
 
     bus = await connect("listens")
-    ears = listening.Ears(bus, listening.Heard)
+    ears = topic_listeners.Ears(bus, topic_listeners.Heard)
     taps = [Tap(owner) for owner in ("a", "b", "a", "b")]
     for tap in taps:
         await ears.add("hall", "hall", None, tap)
@@ -149,23 +153,23 @@ async def test_connections_take_turns_however_many_listeners_each_has():
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def offer(self, heard: listening.Heard) -> None:
+        def offer(self, heard: topic_listeners.Heard) -> None:
             heard_by.append(self.name)
 
-    class Bridge(bridge.Bridge):
+    class Bridge(connection.Bridge):
         written = 0
 
         def flush(self) -> None:
             super().flush()
             self.written = len(heard_by)
 
-    gateway = server.Gateway(_nobody, None)
+    gateway = amqp_gateway.Gateway(_nobody, None)
     many, few, alone = Bridge(gateway), Bridge(gateway), Bridge(gateway)
-    crowd: Any = (Tap("many"),) * bridge.TURN_DELIVERIES
+    crowd: Any = (Tap("many"),) * connection.TURN_DELIVERIES
     some: Any = (Tap("few"),) * 5
     single: Any = (Tap("alone"),)
     said: Any = _Said()
-    heard = links.Heard(said)
+    heard = consumers.Heard(said)
     for _ in range(3):
         many.hear(crowd, heard)
         few.hear(some, heard)
@@ -179,17 +183,17 @@ async def test_connections_take_turns_however_many_listeners_each_has():
 
 
 async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bridge, "HEARD_MAX", 5)
-    told: list[links.Heard] = []
+    monkeypatch.setattr(connection, "HEARD_MAX", 5)
+    told: list[consumers.Heard] = []
 
     class Tap:
-        def offer(self, heard: links.Heard) -> None:
+        def offer(self, heard: consumers.Heard) -> None:
             told.append(heard)
 
     taps: Any = (Tap(),)
-    made = bridge.Bridge(server.Gateway(_nobody, None))
+    made = connection.Bridge(amqp_gateway.Gateway(_nobody, None))
     said: Any = _Said()
-    messages = [links.Heard(said) for _ in range(20)]
+    messages = [consumers.Heard(said) for _ in range(20)]
     for one in messages:
         made.hear(taps, one)
     assert told == messages[:15], "without waiting for a turn"
@@ -197,10 +201,10 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
 
 
 async def test_gateways_may_share_a_port():
-    async with server.Gateway(_nobody, None, share_port=True) as first:
+    async with amqp_gateway.Gateway(_nobody, None, share_port=True) as first:
         with pytest.raises(OSError, match="in use"):
-            await server.Gateway(_nobody, None, port=first.port).start()
-        async with server.Gateway(_nobody, None, port=first.port, share_port=True) as second:
+            await amqp_gateway.Gateway(_nobody, None, port=first.port).start()
+        async with amqp_gateway.Gateway(_nobody, None, port=first.port, share_port=True) as second:
             clients = []
             while not (first.bridges and second.bridges):
                 clients.append(await asyncio.open_connection("127.0.0.1", first.port))
@@ -215,19 +219,19 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
         def __init__(self) -> None:
             self.heard = self.expired = 0
 
-        def offer(self, heard: links.Heard) -> None:
+        def offer(self, heard: consumers.Heard) -> None:
             self.heard += 1
 
-    class Short(links.Heard):
+    class Short(consumers.Heard):
         expires_ms = 1
 
-    made = bridge.Bridge(server.Gateway(_nobody, None))
+    made = connection.Bridge(amqp_gateway.Gateway(_nobody, None))
     said: Any = _Said()
     tap: Any = Tap()
-    for kind in (links.Heard, Short, links.Heard):
-        made.hear((tap,) * bridge.TURN_DELIVERIES, kind(said))
-    await eventually.eventually(lambda: tap.heard == 2 * bridge.TURN_DELIVERIES, timeout_s=30)
-    assert tap.expired == bridge.TURN_DELIVERIES
+    for kind in (consumers.Heard, Short, consumers.Heard):
+        made.hear((tap,) * connection.TURN_DELIVERIES, kind(said))
+    await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
+    assert tap.expired == connection.TURN_DELIVERIES
 
 
 class _Said:

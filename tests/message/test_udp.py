@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.message import destinations, messages, udp
+from muster.gateways import udp
+from muster.message import destinations, messages
 from muster.testing import eventually
 from tests.message import conftest
 

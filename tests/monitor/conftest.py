@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api, client
-from muster.core import messages, reports
-from muster.monitor import interpreters, protocol, service
+from muster.bus import api
+from muster.bus.client import client
+from muster.core import messages
+from muster.core.reports import columns
+from muster.monitor import protocol
+from muster.monitor.channel import channel as channel_channel
+from muster.monitor.channel import interpreters
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ async def channel(connect):
             to = interpreters.Subscription("up", tuple(parents), interpreter=interpreter)
             settings = {"hold_s": 0.1, "beat_s": 0.1, "subscriptions": (to,), **settings}
             return await stack.enter_async_context(
-                service.Channel(await connect(name), service.Settings(**settings))
+                channel_channel.Channel(await connect(name), channel_channel.Settings(**settings))
             )
 
         yield start
@@ -48,11 +52,11 @@ def report():
     return make
 
 
-async def stored(bus: api.Bus, stream: str = reports.REPORTS_STREAM) -> list[tuple[Any, reports.Facts]]:
+async def stored(bus: api.Bus, stream: str = columns.REPORTS_STREAM) -> list[tuple[Any, columns.Facts]]:
     """All batches of the stream, with their facts."""
     opened = await bus.open_stream(stream)
     last = (await opened.state()).last_sequence
-    return [reports.decode(one.data) async for one in opened.read(1, last)] if last else []
+    return [columns.decode(one.data) async for one in opened.read(1, last)] if last else []
 
 
 @pytest.fixture
@@ -60,6 +64,6 @@ def rows(connect):
     """The node reports in the stream now."""
 
     async def read(bus):
-        return [row for batch, _ in await stored(bus) for row in reports.from_batch(batch)]
+        return [row for batch, _ in await stored(bus) for row in columns.from_batch(batch)]
 
     return read

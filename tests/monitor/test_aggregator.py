@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.core import duplicates, messages, reports, sketches
-from muster.monitor import aggregator, interpreters
+from muster.core import duplicates, messages
+from muster.core.reports import columns, sketches
+from muster.monitor.channel import aggregator, interpreters
 
 NOW_MS = 1_700_000_000_000
 
@@ -32,7 +33,7 @@ def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int
 
 
 def rows_of(forwards: list[aggregator.Forward]) -> list[messages.NodeReport]:
-    return [row for forward in forwards for row in reports.from_batch(forward.batch)]
+    return [row for forward in forwards for row in columns.from_batch(forward.batch)]
 
 
 def test_reports_are_held_until_the_time_is_over_and_go_on_in_full():
@@ -218,14 +219,14 @@ def test_a_hostile_report_is_counted_and_nothing_else(reason):
 
 
 def arrow(*rows: messages.NodeReport, channel: str = "x", batch: Any = None, sequence: int = 1) -> bytes:
-    facts = reports.Facts(channel=channel, sequence=sequence)
-    return reports.encode(reports.to_batch(rows) if batch is None else batch, facts)
+    facts = columns.Facts(channel=channel, sequence=sequence)
+    return columns.encode(columns.to_batch(rows) if batch is None else batch, facts)
 
 
 def test_hostile_batches_are_counted_and_nothing_else():
     channel = make()
     good = arrow(node("a"))
-    odd = reports.to_batch([node("a")])
+    odd = columns.to_batch([node("a")])
     place = odd.schema.get_field_index("cpu_percent")
     infinite = odd.set_column(place, "cpu_percent", pa.array([float("inf")]))
     channel.take_batch("x", good[:100], NOW_MS)
@@ -250,11 +251,11 @@ def test_a_channel_below_cannot_make_ours_unreadable_by_what_it_claims():
     channel = make("top")
     for sequence in range(1, 4):
         claims = {f"reason {i}": (1 << 63) - 1 for i in range(100 * sequence, 100 * sequence + 90)}
-        facts = reports.Facts(channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1)
-        data = reports.encode(reports.to_batch([node("a", sequence)]), facts)
+        facts = columns.Facts(channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1)
+        data = columns.encode(columns.to_batch([node("a", sequence)]), facts)
         channel.take_batch("x", data, NOW_MS)
     (forward,) = channel.flush(NOW_MS)
-    _, read = reports.decode(forward.encode())
+    _, read = columns.decode(forward.encode())
     assert read == forward.facts
     assert read.partial
 
@@ -274,7 +275,7 @@ def test_no_bytes_at_all_stop_a_channel(changes):
     channel.take_batch("x", bytes(data), NOW_MS)
     channel.take("a", bytes(row), NOW_MS)
     for forward in channel.flush(NOW_MS):
-        reports.decode(forward.encode())
+        columns.decode(forward.encode())
     give(channel, node("c", 7))
     assert [one.machine for one in rows_of(channel.flush(NOW_MS))] == ["c"]
 
@@ -347,9 +348,9 @@ def test_a_broken_summary_is_counted(odd):
     channel = make("top", "merge")
     row = {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}
     row |= {"max": 1.0, "sketch": bytes(sketches.Quantiles()), "machines": b"", "partial": False}
-    batch = pa.RecordBatch.from_pylist([row | odd], schema=reports.summary_schema())
-    facts = reports.Facts(channel="x", schema=reports.SUMMARY_SCHEMA)
-    channel.take_batch("x", reports.encode(batch, facts), NOW_MS)
+    batch = pa.RecordBatch.from_pylist([row | odd], schema=columns.summary_schema())
+    facts = columns.Facts(channel="x", schema=columns.SUMMARY_SCHEMA)
+    channel.take_batch("x", columns.encode(batch, facts), NOW_MS)
     assert channel.flush(NOW_MS) == []
     assert channel.dropped == {"malformed": 1}
 

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from muster.core import duplicates, messages, reports
-from muster.monitor import aggregator, interpreters, protocol
+from muster.core import duplicates, messages
+from muster.core.reports import columns as reports_columns
+from muster.monitor import protocol
+from muster.monitor.channel import aggregator, interpreters
 from tests.monitor.test_aggregator import NOW_MS, arrow, give, make, node, rows_of
 
 WEEK_MS = 7 * 86_400_000
@@ -21,8 +23,10 @@ def sequences(forwards: list[aggregator.Forward]) -> list[int]:
 
 def batch(channel: aggregator.Aggregator, number: int, *rows: messages.NodeReport, **facts: Any) -> None:
     """One message of the channel ``x`` below."""
-    facts_ = reports.Facts(channel="x", sequence=number, **facts)
-    channel.take_batch("x", reports.encode(reports.to_batch(rows), facts_), facts.get("now_ms", NOW_MS))
+    facts_ = reports_columns.Facts(channel="x", sequence=number, **facts)
+    channel.take_batch(
+        "x", reports_columns.encode(reports_columns.to_batch(rows), facts_), facts.get("now_ms", NOW_MS)
+    )
 
 
 def summaries(of: str, machine: str, *, now_ms: int = NOW_MS, missing: int = 0, sequence: int = 1) -> bytes:
@@ -30,10 +34,14 @@ def summaries(of: str, machine: str, *, now_ms: int = NOW_MS, missing: int = 0, 
     merger = make(of, "merge")
     give(merger, node(machine))
     (forward,) = merger.flush(now_ms)
-    facts = reports.Facts(
-        schema=reports.SUMMARY_SCHEMA, channel=of, sequence=sequence, missing=missing, partial=missing > 0
+    facts = reports_columns.Facts(
+        schema=reports_columns.SUMMARY_SCHEMA,
+        channel=of,
+        sequence=sequence,
+        missing=missing,
+        partial=missing > 0,
     )
-    return reports.encode(forward.batch, facts)
+    return reports_columns.encode(forward.batch, facts)
 
 
 # What is counted.
@@ -59,7 +67,7 @@ def test_all_that_comes_is_counted_as_received_good_or_bad():
     batch(channel, 1, node("b"), node("c"), node("d"))
     channel.take_batch("x", summaries("y", "e"), NOW_MS)  # forged
     channel.take_batch("y", summaries("y", "e"), NOW_MS)
-    rows = len(interpreters.BUILT_IN) and reports.decode(summaries("y", "e"))[0].num_rows
+    rows = len(interpreters.BUILT_IN) and reports_columns.decode(summaries("y", "e"))[0].num_rows
     assert channel.received == 3 + 1 + 3 + 2 * rows
     assert channel.dropped == {"forged": rows, "malformed": 1}
     assert channel.held == 3 + 3 + rows, "what is put aside is not looked into yet"
@@ -133,7 +141,7 @@ def test_odd_numbers_anywhere_in_a_batch_are_malformed():
     service = messages.ServiceReport(name="s", metrics={"x": 1.0})
     for change in ({"metrics": {"own": 1.0}}, {"services": (service,)}):
         channel = make()
-        good = reports.to_batch([node("a", **change)])
+        good = reports_columns.to_batch([node("a", **change)])
         columns = {name: good.column(name).to_pylist() for name in good.schema.names}
         if "metrics" in change:
             columns["extra"] = [[("own", inf)]]
@@ -319,7 +327,7 @@ def test_mergers_below_cannot_make_the_number_of_missing_machines_too_large():
     for name in ("y", "z"):
         channel.take_batch(name, summaries(name, "m", missing=(1 << 63) - 1), NOW_MS)
     (forward,) = channel.flush(NOW_MS)
-    _, read = reports.decode(forward.encode())
+    _, read = reports_columns.decode(forward.encode())
     assert read.missing == (1 << 63) - 1
 
 
@@ -352,7 +360,7 @@ def test_summaries_go_on_as_they_came():
     data = summaries("y", "m")
     channel.take_batch("y", data, NOW_MS)
     (forward,) = channel.flush(NOW_MS)
-    assert forward.batch.equals(reports.decode(data)[0])
+    assert forward.batch.equals(reports_columns.decode(data)[0])
     assert not any(forward.batch.column("partial").to_pylist())
 
 
@@ -417,14 +425,14 @@ def test_an_interpreter_that_fails_costs_the_rows_and_the_summaries():
     data = summaries("y", "m")
     channel.take_batch("y", data, NOW_MS)
     assert channel.flush(NOW_MS) == []
-    assert channel.dropped == {"interpreter-failed": 1 + reports.decode(data)[0].num_rows}
+    assert channel.dropped == {"interpreter-failed": 1 + reports_columns.decode(data)[0].num_rows}
 
 
 def test_two_rows_that_are_too_large_together_go_apart_and_one_row_goes_whatever_its_size():
     channel = make(message_bytes=1)
     give(channel, *(node(f"m{number}") for number in range(5)))
     assert [each.batch.num_rows for each in channel.flush(NOW_MS)] == [1] * 5
-    two = reports.to_batch([node("a"), node("b")])
+    two = reports_columns.to_batch([node("a"), node("b")])
     fits = make(message_bytes=two.nbytes)
     fits.take_batch("x", arrow(batch=two), NOW_MS)
     assert [each.batch.num_rows for each in fits.flush(NOW_MS)] == [2]
@@ -453,7 +461,7 @@ def test_the_facts_of_a_message_name_the_channel_and_how_it_was_made():
     (forward,) = channel.flush(NOW_MS)
     facts = forward.facts
     assert (facts.channel, facts.boot, facts.sequence, facts.interpreter) == ("c", 7, 1, "merge")
-    assert facts.schema == reports.SUMMARY_SCHEMA
+    assert facts.schema == reports_columns.SUMMARY_SCHEMA
     assert len(forward.encode("zstd")) < len(forward.encode())
 
 

@@ -5,8 +5,10 @@ import time
 import pytest
 
 from muster.bus import api
-from muster.core import messages, reports
-from muster.monitor import client, interpreters, protocol
+from muster.core import messages
+from muster.core.reports import columns
+from muster.monitor import client, protocol
+from muster.monitor.channel import interpreters
 from muster.testing.eventually import eventually
 from tests.monitor import conftest
 
@@ -52,7 +54,7 @@ async def test_merge_ends_in_the_other_stream(connect, channel, report):
     await say(sensor, "leaf", *(report(f"m1.{i}") for i in range(10)))
 
     async def there():
-        found = await conftest.stored(sensor, reports.SUMMARIES_STREAM)
+        found = await conftest.stored(sensor, columns.SUMMARIES_STREAM)
         return found and found[0][0].to_pylist()
 
     summaries = {row["metric"]: interpreters.Summary.of_row(row) for row in await eventually(there)}
@@ -111,7 +113,7 @@ async def test_consumers_find_producers(connect, channel, report):
         return {one.name: one for one in found} if len(found) == 2 else None
 
     found = await eventually(there)
-    assert found["top"].stream == reports.REPORTS_STREAM
+    assert found["top"].stream == columns.REPORTS_STREAM
     assert found["leaf"].subject == "muster.monitor.from.leaf.batch.top"
     assert [one.name for one in await client.find(sensor, level=2)] == ["top"]
     assert await client.find(sensor, group="db") == []

@@ -6,20 +6,21 @@ import json
 
 import pytest
 
-from muster.bus import http
-from muster.core import messages, reports
+from muster.bus.http import server
+from muster.core import messages
+from muster.core.reports import columns
 from muster.monitor import client as monitor_client
-from muster.monitor import xml
-from muster.testing import process
+from muster.monitor import report_xml
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
 
 @pytest.fixture
 def muster(broker, start_process, tmp_path):
-    async def start(*arguments: str) -> process.Child:
+    async def start(*arguments: str) -> child_process.Child:
         command = [*driver.command_line(*arguments), "--server", broker.url]
-        child: process.Child = await start_process(
+        child: child_process.Child = await start_process(
             *command, env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"}
         )
         return child
@@ -27,7 +28,7 @@ def muster(broker, start_process, tmp_path):
     return start
 
 
-async def ended(child: process.Child) -> str:
+async def ended(child: child_process.Child) -> str:
     assert await child.wait(timeout_s=60) == 0, child.tail()
     return "\n".join(line for line in child.lines if not line.startswith("health pages: "))
 
@@ -42,7 +43,7 @@ async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(m
     await sensor.line("reporting m1", timeout_s=30)
     bus = await connect("reader")
 
-    async def by_channel() -> dict[str, reports.Facts]:
+    async def by_channel() -> dict[str, columns.Facts]:
         found = await monitor_client.recent(bus)
         return {facts.channel: facts for _, facts, _ in found}
 
@@ -86,13 +87,13 @@ async def test_simulate_report_top_and_capacity(muster, connect):
     assert (facts["rows"], facts["failed"]) == (300, 0)
     system = messages.decode(
         (await ended(await muster("report", "system", "-o", "json", "--window", "1h"))).encode(),
-        reports.SystemReport,
+        columns.SystemReport,
     )
     assert system.machines == 300
     assert [(one.group, one.machines) for one in system.groups] == [("g0", 100), ("g1", 100), ("g2", 100)]
     assert system.stale or system.metrics["cpu_percent"].count == 300  # stale if this machine is slow
     as_xml = await ended(await muster("report", "node", "sim.0000007", "-o", "xml", "--window", "1h"))
-    node = xml.decode(as_xml.encode())
+    node = report_xml.decode(as_xml.encode())
     assert isinstance(node, messages.NodeReport)
     assert (node.machine, node.zone) == ("sim.0000007", "z7")
     table = await ended(await muster("top", "--once", "--window", "1h"))
@@ -116,15 +117,15 @@ async def test_a_process_of_its_own_has_health_pages(muster, broker):
     child = await muster("channel", "--name", "c1")
     url = (await child.line(r"health pages: (\S+)", timeout_s=30))[1]
     await child.line("is up")
-    assert (await http.get(f"{url}/livez")).body == b"ok\n"
-    assert (await http.get(f"{url}/readyz")).json()["ready"] is True
-    metrics = (await http.get(f"{url}/metrics")).body
+    assert (await server.get(f"{url}/livez")).body == b"ok\n"
+    assert (await server.get(f"{url}/readyz")).json()["ready"] is True
+    metrics = (await server.get(f"{url}/metrics")).body
     assert b"muster_channel_received_rows" in metrics
     assert b"process_resident_memory_bytes" in metrics
     await broker.kill()
 
     async def unready():
-        answer = await http.get(f"{url}/readyz")
+        answer = await server.get(f"{url}/readyz")
         return answer.status == 503 and "reconnecting" in answer.json()["parts"]["bus"]["reason"]
 
     await eventually(unready)

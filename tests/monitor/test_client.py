@@ -5,8 +5,9 @@ import contextlib
 import time
 
 from muster.bus import api
-from muster.cli import report as report_command
-from muster.core import messages, reports
+from muster.cli.monitoring import report as report_command
+from muster.core import messages
+from muster.core.reports import columns
 from muster.monitor import client, protocol
 from muster.testing.eventually import eventually
 
@@ -16,7 +17,7 @@ async def test_a_consumer_finds_a_producer_and_listens_to_it(connect, channel, r
     sensor, consumer = await connect("m1"), await connect("consumer")
 
     async def registered():
-        return await client.find(consumer, produces=reports.NODE_SCHEMA)
+        return await client.find(consumer, produces=columns.NODE_SCHEMA)
 
     (producer,) = await eventually(registered)
     async with contextlib.aclosing(client.listen(consumer, producer)) as heard:
@@ -53,14 +54,14 @@ async def test_the_last_minutes_are_found_by_time(connect, channel, report):
 
 async def test_the_report_of_a_pipeline_is_preferred_to_one_made_here(connect, channel, report):
     bus = await connect("p1")
-    settings = api.StreamSettings(reports.SYSTEM_STREAM, subjects=("muster.pipeline.from.*.report.>",))
+    settings = api.StreamSettings(columns.SYSTEM_STREAM, subjects=("muster.pipeline.from.*.report.>",))
     stream = await bus.stream(settings)
     now_ms = time.time_ns() // 1_000_000
     for to_ms in (now_ms - 2000, now_ms - 1000):
-        made = reports.SystemReport(from_ms=0, to_ms=to_ms, machines=7)
-        await stream.publish(reports.result_subject("p1", "system"), messages.encode(made))
-    web = reports.GroupReport(group="w.e b", from_ms=0, to_ms=now_ms - 3, machines=2)
-    await stream.publish(reports.result_subject("p1", "group", "w.e b"), messages.encode(web))
+        made = columns.SystemReport(from_ms=0, to_ms=to_ms, machines=7)
+        await stream.publish(columns.result_subject("p1", "system"), messages.encode(made))
+    web = columns.GroupReport(group="w.e b", from_ms=0, to_ms=now_ms - 3, machines=2)
+    await stream.publish(columns.result_subject("p1", "group", "w.e b"), messages.encode(web))
     assert (await report_command.find(bus, "system", "", None, 600.0)).to_ms == now_ms - 1000
     assert (await report_command.find(bus, "system", "", now_ms - 1500, 600.0)).to_ms == now_ms - 2000
     assert await report_command.find(bus, "group", "w.e b", None, 600.0) == web

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from muster.app import catalogue, domain
-from muster.core import errors, settings
-from muster.monitor import client, protocol, sensor
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.core import errors
+from muster.core.settings import sections
+from muster.monitor import client, protocol
+from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.monitor import conftest
 
 
@@ -23,8 +26,8 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.statsd_port": "0",
         "sensor.processes": '["tests=pytest"]',
     }
-    wanted = settings.load(catalogue.Settings, flags=flags)
-    async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
+    wanted = sections.load(app_settings.Settings, flags=flags)
+    async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
         other = sensor.Settings(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)

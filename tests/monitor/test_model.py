@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.monitor import model
+from muster.monitor import capacity_model
 
 seconds = st.floats(0.001, 100)
-COSTS = model.Costs(message_s=1e-6, row_s=1e-6, out_message_s=1e-6, out_row_s=1e-6)
+COSTS = capacity_model.Costs(message_s=1e-6, row_s=1e-6, out_message_s=1e-6, out_row_s=1e-6)
 
 
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=5), seconds)
@@ -24,34 +24,38 @@ def test_equation_4_is_equation_3_solved(levels, period_s):
     reached += ins[0]  # (2)
     for level in range(2, len(levels) + 1):
         reached += holds[level - 1] + outs[level - 2] + ins[level - 1]  # (3)
-    assert model.propagation_s(holds, ins, outs) == pytest.approx(reached)
+    assert capacity_model.propagation_s(holds, ins, outs) == pytest.approx(reached)
 
 
 def test_equation_5_adds_the_age_of_the_applications_own_report():
-    tree = model.Hierarchy("t", 30.0, (model.Level(10, 30.0, COSTS), model.Level(5, 0.0, COSTS)))
-    found = model.figures(tree, service_period_s=7.0)
+    tree = capacity_model.Hierarchy(
+        "t", 30.0, (capacity_model.Level(10, 30.0, COSTS), capacity_model.Level(5, 0.0, COSTS))
+    )
+    found = capacity_model.figures(tree, service_period_s=7.0)
     assert found.staleness_s == found.propagation_s + 7.0
     assert found.propagation_s == pytest.approx(60.0, abs=0.01)  # both holding times, and little else
 
 
 def test_the_input_time_grows_gradually_until_the_cpu_goes_to_saturation_and_then_without_bound():
-    times = [model.queue_s(1.0, load) for load in (0.0, 0.2, 0.5, 0.8, 0.95)]
+    times = [capacity_model.queue_s(1.0, load) for load in (0.0, 0.2, 0.5, 0.8, 0.95)]
     assert times == sorted(times)
     assert times[1] < 1.2
     assert times[-1] > 10
-    assert model.queue_s(1.0, 1.0) == math.inf
+    assert capacity_model.queue_s(1.0, 1.0) == math.inf
 
 
 def test_the_output_time_grows_linearly_with_the_lower_services():
     def out_s(senders: int) -> float:
-        tree = model.Hierarchy("t", 30.0, (model.Level(senders, 30.0, model.PAPER),), latest=True)
-        return model.figures(tree).levels[0].out_s
+        tree = capacity_model.Hierarchy(
+            "t", 30.0, (capacity_model.Level(senders, 30.0, capacity_model.PAPER),), latest=True
+        )
+        return capacity_model.figures(tree).levels[0].out_s
 
     assert out_s(200) - out_s(100) == pytest.approx(out_s(300) - out_s(200))
 
 
 def test_the_findings_on_the_four_hierarchies():
-    single, two_50, two_100, three = (model.capacity(one) for one in model.table_2())
+    single, two_50, two_100, three = (capacity_model.capacity(one) for one in capacity_model.table_2())
     assert two_50 / single == pytest.approx(5, rel=0.1)  # "approximately five times"
     assert two_100 / two_50 == pytest.approx(1, rel=0.15)  # "no significant difference"
     assert three / two_100 == pytest.approx(
@@ -61,12 +65,12 @@ def test_the_findings_on_the_four_hierarchies():
 
 
 def test_at_the_capacity_the_root_is_what_limits_and_the_propagation_time_runs_away():
-    for tree in model.table_2():
-        full = model.capacity(tree)
+    for tree in capacity_model.table_2():
+        full = capacity_model.capacity(tree)
         *below, root = tree.levels
         senders = full // math.prod(level.senders for level in below)
-        at = model.figures(replace(tree, levels=(*below, replace(root, senders=senders))))
-        over = model.figures(replace(tree, levels=(*below, replace(root, senders=2 * senders))))
+        at = capacity_model.figures(replace(tree, levels=(*below, replace(root, senders=senders))))
+        over = capacity_model.figures(replace(tree, levels=(*below, replace(root, senders=2 * senders))))
         assert at.limit is None
         assert at.root_load > 0.9
         assert over.limit == tree.depth
@@ -75,17 +79,19 @@ def test_at_the_capacity_the_root_is_what_limits_and_the_propagation_time_runs_a
 
 def test_a_lower_frequency_carries_more_machines_at_the_price_of_staleness():
     slow, quick = (
-        model.Hierarchy("t", period_s, (model.Level(1, 0.0, model.PAPER),), latest=True)
+        capacity_model.Hierarchy(
+            "t", period_s, (capacity_model.Level(1, 0.0, capacity_model.PAPER),), latest=True
+        )
         for period_s in (60.0, 10.0)
     )
-    assert model.capacity(slow) > 5 * model.capacity(quick)
-    assert model.figures(slow).propagation_s > model.figures(quick).propagation_s
+    assert capacity_model.capacity(slow) > 5 * capacity_model.capacity(quick)
+    assert capacity_model.figures(slow).propagation_s > capacity_model.figures(quick).propagation_s
 
 
 def test_the_plan_for_a_million_machines():
-    found = model.plan(1_000_000, 10.0)
+    found = capacity_model.plan(1_000_000, 10.0)
     assert found.hierarchy.machines >= 1_000_000
-    assert all(one.load <= model.TARGET_LOAD for one in found.figures.levels)
+    assert all(one.load <= capacity_model.TARGET_LOAD for one in found.figures.levels)
     assert sum(found.channels) <= 4  # with XML it would be thousands of cores
     assert 10 + 1 + 10 < found.figures.propagation_s < 10 + 1 + 10 + 10
     assert "root" in found.limits
@@ -93,29 +99,29 @@ def test_the_plan_for_a_million_machines():
 
 @given(st.integers(1, 20_000_000), st.floats(0.5, 300))
 def test_a_plan_carries_its_fleet_without_overloading_a_channel(machines, period_s):
-    found = model.plan(machines, period_s)
+    found = capacity_model.plan(machines, period_s)
     assert found.hierarchy.machines >= machines
-    assert all(one.load <= 1.001 * model.TARGET_LOAD for one in found.figures.levels[:-1])
+    assert all(one.load <= 1.001 * capacity_model.TARGET_LOAD for one in found.figures.levels[:-1])
     if found.figures.limit:
         assert "not enough" in found.limits
 
 
 def test_a_plan_of_nothing_is_refused():
     with pytest.raises(errors.InvalidInput):
-        model.plan(0, 10.0)
+        capacity_model.plan(0, 10.0)
 
 
 def test_check_compares_the_worst_case_with_the_oldest_measured():
-    assert model.check(11.0, [1.0, 10.0]).holds
-    assert not model.check(13.0, [1.0, 10.0]).holds
-    assert not model.check(7.0, [1.0, 10.0]).holds
+    assert capacity_model.check(11.0, [1.0, 10.0]).holds
+    assert not capacity_model.check(13.0, [1.0, 10.0]).holds
+    assert not capacity_model.check(7.0, [1.0, 10.0]).holds
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-7, 1e-3))
 def test_the_costs_are_found_again_from_measurements(message_s, row_s):
     points = [(m, m * r, m * message_s + m * r * row_s) for m, r in ((1000, 1), (100, 10), (10, 1000))]
-    found = model.fit(points)
+    found = capacity_model.fit(points)
     assert found.message_s == pytest.approx(message_s, rel=1e-3)
     assert found.row_s == pytest.approx(row_s, rel=1e-3)
     with pytest.raises(errors.InvalidInput):
-        model.fit([(10, 10, 1), (20, 20, 2)])
+        capacity_model.fit([(10, 10, 1), (20, 20, 2)])

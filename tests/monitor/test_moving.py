@@ -6,8 +6,8 @@ import collections
 import time
 
 from muster.core import messages
-from muster.monitor import sensor
-from muster.pipeline import fleet
+from muster.monitor.sensor import sensor
+from muster.pipeline.fleet import state
 from muster.testing.eventually import eventually
 from tests.monitor import conftest
 
@@ -72,9 +72,9 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
 
     await eventually(all_there, timeout_s=30)
     now_ms = int(time.time() * 1000)
-    known_fleet = fleet.Fleet(fleet.Plan(window_s=3600, delay_s=0, stale_after=1e9))
+    known_fleet = state.Fleet(state.Plan(window_s=3600, delay_s=0, stale_after=1e9))
     arrivals = [
-        fleet.Arrival(place, now_ms, batch, facts)
+        state.Arrival(place, now_ms, batch, facts)
         for place, (batch, facts) in enumerate(await conftest.stored(watcher))
     ]
     output = known_fleet.feed(arrivals, now_ms)

@@ -6,7 +6,7 @@ import asyncio
 import collections
 
 from muster.bus import api
-from muster.monitor import sensor
+from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
 
 

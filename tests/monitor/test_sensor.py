@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from muster.bus import http
-from muster.core import errors, health, metrics
-from muster.monitor import client, sensor, xml
+from muster.bus.http import server as http_server
+from muster.core import errors, health
+from muster.core.telemetry import metrics
+from muster.monitor import client, report_xml
+from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
 from tests.monitor import test_services
 
@@ -125,7 +127,7 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
         client.push, "shop", {"orders_s": 12.5}, url=url, state="draining", reason="night"
     )
     assert await post(port, "/report", b'{"name":"db","metrics":{"queries_s":3}}') == 200
-    as_xml = xml.encode(test_services.told("queue", depth=4.0))
+    as_xml = report_xml.encode(test_services.told("queue", depth=4.0))
     assert await post(port, "/report?period=1m", as_xml, "Content-Type: application/xml") == 200
     as_json = json.dumps(test_services.OTLP).replace('"shop"', '"web"').encode()
     zipped = ("Content-Type: application/json", "Content-Encoding: gzip")
@@ -187,12 +189,12 @@ async def test_a_service_is_scraped(connect, tmp_path):
     figures = metrics.Metrics()
     figures.counter("jobs_done", "Jobs.").add(3)
 
-    def page(request: http.Request) -> http.Response:
+    def page(request: http_server.Request) -> http_server.Response:
         content_type, body = figures.exposition("application/openmetrics-text")
-        return http.Response(200, body, content_type)
+        return http_server.Response(200, body, content_type)
 
     bus = await connect("m1")
-    async with await http.serve({"/metrics": page}) as server:
+    async with await http_server.serve({"/metrics": page}) as server:
         scrape = {"jobs": f"{server.url}/metrics", "gone": "http://127.0.0.1:1/metrics"}
         async with sensor.Sensor(bus, settings(tmp_path, period_s=3600.0, scrape=scrape)) as running:
             report = await running.sample()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors, health, messages
-from muster.monitor import foreign, services
+from muster.monitor.sensor import metric_formats, service_reports
 
 
 def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
@@ -17,7 +17,7 @@ def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
 
 
 def test_a_pushed_report_holds_then_is_late_then_is_gone():
-    held = services.Services()
+    held = service_reports.Services()
     held.push(told(orders_s=2.0), 0.0, period_s=10.0)
     assert held.take(5.0) == (told(orders_s=2.0),)
     late = held.take(31.0)[0]
@@ -26,17 +26,17 @@ def test_a_pushed_report_holds_then_is_late_then_is_gone():
 
 
 def test_services_are_bounded():
-    held = services.Services()
-    for number in range(services.SERVICES_MAX):
+    held = service_reports.Services()
+    for number in range(service_reports.SERVICES_MAX):
         held.push(told(str(number)), 0.0)
     with pytest.raises(errors.LimitExceeded):
         held.push(told("one too many"), 0.0)
     with pytest.raises(errors.LimitExceeded):
-        held.push(told("0", **{f"m{i}": 1.0 for i in range(services.METRICS_MAX + 1)}), 0.0)
+        held.push(told("0", **{f"m{i}": 1.0 for i in range(service_reports.METRICS_MAX + 1)}), 0.0)
 
 
 def test_statsd_counters_are_rates_timers_means_and_sets_counts():
-    held = services.Services()
+    held = service_reports.Services()
     assert held.take(0.0) == ()
     held.statsd(b"shop.orders:3|c\nshop.orders:1|c|@0.5\nshop.users:ann|s\nshop.users:bob|s\n", 1.0)
     held.statsd(b"shop.took:10|ms\nshop.took:30|ms\nshop.depth:7|g\nshop.depth:-2|g|#a:b\nplain:1|g", 2.0)
@@ -53,23 +53,23 @@ def test_statsd_counters_are_rates_timers_means_and_sets_counts():
         "statsd": {"plain": 1.0},
     }
     assert held.take(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
-    late = held.take(2.0 + services.LATE_AFTER * services.STATSD_PERIOD_S + 1)[0]
+    late = held.take(2.0 + service_reports.LATE_AFTER * service_reports.STATSD_PERIOD_S + 1)[0]
     assert (late.name, late.state) == ("shop", health.State.LATE)
-    assert held.take(2.0 + services.FORGET_AFTER * services.STATSD_PERIOD_S + 1) == ()
+    assert held.take(2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S + 1) == ()
 
 
 def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent():
-    held = services.Services()
-    lines = [f"app.g{number}:1|g" for number in range(services.METRICS_MAX)]
+    held = service_reports.Services()
+    lines = [f"app.g{number}:1|g" for number in range(service_reports.METRICS_MAX)]
     held.statsd("\n".join([*lines, "app.g0:99|g", "app.more:1|g"]).encode(), 1.0)
     assert held.take(2.0)[0].metrics["g0"] == 99.0
     assert held.dropped == {"statsd-metrics": 1}
-    later_s = 2.0 + services.FORGET_AFTER * services.STATSD_PERIOD_S
+    later_s = 2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S
     held.statsd(b"app.more:1|g", later_s)
     assert held.take(later_s)[0].metrics == {"more": 1.0}
 
-    held = services.Services()
-    for number in range(services.SERVICES_MAX + 1):
+    held = service_reports.Services()
+    for number in range(service_reports.SERVICES_MAX + 1):
         held.statsd(f"service{number}.x:1|g".encode(), 1.0)
     assert held.dropped == {"statsd-services": 1}
     held.statsd(b"newcomer.x:1|g", later_s)
@@ -80,8 +80,8 @@ def test_text_that_is_not_unicode_reaches_no_node_report():
     lone = json.dumps(
         {"resourceMetrics": [{"scopeMetrics": [{"metrics": [_gauge("x\ud800"), _gauge("good")]}]}]}
     )
-    held = services.Services()
-    for report in foreign.service_reports(foreign.otlp_json(lone.encode())):
+    held = service_reports.Services()
+    for report in metric_formats.service_reports(metric_formats.otlp_json(lone.encode())):
         held.push(report, 0.0)
     assert messages.encode(
         messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, services=held.take(1.0))
@@ -97,7 +97,7 @@ def _gauge(name: str) -> dict[str, object]:
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"a:1|c", b"a.b:x|c", b"a.b:1|c|@0"]), max_size=20))
 def test_rubbish_in_statsd_is_counted(datagrams):
-    held = services.Services()
+    held = service_reports.Services()
     for data in datagrams:
         held.statsd(data, 0.0)
     held.statsd(b"x.y:nan|g\nx.y:1e999|g\nx.y:|c\n:|\n", 0.0)
@@ -159,13 +159,13 @@ def otlp_as_protobuf() -> bytes:
 
 
 def test_otlp_as_json_and_as_protobuf():
-    assert foreign.otlp_json(json.dumps(OTLP).encode()) == WANTED
-    assert foreign.otlp_protobuf(otlp_as_protobuf()) == WANTED
+    assert metric_formats.otlp_json(json.dumps(OTLP).encode()) == WANTED
+    assert metric_formats.otlp_protobuf(otlp_as_protobuf()) == WANTED
 
 
 @given(st.binary(max_size=80))
 def test_rubbish_is_no_otlp(data):
-    for read in (foreign.otlp_json, foreign.otlp_protobuf):
+    for read in (metric_formats.otlp_json, metric_formats.otlp_protobuf):
         try:
             read(data)
         except errors.InvalidInput:
@@ -177,14 +177,14 @@ def test_a_flipped_byte_of_protobuf_is_an_error_of_ours_or_harmless(place, byte)
     good = otlp_as_protobuf()
     place %= len(good)
     with contextlib.suppress(errors.InvalidInput):
-        foreign.otlp_protobuf(good[:place] + bytes([byte]) + good[place + 1 :])
+        metric_formats.otlp_protobuf(good[:place] + bytes([byte]) + good[place + 1 :])
 
 
 def test_openmetrics_and_the_classic_text():
     classic = '# TYPE a counter\na_total{x="1"} 5\nb 2.5\nc_bucket{le="1"} 3\nd NaN\n'
     wanted = {"app": {"a_total{x=1}": 5.0, "b": 2.5}}
-    assert foreign.openmetrics(classic, "app") == wanted
+    assert metric_formats.openmetrics(classic, "app") == wanted
     strict = '# TYPE a counter\na_total{x="1"} 5\n# TYPE b gauge\nb 2.5\n# EOF\n'
-    assert foreign.openmetrics(strict, "app", content_type="application/openmetrics-text") == wanted
+    assert metric_formats.openmetrics(strict, "app", content_type="application/openmetrics-text") == wanted
     with pytest.raises(errors.InvalidInput):
-        foreign.openmetrics("{{{ 1 1 1 x", "app")
+        metric_formats.openmetrics("{{{ 1 1 1 x", "app")

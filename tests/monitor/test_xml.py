@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from muster.core import errors, health, messages, reports
-from muster.monitor import xml
+from muster.core import errors, health, messages
+from muster.core.reports import columns
+from muster.monitor import report_xml
 from tests.core import test_messages as made
 
 SCHEMA = etree.XMLSchema(file=pathlib.Path(__file__).parents[2] / "docs/schemas/report.xsd")
@@ -18,7 +19,7 @@ maybe = st.none() | made.finite
 rollups = st.dictionaries(
     made.name,
     st.builds(
-        reports.Rollup,
+        columns.Rollup,
         count=made.count,
         sum=made.finite,
         min=maybe,
@@ -48,23 +49,23 @@ rolled = {
     "dropped": counts,
     "partial": st.booleans(),
 }
-ranked = st.builds(reports.Ranked, machine=made.name, value=made.finite)
+ranked = st.builds(columns.Ranked, machine=made.name, value=made.finite)
 groups = st.builds(
-    reports.GroupReport,
+    columns.GroupReport,
     top=st.dictionaries(made.name, st.lists(ranked, min_size=1, max_size=2).map(tuple), max_size=2),
     group=made.name,
     zone=st.none() | made.name,
     nodes=st.lists(made.node_reports, max_size=2).map(tuple),
     **rolled,
 )
-systems = st.builds(reports.SystemReport, groups=st.lists(groups, max_size=2).map(tuple), **rolled)
+systems = st.builds(columns.SystemReport, groups=st.lists(groups, max_size=2).map(tuple), **rolled)
 
 
 @settings(deadline=None)
 @given(st.one_of(services, made.node_reports, groups, systems))
 def test_every_level_survives_xml_and_keeps_to_the_published_schema(report):
-    data = xml.encode(report)
-    assert xml.decode(data) == report
+    data = report_xml.encode(report)
+    assert report_xml.decode(data) == report
     SCHEMA.assertValid(etree.fromstring(data))
 
 
@@ -78,7 +79,7 @@ def test_what_is_unknown_is_passed_over():
         '<node-report xmlns="urn:muster:report:1" machine="m" sequence="1" at-ms="2" period-s="3" hue="red">'
         '<metric name="cpu_percent">4</metric><later/><!-- a comment --></node-report>'
     )
-    assert xml.decode(text.encode()) == messages.NodeReport(
+    assert report_xml.decode(text.encode()) == messages.NodeReport(
         machine="m", sequence=1, at_ms=2, period_s=3.0, metrics={"cpu_percent": 4.0}
     )
 
@@ -99,7 +100,7 @@ LAUGHS = b'<!DOCTYPE x [<!ENTITY a "ha">' + b"".join(
         (b'<?xml version="1.0" encoding="utf-16"?><a/>', "wrong-version"),  # it is UTF-8 whatever it claims
         (b"<a>&undeclared;</a>", "malformed"),
         (b"<a>" * 5000 + b"</a>" * 5000, "malformed"),
-        (b"<a/>" + bytes(xml.MAX_BYTES), "too-large"),
+        (b"<a/>" + bytes(report_xml.MAX_BYTES), "too-large"),
         (b'<node-report xmlns="urn:muster:report:2"/>', "wrong-version"),
         (b'<party xmlns="urn:muster:report:1"/>', "unknown-kind"),
         (b'<node-report xmlns="urn:muster:report:1" machine="m"/>', "malformed"),
@@ -116,5 +117,5 @@ LAUGHS = b'<!DOCTYPE x [<!ENTITY a "ha">' + b"".join(
 )
 def test_hostile_xml_is_refused_by_reason(data, code):
     with pytest.raises(errors.MusterError) as refused:
-        xml.decode(data)
+        report_xml.decode(data)
     assert refused.value.code == code

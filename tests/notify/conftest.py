@@ -4,10 +4,11 @@ import contextlib
 
 import pytest
 
-from muster.bus import client as bus_client
-from muster.notify import client, plain, service
-from muster.notify import model as models
+from muster.bus.client import client as bus_client
+from muster.notify import client, models
 from muster.notify import settings as settings_
+from muster.notify.matcher import kernels_numpy
+from muster.notify.notifier import notifier as notifier_notifier
 from muster.predicates import types
 
 WEB_SERVER = models.Model(
@@ -49,7 +50,7 @@ async def notifier(connect):
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(name="n1", settings=QUICK, *, serving=True, **more):
-            made = service.Notifier(await connect(name), settings, kernels=plain, **more)
+            made = notifier_notifier.Notifier(await connect(name), settings, kernels=kernels_numpy, **more)
             await stack.enter_async_context(made)
             if serving:
                 await made.serving()
@@ -72,8 +73,8 @@ async def parties(connect):
 @pytest.fixture(params=["plain", "compiled"])
 def kernels(request):
     if request.param == "plain":
-        return plain
+        return kernels_numpy
     pytest.importorskip("numba")
-    from muster.notify import kernels
+    from muster.notify.matcher import kernels_numba
 
-    return kernels
+    return kernels_numba

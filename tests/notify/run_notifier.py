@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from muster.bus import client
-from muster.notify import plain, service
+from muster.bus.client import client
 from muster.notify import settings as settings_
+from muster.notify.matcher import kernels_numpy
+from muster.notify.notifier import notifier
 
 
 async def main(url: str, name: str) -> None:
     settings = settings_.Notify(lease_s=3.0, ack_wait_s=2.0, beat_s=0.5)
     async with (
         await client.connect([url], identity=name, audit_s=0) as bus,
-        service.Notifier(bus, settings, kernels=plain),
+        notifier.Notifier(bus, settings, kernels=kernels_numpy),
     ):
         sys.stdout.write("ready\n")
         sys.stdout.flush()

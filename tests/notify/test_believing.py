@@ -12,8 +12,8 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.notify import asking, client, known, protocol, service
-from muster.notify import model as models
+from muster.notify import authorities, client, models, protocol, queries
+from muster.notify.notifier import notifier as notifier_notifier
 from muster.predicates import types
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
@@ -26,7 +26,7 @@ def root():
     return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
 
 
-def _see_each_other(*served: service.Notifier) -> bool:
+def _see_each_other(*served: notifier_notifier.Notifier) -> bool:
     return all(len(one.members.others()) == len(served) - 1 for one in served)
 
 
@@ -69,7 +69,7 @@ async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifi
 
 async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect, root, monkeypatch):
     """Else those who are granted something anew each hour would fill the bucket, and no list fit into it."""
-    monkeypatch.setattr(known, "SHOWN_S", 1.0)
+    monkeypatch.setattr(authorities, "SHOWN_S", 1.0)
     served = await notifier(root=root.key.public, domain="here", serving=False)
     boss = await parties("boss")
     await boss.present(root.grant("boss", {"_rank": 1}, tier=1, now=time.time(), lifetime_s=1.0))
@@ -85,13 +85,13 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect
     assert served.known.believed("boss", "p", now=time.time()).everywhere["_rank"].value == 2
 
 
-def _take(knows: known.Known, chain: Sequence[str]) -> None:
+def _take(knows: authorities.Known, chain: Sequence[str]) -> None:
     knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 
 
 def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_before(root):
     """A notifier that starts reads them in that order: all have to decide alike."""
-    knows = known.Known(root=root.key.public, domain="here")
+    knows = authorities.Known(root=root.key.public, domain="here")
     chains = [root.grant("boss", {"_rank": n}, tier=1, now=1000.0, lifetime_s=60.0) for n in (1, 2)]
     for place in (0, 1, 0):
         _take(knows, chains[place])
@@ -104,7 +104,7 @@ def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is
     mandates = root.appoint(key.public, "west", tier=2, may_grant=rules, now=1000.0, lifetime_s=60)
     west = grants.Authority(key, mandates)
     chain = west.grant("boss", {"_rank": 1}, tier=1, now=1000.0, lifetime_s=60.0)
-    knows = known.Known(root=root.key.public, domain="here")
+    knows = authorities.Known(root=root.key.public, domain="here")
     sealed = west.revoke({documents.serial_of(chain[0])}, number=1, now=1001.0)
     with pytest.raises(errors.Refused, match="no authority here"):
         knows.revocation_key(sealed)
@@ -121,7 +121,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
     await boss.define(models.Model("alert", {"level": types.INT}, models.Kind.EVENT))
-    assert [one["name"] for one in await asking.defined(boss._bus)] == ["M0", "M1", "M2", "alert"]
+    assert [one["name"] for one in await queries.defined(boss._bus)] == ["M0", "M1", "M2", "alert"]
     notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
     chains = [
         root.grant("boss", {**notes, "_n": number}, tier=1, now=time.time(), lifetime_s=60)
@@ -129,7 +129,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     ]
     for chain in chains:
         await boss.present(chain)
-    listed = await asking.granted(boss._bus)
+    listed = await queries.granted(boss._bus)
     assert sorted(one["serial"] for one in listed) == sorted(
         documents.serial_of(chain[0]) for chain in chains
     )

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from muster.core import errors, messages, subjects
-from muster.notify import model as models
-from muster.notify import protocol
-from muster.predicates import parser, types
+from muster.notify import models, protocol
+from muster.predicates import types
+from muster.predicates.syntax import parser
 from tests.notify.conftest import ALERT, MODELS
 
 IIS = {"application": "IIS", "load": 0.9, "services": {"docs", "cgi"}}

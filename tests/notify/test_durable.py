@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from muster.core import errors
-from muster.notify import client, durable, holding, protocol, service
+from muster.notify import client, protocol
 from muster.notify import settings as settings_
-from muster.testing import process
+from muster.notify.notifier import durable_events
+from muster.notify.notifier import notifier as notifier_notifier
+from muster.notify.notifier.shards import shard as shards_shard
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.notify.conftest import MODELS
 
@@ -87,9 +90,9 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
     """Workload: events that are due at 1,000/s. Nemesis: SIGKILL, in the long run also one more notifier.
     Checker: each event at its receivers, once."""
 
-    async def start(name: str) -> process.Child:
+    async def start(name: str) -> child_process.Child:
         command = (sys.executable, "-m", "tests.notify.run_notifier", broker.url, name)
-        child: process.Child = await start_process(*command)
+        child: child_process.Child = await start_process(*command)
         return child
 
     doomed, _ = await start("n1"), await start("n2")
@@ -149,7 +152,7 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
         assert len(mine._receipts) <= 3 * len(expected) // 4  # what is settled is forgotten
 
 
-def _settled(served: service.Notifier, number: int) -> bool:
+def _settled(served: notifier_notifier.Notifier, number: int) -> bool:
     return served.counts["acknowledged"] == number
 
 
@@ -232,7 +235,7 @@ async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, pa
 
 def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
     """However much it is owed: what was delivered again a moment ago lets pass what is behind it."""
-    held = holding.Holding(3, None)  # type: ignore[arg-type]  # no lease is asked
+    held = shards_shard.Holding(3, None)  # type: ignore[arg-type]  # no lease is asked
     for sequence in range(1, 101):
         held.pending.match(sequence, ["farm/away", "farm/back"])
     held.recorded = 90
@@ -247,7 +250,7 @@ def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
 
 async def test_an_event_that_cannot_be_read_at_once_ends_nothing(notifier, parties, monkeypatch):
     """It was put out of mind, and its stream does not answer for a moment."""
-    monkeypatch.setattr(durable, "EVENTS_REMEMBERED", 0)
+    monkeypatch.setattr(durable_events, "EVENTS_REMEMBERED", 0)
     served = await notifier()
     mine = await parties("farm")
     await _define(mine)

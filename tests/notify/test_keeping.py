@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from muster.core import errors, messages
-from muster.notify import engine, known, pending, plain, protocol, snapshots
-from muster.notify import model as models
+from muster.notify import authorities, models, protocol
 from muster.notify import settings as settings_
-from muster.predicates import parser, types
+from muster.notify.matcher import kernels_numpy, matcher
+from muster.notify.notifier import pending_acks
+from muster.notify.notifier.shards import snapshots
+from muster.predicates import types
+from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
 from tests.notify.conftest import MODELS, WEB_SERVER
 
@@ -27,7 +30,7 @@ def _names(shard: protocol.Shard, process: str, count: int) -> list[str]:
     return list(itertools.islice(mine, count))
 
 
-def _held(made: engine.Engine) -> dict[str, Any]:
+def _held(made: matcher.Engine) -> dict[str, Any]:
     return {
         party: (made.state_of(party), made.policy_of(party), made.is_durable(party), made.changed_s(party))
         for party in made.parties()
@@ -36,7 +39,7 @@ def _held(made: engine.Engine) -> dict[str, Any]:
 
 @pytest.fixture
 def knows():
-    made = known.Known()
+    made = authorities.Known()
     for model in MODELS:
         made.vocabulary.add(model)
     return made
@@ -44,7 +47,7 @@ def knows():
 
 def test_a_snapshot_brings_back_what_there_was(knows):
     dice = random.Random(3)
-    made = engine.Engine(kernels=plain)
+    made = matcher.Engine(kernels=kernels_numpy)
     policies = [POLICY, "command", ""]
     for number in range(3000):
         join = protocol.Join(
@@ -55,7 +58,7 @@ def test_a_snapshot_brings_back_what_there_was(knows):
             delivery=dice.choice(["transient", "durable"]),
         )
         snapshots.apply(made, knows, 5, f"process-{number % 700}", join, number)
-    replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 5)
+    replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 5)
     replay._engine.join("process-1/gone", WEB_SERVER, {}, None, shard=5)
     for data in snapshots.snapshot(made, 5, epoch=1):
         replay.take(data)
@@ -69,10 +72,10 @@ def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
     policy = " OR ".join(flags)
     knows.vocabulary.add(models.Model("alert_of_flags", dict.fromkeys(flags, types.BOOL), models.Kind.EVENT))
     assert len(policy) <= models.POLICY_LIMITS.text_length < len(knows.vocabulary.policy_text(policy))
-    made = engine.Engine(kernels=plain)
+    made = matcher.Engine(kernels=kernels_numpy)
     join = protocol.Join(party="web", model="WebServer", state={"load": 0.5}, policy=policy)
     snapshots.apply(made, knows, 5, "farm", join, 1)
-    replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 5)
+    replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 5)
     for data in snapshots.snapshot(made, 5, epoch=1):
         replay.take(data)
     replay.finish()
@@ -81,7 +84,7 @@ def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
 
 
 def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
-    made = engine.Engine(kernels=plain)
+    made = matcher.Engine(kernels=kernels_numpy)
     made.join("p/other", WEB_SERVER, {"load": 0.1}, None)
     parts = list(snapshots.snapshot(made, 0, epoch=1))
     assert len(parts) == 3
@@ -94,7 +97,7 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
         ([before, *parts], {"p/other": 0.1}),
         ([before, *parts[1:], after], {"p/web": 0.7}),
     ):
-        replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 0)
+        replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 0)
         for data in log:
             replay.take(data)
         replay.finish()
@@ -183,8 +186,8 @@ async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, parties
 
 
 def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
-    monkeypatch.setattr(pending, "RECORD_BYTES", 200)
-    made = pending.Pending()
+    monkeypatch.setattr(pending_acks, "RECORD_BYTES", 200)
+    made = pending_acks.Pending()
     made.match(5, [f"farm/web-{number}" for number in range(50)])
     made.match(6, ["farm/web-1"])
     made.forget("farm/web-1")
@@ -194,14 +197,14 @@ def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
     assert all(sum(map(len, one.matched.values())) < 10 for one in records)
     whole = made.whole(1)
     for log in (records, whole, [*records, *whole]):
-        again = pending.Pending()
+        again = pending_acks.Pending()
         for record in log:
             again.replay(record)
         assert (again.owed, again.position, len(again)) == (made.owed, 9, 49)
 
 
 def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
-    made = pending.Pending()
+    made = pending_acks.Pending()
     made.match(3, ["a", "b"])
     made.match(4, [])
     assert made.floor == 3

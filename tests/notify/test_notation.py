@@ -11,8 +11,8 @@ from hypothesis import strategies
 from lxml import etree
 
 from muster.core import errors
-from muster.notify import model as models
-from muster.notify import notation
+from muster.notify import documents as notify_documents
+from muster.notify import models
 from muster.predicates import types
 
 PAPER = """
@@ -48,7 +48,7 @@ SCHEMA = pathlib.Path(__file__).parents[2] / "docs/schemas/notify.xsd"
 
 
 def test_the_papers_notation_is_read():
-    document = notation.read(PAPER.encode())
+    document = notify_documents.read(PAPER.encode())
     assert [one.name for one in document.models] == ["WebServer", "Controller", "alert", "command"]
     assert document.models[0].attributes["services"] == types.set_of("docs", "cgi", "xml")
     assert document.models[2].kind is models.Kind.EVENT
@@ -64,16 +64,18 @@ def test_the_papers_notation_is_read():
     vocabulary.policy(document.policies["web"])
 
 
-ENDS = notation.State("web-2", "Elsewhere", {"text": "a\x85b\u2028c\rd\ne", "words": frozenset({"f\x85"})})
+ENDS = notify_documents.State(
+    "web-2", "Elsewhere", {"text": "a\x85b\u2028c\rd\ne", "words": frozenset({"f\x85"})}
+)
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
 def test_every_form_reads_back_as_the_same(form):
     """Also what some take for the end of a line."""
-    paper = notation.read(PAPER.encode())
+    paper = notify_documents.read(PAPER.encode())
     document = dataclasses.replace(paper, states=(*paper.states, ENDS))
-    text = notation.write(document, form)
-    assert notation.read(text.encode()) == document
+    text = notify_documents.write(document, form)
+    assert notify_documents.read(text.encode()) == document
 
 
 NAMES = strategies.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -104,7 +106,7 @@ def _value_of(declared: types.Type) -> strategies.SearchStrategy[Any]:
 
 
 @strategies.composite
-def documents(draw: strategies.DrawFn) -> notation.Document:
+def documents(draw: strategies.DrawFn) -> notify_documents.Document:
     attributes = draw(strategies.dictionaries(NAMES, DECLARED, max_size=5))
     model = models.Model(draw(NAMES | strategies.sampled_from(["event", "state", "policy"])), attributes)
     values = {
@@ -113,19 +115,21 @@ def documents(draw: strategies.DrawFn) -> notation.Document:
         if not models.restricted(name) and draw(strategies.booleans())
     }
     policies = draw(strategies.dictionaries(KEYS, strategies.sampled_from(["alert", "a = 'x;y' OR b"])))
-    return notation.Document((model,), (notation.State(draw(KEYS), model.name, values),), policies)
+    return notify_documents.Document(
+        (model,), (notify_documents.State(draw(KEYS), model.name, values),), policies
+    )
 
 
 @hypothesis.given(documents())
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_whatever_a_document_holds_every_form_reads_back_as_the_same(document):
     for form in ("yaml", "json", "notation", "xml"):
-        assert notation.read(notation.write(document, form).encode()) == document, form
+        assert notify_documents.read(notify_documents.write(document, form).encode()) == document, form
 
 
 def test_the_xml_keeps_to_its_schema():
     schema = etree.XMLSchema(etree.parse(str(SCHEMA)))
-    text = notation.write(notation.read(PAPER.encode()), "xml")
+    text = notify_documents.write(notify_documents.read(PAPER.encode()), "xml")
     schema.assertValid(etree.fromstring(text.encode()))
 
 
@@ -161,17 +165,17 @@ def test_the_xml_keeps_to_its_schema():
 )
 def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):
     with pytest.raises((errors.InvalidInput, errors.LimitExceeded)) as refused:
-        notation.read(text.encode())
+        notify_documents.read(text.encode())
     assert refused.value.message
 
 
 def test_a_policy_that_the_notation_cannot_hold_is_not_written_in_it():
-    document = notation.Document(policies={"odd": "a = 'x"})
-    assert notation.read(notation.write(document, "xml").encode()) == document
+    document = notify_documents.Document(policies={"odd": "a = 'x"})
+    assert notify_documents.read(notify_documents.write(document, "xml").encode()) == document
     with pytest.raises(errors.InvalidInput, match="policy odd"):
-        notation.write(document, "notation")
+        notify_documents.write(document, "notation")
 
 
 def test_a_state_must_fit_a_model_that_stands_beside_it():
     with pytest.raises(errors.InvalidInput, match="no attribute lod"):
-        notation.read(b"W = { float load } state a = W { lod = 1 }")
+        notify_documents.read(b"W = { float load } state a = W { lod = 1 }")

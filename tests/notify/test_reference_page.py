@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from muster.core import subjects
-from muster.notify import model as models
-from muster.notify import protocol
+from muster.notify import models, protocol
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").read_text()
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from muster.notify import asking, believing, engine, plain, protocol, scopes
-from muster.notify import model as models
+from muster.notify import models, protocol, queries
 from muster.notify import settings as settings_
-from muster.predicates import ast, closure, parser, types
+from muster.notify.matcher import grant_scopes, kernels_numpy, matcher
+from muster.notify.notifier import grants as notifier_grants
+from muster.predicates import ast, types
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
 from tests.notify.conftest import COMMAND
@@ -79,13 +82,13 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties
     event = protocol.Send(id="1", party="control", type="command", content={"action": "act"})
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
-        told = await asking.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
+        told = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
         assert told["delivered"] is delivered
         assert told["granted"]["_trust_level"]["within"] == {
             "region": "",
             "audience": ["farm/east", "elsewhere"],
         }
-    found = await asking.who(bus, "TRUE", event=event, sender="boss/control")
+    found = await queries.who(bus, "TRUE", event=event, sender="boss/control")
     assert [one["party"] for one in found.parties] == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
@@ -134,7 +137,7 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
     await farm.present(chain)
 
     async def trusted() -> list[str]:
-        found = await asking.parties(farm._bus, where="_trust_level = 5")
+        found = await queries.parties(farm._bus, where="_trust_level = 5")
         return [one["party"] for one in found.parties]
 
     assert await trusted() == ["farm/coast", "farm/west"]
@@ -144,7 +147,7 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
 
 
 async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, parties, root, monkeypatch):
-    monkeypatch.setattr(believing, "AT_ONCE", 7)
+    monkeypatch.setattr(notifier_grants, "AT_ONCE", 7)
     served = await notifier(root=root.key.public, domain="earth")
     dice = random.Random(5)
     held = {f"{dice.choice(['boss', 'farm'])}/{number}": dice.choice(REGIONS) for number in range(60)}
@@ -200,7 +203,7 @@ async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifi
 def test_random_scopes_are_decided_as_each_receiver_would():
     dice = random.Random(11)
     for _ in range(30):
-        made = engine.Engine(kernels=plain)
+        made = matcher.Engine(kernels=kernels_numpy)
         policies = [
             parser.parse(f"e AND sender._l {sign} {level}") for sign in ("<", ">=") for level in (1, 2, 3)
         ]
@@ -220,10 +223,10 @@ def test_random_scopes_are_decided_as_each_receiver_would():
         )
         event = protocol.Event(id="1", type="e", sender="s/s", attributes={"_l": 2}, within=within)
         address = parser.parse(dice.choice(["TRUE", "region IS NOT NULL", "region = 'a'"]))
-        asks = closure.compile(address)
+        asks = python.compile(address)
         wanted = {
             party
             for party, (state, policy) in held.items()
-            if asks(state.get) and closure.compile(policy)(scopes.believed_by(event, party, state).get)
+            if asks(state.get) and python.compile(policy)(grant_scopes.believed_by(event, party, state).get)
         }
-        assert set(made.names(scopes.find(made, event, address))) == wanted
+        assert set(made.names(grant_scopes.find(made, event, address))) == wanted

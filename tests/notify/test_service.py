@@ -12,21 +12,13 @@ from muster.bus import api
 from muster.bus.memory import network
 from muster.bus.rpc import requests
 from muster.core import errors, messages, subjects
-from muster.notify import (
-    asking,
-    client,
-    fair,
-    history,
-    known,
-    plain,
-    protocol,
-    questions,
-    service,
-    shards,
-    summaries,
-)
+from muster.notify import authorities, client, protocol, queries
 from muster.notify import settings as settings_
-from muster.predicates import parser
+from muster.notify.matcher import kernels_numpy
+from muster.notify.notifier import decision_log, fair_queue, query_handler
+from muster.notify.notifier import notifier as notifier_notifier
+from muster.notify.notifier.shards import shard_manager, summaries
+from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
 from tests.notify.conftest import MODELS, QUICK, WEB_SERVER
@@ -41,7 +33,7 @@ async def _define(mine: client.Parties) -> None:
         await mine.define(model)
 
 
-def _shards_known_to(served: service.Notifier) -> int:
+def _shards_known_to(served: notifier_notifier.Notifier) -> int:
     return len(served.members.shards())
 
 
@@ -80,7 +72,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
 
 def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
     """The authority's clock and the notifier's differ: nobody has to hand it in again."""
-    knows = known.Known(root=root.key.public, domain="local")
+    knows = authorities.Known(root=root.key.public, domain="local")
     chain = root.grant("boss", {"_rank": 3}, tier=1, now=1000.0, lifetime_s=60.0)
     assert knows.grant_key(chain, now=997.0)[0] == knows.grant_key(chain, now=1000.5)[0]
     for now in (1000.0 - grants.SKEW_S - 1, 1060.0):
@@ -142,11 +134,11 @@ async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, 
 
 
 async def test_a_flooding_sender_waits_for_itself():
-    queue = fair.FairQueue[str](100)
+    queue = fair_queue.FairQueue[str](100)
     assert sum(queue.put("flood", "f") for _ in range(1000)) == 100
     assert queue.put("quiet", "q")
     assert [await queue.get() for _ in range(3)] == ["f", "q", "f"]
-    assert queue.put("large", "x", fair.BYTES_MAX)
+    assert queue.put("large", "x", fair_queue.BYTES_MAX)
     assert not queue.put("large", "y", 1)
 
 
@@ -185,7 +177,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
     notifier, parties, connect, monkeypatch
 ):
-    write, go_on, waiting = shards.Shards._write_some, asyncio.Event(), []
+    write, go_on, waiting = shard_manager.Shards._write_some, asyncio.Event(), []
 
     async def write_later(self: Any, held: Any, said: Any) -> None:
         waiting.append(said)
@@ -194,7 +186,7 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
     served = await notifier()
     await _define(await parties("boss"))
-    monkeypatch.setattr(shards.Shards, "_write_some", write_later)
+    monkeypatch.setattr(shard_manager.Shards, "_write_some", write_later)
     bus = await connect("farm")
     join = protocol.Join(party="web", model="WebServer", state=protocol.to_wire(STATE))
     data, headers = messages.encode(protocol.Changes(changes=(join,))), {requests.REQUEST_ID: "one"}
@@ -216,14 +208,14 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
-    everyone = [one["party"] for one in (await asking.parties(bus)).parties]
+    everyone = [one["party"] for one in (await queries.parties(bus)).parties]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)
-    monkeypatch.setattr(questions, "PAGE_BYTES", 500)  # two or three of them
-    assert [one["party"] for one in (await asking.parties(bus, limit=100)).parties] == everyone
+    monkeypatch.setattr(query_handler, "PAGE_BYTES", 500)  # two or three of them
+    assert [one["party"] for one in (await queries.parties(bus, limit=100)).parties] == everyone
     found, after = list[str](), ""
     while True:
-        page = await asking.parties(bus, limit=7, after=after)
+        page = await queries.parties(bus, limit=7, after=after)
         assert page.count == 20
         found += [one["party"] for one in page.parties]
         if page.next is None:
@@ -258,7 +250,7 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect, m
 
     await everybody_hears(1)
     async with asyncio.timeout(30):  # a question ends when every shard was spoken for
-        assert (await asking.parties(await connect("asker"), timeout_s=600)).count == 20
+        assert (await queries.parties(await connect("asker"), timeout_s=600)).count == 20
     await _every_page_has_its_parties(await connect("reader"), monkeypatch)
     await webs[0].policy("alert AND threat_level > 1")
     await second.stop()
@@ -318,7 +310,7 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
     async with (
         await net.connect("n1") as bus,
         await net.connect("farm") as own,
-        service.Notifier(bus, QUICK, kernels=plain) as served,
+        notifier_notifier.Notifier(bus, QUICK, kernels=kernels_numpy) as served,
         client.Parties(own) as mine,
     ):
         await served.serving()
@@ -375,7 +367,7 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, partie
 
     found = await eventually(kept)
     defined = [messages.decode(data, protocol.Define) for data in found["model"]]
-    assert [known.model_of(one) for one in defined] == list(MODELS)
+    assert [authorities.model_of(one) for one in defined] == list(MODELS)
     join = messages.decode(found["change"][0], protocol.Kept).entries[0].changes[0]
     assert isinstance(join, protocol.Join)
     assert join.policy == "alert = TRUE"  # in its canonical form
@@ -399,7 +391,7 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties,
 
     async def kept() -> list[protocol.Change]:
         last = (await stream.state()).last_sequence
-        told = [one async for one in stream.read(1, last, subject=history.CHANGE)]
+        told = [one async for one in stream.read(1, last, subject=decision_log.CHANGE)]
         found = [messages.decode(one.data, protocol.Kept).entries[0].changes[0] for one in told]
         assert len(found) == 3
         return found
@@ -425,20 +417,20 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     bus = await connect("asker")
     event = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8")
 
-    found = await asking.who(bus, "load > 0.8")
+    found = await queries.who(bus, "load > 0.8")
     assert (found.count, [one["party"] for one in found.parties]) == (1, ["farm/busy"])
     assert "load is 0.1" in str(found.near)
-    refused = await asking.who(bus, "load > 0.8", event=event, sender="asker/p")
+    refused = await queries.who(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
     assert "threat_level is 3" in str(refused.near)
 
-    told = await asking.explain(bus, event, sender="asker/p", receiver="farm/calm")
+    told = await queries.explain(bus, event, sender="asker/p", receiver="farm/calm")
     assert not told["delivered"]
     assert [told[side]["holds"] for side in ("address", "event", "sender")] == [False, False, False]
     assert any("load is 0.1" in why for why in told["address"]["because"])
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
     loud = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8")
-    told = await asking.explain(bus, loud, sender="asker/p", receiver="farm/busy")
+    told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
     assert told["delivered"]
     assert told["granted"]["_trust_level"]["by"] == "root"
     assert time.time() - told["granted"]["_trust_level"]["since"] < 60
@@ -448,21 +440,21 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
         "(command AND sender._trust_level >= 9) OR (alert AND threat_level >= 4 AND sender._trust_level >= 3)"
     )
     await mine.advertise("wary", "WebServer", {"load": 0.9}, policy=either)
-    told = await asking.explain(bus, loud, sender="asker/p", receiver="farm/wary")
+    told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/wary")
     assert [told[side]["holds"] for side in ("address", "event", "sender")] == [True, True, False]
     assert told["sender"]["because"] == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
     trusted = protocol.Send(id="e", party="p", type="alert", address="_trust_level > 7")
-    told = await asking.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
+    told = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
     assert "_trust_level is 7" in str(told["address"]["because"])
     assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
 
-    cost = await asking.check(bus, policy)
+    cost = await queries.check(bus, policy)
     assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)
     with pytest.raises(errors.ParseError, match="no attribute threat"):
-        await asking.check(bus, "threat > 3")
-    assert (await asking.parties(bus, where="load < 0.5")).count == 1
+        await queries.check(bus, "threat > 3")
+    assert (await queries.parties(bus, where="load < 0.5")).count == 1
 
 
 async def test_hostile_policies_are_refused_quickly(notifier, parties):
@@ -490,14 +482,14 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
     served = await notifier(serving=False)
     names = [f"farm/web-{number:05}" for number in range(20_000)]
     served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
-    read, shown = list[str](), questions._shown
+    read, shown = list[str](), query_handler._shown
 
-    def counted(by: service.Notifier, party: str) -> dict[str, Any]:
+    def counted(by: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
         read.append(party)
         return shown(by, party)
 
-    monkeypatch.setattr(questions, "_shown", counted)
-    told = questions.QUESTIONS["parties"](served, protocol.Ask(limit=10**9))
+    monkeypatch.setattr(query_handler, "_shown", counted)
+    told = query_handler.QUESTIONS["parties"](served, protocol.Ask(limit=10**9))
     assert len(read) == len(told.parties) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
     assert told.facts["next"] == told.parties[-1]["party"] == names[len(read) - 1]
@@ -528,5 +520,5 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, parti
     with pytest.raises(errors.InvalidInput, match="nonsense"):
         await farm.change([refused, *changes])
     assert most == 1  # of one shard
-    found = await asking.who(await connect("asker"), "load = 1200")
+    found = await queries.who(await connect("asker"), "load = 1200")
     assert [one["party"] for one in found.parties] == ["farm/a"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from muster.notify import engine, reference
-from muster.notify import model as models
-from muster.predicates import parser, types
+from muster.notify import models
+from muster.notify.matcher import matcher, reference
+from muster.predicates import types
+from muster.predicates.syntax import parser
 
 MODELS = (
     models.Model(
@@ -98,7 +99,7 @@ def expression(dice: random.Random, names: tuple[str, ...], depth: int = 3) -> s
 
 def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 120) -> tuple[int, int]:
     """Do the same to the engine and to the reference; events asked, deliveries found."""
-    ours, plainly = engine.Engine(kernels=kernels), reference.World()
+    ours, plainly = matcher.Engine(kernels=kernels), reference.World()
     there: list[str] = []
     known = list(MODELS)
     policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muster.pipeline import session
+from muster.pipeline.source import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

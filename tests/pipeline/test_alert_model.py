@@ -12,15 +12,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from muster.core import reports
-from muster.pipeline import alerts, fleet, results, roll, rules
+from muster.core.reports import columns
+from muster.pipeline.alerts import rules, tracker
+from muster.pipeline.fleet import node_columns, rollups, state
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
 WINDOW_MS = 10_000
 HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
 CROWDED = rules.Rule(name="crowded", level="group", when="machines > 0 OR stale > 0")
-PLAN = fleet.Plan(rules=(HOT, CROWDED), changes_max=2, forget_s=120.0)
+PLAN = state.Plan(rules=(HOT, CROWDED), changes_max=2, forget_s=120.0)
 MACHINES = [f"m{number}" for number in range(6)]
 REPORT = st.tuples(st.sampled_from(MACHINES), st.booleans(), st.integers(-45_000, 45_000))
 
@@ -28,9 +29,9 @@ REPORT = st.tuples(st.sampled_from(MACHINES), st.booleans(), st.integers(-45_000
 class AlertMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.fleet = fleet.Fleet(PLAN)
-        self.book = alerts.Book(PLAN.rules, forget_s=PLAN.forget_s)
-        self.judge = results.Judge(PLAN.rules, results.Baselines(), WINDOW_MS)
+        self.fleet = state.Fleet(PLAN)
+        self.book = tracker.Book(PLAN.rules, forget_s=PLAN.forget_s)
+        self.judge = rollups.Judge(PLAN.rules, rollups.Baselines(), WINDOW_MS)
         self.now_ms = T0
         self.message = 0  # its place in the stream
         self.number: dict[str, int] = {}  # of the last report of a machine
@@ -38,11 +39,11 @@ class AlertMachine(RuleBasedStateMachine):
         self.heard_ms: dict[str, int] = {}
         self.deferred = False
 
-    def feed(self, arrivals: list[fleet.Arrival]) -> None:
+    def feed(self, arrivals: list[state.Arrival]) -> None:
         output = self.fleet.feed(arrivals, self.now_ms)
         judgements = [
-            *results.of_machines(output.changes),
-            *self.judge.judge(results.levels(output.closed), self.book.on()),
+            *rollups.of_machines(output.changes),
+            *self.judge.judge(rollups.levels(output.closed), self.book.on()),
         ]
         judgements.sort(key=lambda one: one.at_ms)
         self.last = judgements
@@ -67,7 +68,7 @@ class AlertMachine(RuleBasedStateMachine):
                 cpu = 99.0 if hot else 1.0
                 made.append(traffic.report(machine, number, at_ms, metrics={"cpu_percent": cpu}))
                 self.hot[machine], self.heard_ms[machine] = hot, self.now_ms
-            arrivals.append(fleet.Arrival(self.message, self.now_ms, reports.to_batch(made), reports.Facts()))
+            arrivals.append(state.Arrival(self.message, self.now_ms, columns.to_batch(made), columns.Facts()))
         self.feed(arrivals)
 
     @rule(seconds=st.integers(1, 200))
@@ -83,17 +84,17 @@ class AlertMachine(RuleBasedStateMachine):
     @rule(ahead_s=st.integers(0, 7200))
     def an_operator_silences_something_else(self, ahead_s: int) -> None:
         at_ms = self.now_ms + ahead_s * 1000
-        silence = alerts.Silence(id="s", covers="rule = 'other'", from_ms=at_ms, until_ms=at_ms + 1000)
+        silence = tracker.Silence(id="s", covers="rule = 'other'", from_ms=at_ms, until_ms=at_ms + 1000)
         self.book.silence(silence, at_ms)
 
     @rule()
     def the_process_restarts(self) -> None:
         names = self.fleet.roll.names
-        self.fleet = fleet.Fleet.unpack(
-            self.fleet.pack(), PLAN, roll.Names.unpack(names.version, names.pack())
+        self.fleet = state.Fleet.unpack(
+            self.fleet.pack(), PLAN, node_columns.Names.unpack(names.version, names.pack())
         )
-        memory = msgspec.json.decode(msgspec.json.encode(self.book.memory()), type=alerts.Memory)
-        self.book = alerts.Book(PLAN.rules, memory, forget_s=PLAN.forget_s)
+        memory = msgspec.json.decode(msgspec.json.encode(self.book.memory()), type=tracker.Memory)
+        self.book = tracker.Book(PLAN.rules, memory, forget_s=PLAN.forget_s)
 
     @invariant()
     def alerts_are_about_hot_machines(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import alerts, rules
+from muster.pipeline.alerts import rules, tracker
 
 HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
 DOWN = rules.Rule(
@@ -26,24 +26,24 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 
-def make_book(memory: alerts.Memory | None = None, **more: Any) -> alerts.Book:
-    return alerts.Book((HOT, DOWN, QUIET, ZONE), memory, **more)
+def make_book(memory: tracker.Memory | None = None, **more: Any) -> tracker.Book:
+    return tracker.Book((HOT, DOWN, QUIET, ZONE), memory, **more)
 
 
-def say(rule: str, about: str, on: bool, at_ms: int, value: float | None = 1.0) -> alerts.Judgement:
-    return alerts.Judgement(rule, about, on, at_ms, value, "web" if rule == "hot" else "")
+def say(rule: str, about: str, on: bool, at_ms: int, value: float | None = 1.0) -> tracker.Judgement:
+    return tracker.Judgement(rule, about, on, at_ms, value, "web" if rule == "hot" else "")
 
 
-def states(outcome: alerts.Outcome) -> list[str]:
+def states(outcome: tracker.Outcome) -> list[str]:
     return [alert.state.value for alert in outcome.alerts]
 
 
-def notices(outcome: alerts.Outcome) -> list[tuple[str, tuple[str, ...]]]:
+def notices(outcome: tracker.Outcome) -> list[tuple[str, tuple[str, ...]]]:
     return [(notice.alert.state.value, notice.receivers) for notice in outcome.notices]
 
 
-def silence(id: str = "s", covers: str = "TRUE", from_ms: int = 0, until_ms: int = 100) -> alerts.Silence:
-    return alerts.Silence(id=id, covers=covers, from_ms=from_ms, until_ms=until_ms)
+def silence(id: str = "s", covers: str = "TRUE", from_ms: int = 0, until_ms: int = 100) -> tracker.Silence:
+    return tracker.Silence(id=id, covers=covers, from_ms=from_ms, until_ms=until_ms)
 
 
 # What is listed.
@@ -66,19 +66,19 @@ def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
         ("acknowledged", "group:x"),
         ("silenced", "group:y"),
     ]
-    assert alerts.key_of(book.alerts()[0]) == "down group:z"
+    assert tracker.key_of(book.alerts()[0]) == "down group:z"
 
 
 def test_an_alert_says_what_is_known_of_it():
     book = make_book()
-    judged = book.judge([alerts.Judgement("down", "group:x", True, 5, 7.0, "x")], 9)
+    judged = book.judge([tracker.Judgement("down", "group:x", True, 5, 7.0, "x")], 9)
     (alert,) = judged.alerts
     assert (alert.rule, alert.about, alert.level) == ("down", "group:x", messages.Level.CRITICAL)
     assert (alert.state, alert.since_ms, alert.at_ms) == (AlertState.FIRING, 5, 5)
     assert (alert.value, alert.labels) == (7.0, {"team": "web", "group": "x"})
     assert alert.reason == "down holds of group:x"
     assert judged.notices[0].id == "down:group:x:firing:5"
-    book.judge([alerts.Judgement("down", "group:x", True, 8, 6.0, "")], 9)
+    book.judge([tracker.Judgement("down", "group:x", True, 8, 6.0, "")], 9)
     (alert,) = book.alerts()
     assert (alert.since_ms, alert.at_ms, alert.value) == (5, 8, 6.0)
     assert alert.labels == {"team": "web"}
@@ -98,7 +98,7 @@ def test_values_cannot_be_changed():
     values = (
         say("hot", "a", True, 1),
         silence(),
-        alerts.Notice(
+        tracker.Notice(
             messages.Alert(
                 rule="r", about="a", level=messages.Level.INFO, state=AlertState.FIRING, at_ms=1, since_ms=1
             ),
@@ -109,7 +109,7 @@ def test_values_cannot_be_changed():
         with pytest.raises(AttributeError):
             setattr(value, value.__struct_fields__[0], "x")
     with pytest.raises(TypeError):
-        alerts.Silence("s", "TRUE", 0, 1)  # type: ignore[call-arg]
+        tracker.Silence("s", "TRUE", 0, 1)  # type: ignore[call-arg]
 
 
 # Judgements.
@@ -246,7 +246,7 @@ def test_a_silence_has_to_end_after_its_beginning_and_after_now(from_ms, until_m
 
 def test_there_are_at_most_ten_thousand_silences():
     kept = [silence(str(number), until_ms=10**9) for number in range(9_999)]
-    book = make_book(alerts.Memory(silences=kept))
+    book = make_book(tracker.Memory(silences=kept))
     book.silence(silence("last", until_ms=10**9), 0)
     with pytest.raises(errors.LimitExceeded, match="10000 silences"):
         book.silence(silence("extra", until_ms=10**9), 0)
@@ -271,7 +271,7 @@ def test_a_silence_selects_by_all_that_an_alert_is(covers, state):
     book = make_book()
     book.silence(silence("other", "rule = 'none'"), 0)
     book.silence(silence("s", covers), 0)
-    assert states(book.judge([alerts.Judgement("down", "group:x", True, 1, None, "x")], 1)) == [state]
+    assert states(book.judge([tracker.Judgement("down", "group:x", True, 1, None, "x")], 1)) == [state]
 
 
 def test_a_silence_covers_from_its_beginning_until_its_end():
@@ -339,7 +339,7 @@ def test_time_never_goes_back():
 
 
 def test_a_new_book_begins_at_time_0():
-    assert make_book().memory() == alerts.Memory(version=1, now_ms=0, entries=[], silences=[])
+    assert make_book().memory() == tracker.Memory(version=1, now_ms=0, entries=[], silences=[])
 
 
 @pytest.mark.parametrize("after_ms", [HOUR_MS, HOUR_MS + 1])
@@ -373,7 +373,7 @@ def test_of_a_rule_that_is_gone_nothing_is_remembered_and_the_rest_is():
     book = make_book()
     book.judge([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
     book.silence(silence(until_ms=50), 0)
-    memory = msgspec.json.decode(msgspec.json.encode(book.memory()), type=alerts.Memory)
-    later = alerts.Book((HOT,), memory)
+    memory = msgspec.json.decode(msgspec.json.encode(book.memory()), type=tracker.Memory)
+    later = tracker.Book((HOT,), memory)
     assert [alert.rule for alert in later.alerts()] == ["hot"]
     assert later.silences() == book.silences()

@@ -7,26 +7,26 @@ from hypothesis import strategies as st
 
 from muster.core import errors
 from muster.core.messages import AlertState
-from muster.pipeline import alerts, rules
+from muster.pipeline.alerts import rules, tracker
 
 HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
 DOWN = rules.Rule(name="down", level="group", when="reports = 0")
 
 
-def book(memory: alerts.Memory | None = None) -> alerts.Book:
-    return alerts.Book((HOT, DOWN), memory)
+def book(memory: tracker.Memory | None = None) -> tracker.Book:
+    return tracker.Book((HOT, DOWN), memory)
 
 
-def say(on: bool, at_s: float, about: str = "node:a", rule: str = "hot") -> list[alerts.Judgement]:
-    return [alerts.Judgement(rule, about, on, int(at_s * 1000), 95.0 if on else 10.0, "web")]
+def say(on: bool, at_s: float, about: str = "node:a", rule: str = "hot") -> list[tracker.Judgement]:
+    return [tracker.Judgement(rule, about, on, int(at_s * 1000), 95.0 if on else 10.0, "web")]
 
 
-def states(outcome: alerts.Outcome) -> list[str]:
+def states(outcome: tracker.Outcome) -> list[str]:
     return [one.state.value for one in outcome.alerts]
 
 
-def restarted(one: alerts.Book) -> alerts.Book:
-    return book(msgspec.json.decode(msgspec.json.encode(one.memory()), type=alerts.Memory))
+def restarted(one: tracker.Book) -> tracker.Book:
+    return book(msgspec.json.decode(msgspec.json.encode(one.memory()), type=tracker.Memory))
 
 
 def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
@@ -63,7 +63,7 @@ def test_a_judgement_made_twice_changes_nothing_the_second_time():
 def test_a_window_without_a_figure_leaves_the_last_one_known():
     one = book()
     one.judge(say(True, 0), 0)
-    unknown = alerts.Judgement("hot", "node:a", True, 10_000, None, "web")
+    unknown = tracker.Judgement("hot", "node:a", True, 10_000, None, "web")
     one.judge([unknown], 10_000)
     fired = one.tick(30_000)
     assert states(fired) == ["firing"]
@@ -86,7 +86,7 @@ def test_acknowledged_stays_so_until_it_ends():
 
 def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
     one = book()
-    silence = alerts.Silence(id="s", covers="group = 'web' AND rule = 'hot'", from_ms=0, until_ms=60_000)
+    silence = tracker.Silence(id="s", covers="group = 'web' AND rule = 'hot'", from_ms=0, until_ms=60_000)
     one.silence(silence, 0)
     one.judge(say(True, 0), 0)
     assert states(one.tick(30_000)) == ["silenced"]
@@ -98,7 +98,7 @@ def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
 
 def test_a_maintenance_window_begins_later():
     one = book()
-    one.silence(alerts.Silence(id="m", covers="TRUE", from_ms=10_000, until_ms=20_000), 0)
+    one.silence(tracker.Silence(id="m", covers="TRUE", from_ms=10_000, until_ms=20_000), 0)
     assert states(one.judge(say(True, 1, "group:web", "down"), 1000)) == ["firing"]
     assert states(one.tick(10_000)) == ["silenced"]
     assert states(one.tick(20_000)) == ["firing"]
@@ -118,7 +118,7 @@ def test_a_maintenance_window_begins_later():
 def test_a_silence_that_makes_no_sense_is_refused(covers, from_ms, until_ms, fault):
     one = book()
     with pytest.raises(errors.InvalidInput, match=fault):
-        one.silence(alerts.Silence(id="x", covers=covers, from_ms=from_ms, until_ms=until_ms), 0)
+        one.silence(tracker.Silence(id="x", covers=covers, from_ms=from_ms, until_ms=until_ms), 0)
     assert restarted(one).silences() == []
 
 
@@ -126,14 +126,14 @@ def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
     one = book()
     one.judge(say(True, 10), 10_000)
     hour_ms = 3_600_000
-    other = alerts.Silence(id="s", covers="rule = 'other'", from_ms=hour_ms, until_ms=2 * hour_ms)
+    other = tracker.Silence(id="s", covers="rule = 'other'", from_ms=hour_ms, until_ms=2 * hour_ms)
     assert states(one.silence(other, hour_ms)) == []
     assert states(one.tick(39_999)) == []
     assert states(one.tick(40_000)) == ["firing"]
 
 
 def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
-    one = alerts.Book((DOWN,), forget_s=3600.0)
+    one = tracker.Book((DOWN,), forget_s=3600.0)
     one.judge(say(True, 0, "group:web", "down"), 0)
     assert states(one.tick(3_600_000)) == []
     assert states(one.tick(3_600_001)) == ["resolved"]
@@ -166,7 +166,7 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
                 except (errors.NotFound, errors.Conflict):
                     continue
             case "silence":
-                wish = alerts.Silence(
+                wish = tracker.Silence(
                     id=str(now_s), covers="TRUE", from_ms=now_s * 1000, until_ms=(now_s + how) * 1000
                 )
                 outcome = one.silence(wish, now_s * 1000)
@@ -177,7 +177,7 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
                 now_s += how
                 outcome = one.tick(now_s * 1000)
         for alert in outcome.alerts:
-            reachable = {after for (state, _), after in alerts.NEXT.items() if state is before}
+            reachable = {after for (state, _), after in tracker.NEXT.items() if state is before}
             # A silence that covers it already is applied in the same step as what makes it fire.
             assert alert.state in reachable or (
                 alert.state is AlertState.SILENCED and AlertState.FIRING in reachable

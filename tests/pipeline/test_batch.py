@@ -4,7 +4,10 @@ import pytest
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import batch, fitting, levels, monthly, protocol, results
+from muster.pipeline import protocol
+from muster.pipeline.batch import cost_fit, monthly_report, rule_replay
+from muster.pipeline.fleet import rollups
+from muster.pipeline.history import rollup_rows
 from tests.pipeline import test_history, traffic
 
 T0 = test_history.T0
@@ -47,23 +50,23 @@ def root(tmp_path):
             ]
         )
     ]
-    levels.write_alerts(alerts, tmp_path, "r", 0)
-    group = results.Many("group", "web", T0)
+    rollup_rows.write_alerts(alerts, tmp_path, "r", 0)
+    group = rollups.Many("group", "web", T0)
     group.cell.fold(test_history._column(40.0))
     group.cell.machines = 7
-    levels.write([group], 10_000, tmp_path, "r", 9)
+    rollup_rows.write([group], 10_000, tmp_path, "r", 9)
     for number in range(3):
-        many = results.Many("system", "", T0 + number * 3_600_000)
+        many = rollups.Many("system", "", T0 + number * 3_600_000)
         many.cell.fold(test_history._column(50.0 + number))
         many.cell.machines = 10 + number
-        levels.write([many], 10_000, tmp_path, "r", number)
+        rollup_rows.write([many], 10_000, tmp_path, "r", number)
     return tmp_path
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
 def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
-    found = batch.replay(
+    found = rule_replay.replay(
         spark,
         root,
         "severity = 'critical' AND receiver.cpu_percent >= 50",
@@ -73,47 +76,47 @@ def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
     assert [one.receivers for one in found.reached] == [0, 3, 0, 0]
     assert (found.events, found.deliveries, found.receivers) == (4, 3, 3)
     with pytest.raises(errors.ParseError, match="colour"):
-        batch.replay(spark, root, "colour = 'red'")
-    wanted = {one.key: one for one in batch.demand(spark, root)}
+        rule_replay.replay(spark, root, "colour = 'red'")
+    wanted = {one.key: one for one in rule_replay.demand(spark, root)}
     assert wanted["users"].total == 90.0
     assert wanted["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
     assert wanted["users"].place_in == ["z0", "z2", "z1"]
-    first = {one.key: one.total for one in batch.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
+    first = {one.key: one.total for one in rule_replay.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
     assert first == {"users": 45.0, "x": 10.0, "orders": 5.0}
     assert wanted["orders"].by_zone == {"z1": 10.0}  # one every two seconds, in two periods of ten
 
 
 def test_copies_go_where_most_of_the_demand_is():
-    assert batch.places({"a": 90.0, "b": 5.0, "c": 5.0}, 0.8, 3) == ["a"]
-    assert batch.places({"a": 50.0, "b": 30.0, "c": 20.0}, 0.8, 3) == ["a", "b"]
-    assert batch.places({}, 0.8, 3) == []
+    assert rule_replay.places({"a": 90.0, "b": 5.0, "c": 5.0}, 0.8, 3) == ["a"]
+    assert rule_replay.places({"a": 50.0, "b": 30.0, "c": 20.0}, 0.8, 3) == ["a", "b"]
+    assert rule_replay.places({}, 0.8, 3) == []
 
 
 def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
     path = tmp_path / "progress.jsonl"
     for number in range(1, 20):
         rows = 1000 * number
-        fitting.keep(path, protocol.Progress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6))
+        cost_fit.keep(path, protocol.Progress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6))
     path.write_bytes(path.read_bytes() + b'{"kind":"pipeline-prog')  # the machine failed here
-    found = fitting.fit(fitting.read(path), trigger_s=10.0)
+    found = cost_fit.fit(cost_fit.read(path), trigger_s=10.0)
     assert found.fixed_s == pytest.approx(0.5)
     assert found.report_s == pytest.approx(2e-6)
     assert found.r2 == pytest.approx(1.0)
     assert found.machines(10.0) == pytest.approx(9.5 / 2e-6)
     with pytest.raises(errors.InvalidInput, match="too few"):
-        fitting.fit(fitting.read(path)[:2], trigger_s=10.0)
+        cost_fit.fit(cost_fit.read(path)[:2], trigger_s=10.0)
 
 
 def test_the_monthly_page_has_plots_and_alerts(root):
-    page = monthly.page(root, "2023-11")
+    page = monthly_report.page(root, "2023-11")
     assert page.count("<svg") == 5
     assert '<td>web</td><td class="n">7</td><td class="n">0</td><td class="n">40.0</td>' in page
     assert "Demand" not in page
-    asked = [batch.Demand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
-    shown = monthly.page(root, "2023-11", demand=asked)
+    asked = [rule_replay.Demand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
+    shown = monthly_report.page(root, "2023-11", demand=asked)
     assert '<td>users</td><td class="n">90</td><td>z0 60, z1 30</td><td>z0, z1</td>' in shown
     assert "<td>fire</td><td>critical</td>" in page
     with pytest.raises(errors.NotFound):
-        monthly.page(root, "2023-12")
+        monthly_report.page(root, "2023-12")
     with pytest.raises(errors.InvalidInput, match="2030-01"):
-        monthly.page(root, "Mai")
+        monthly_report.page(root, "Mai")

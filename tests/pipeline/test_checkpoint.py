@@ -7,9 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from muster.bus import client
+from muster.bus.client import client
 from muster.core import messages
-from muster.pipeline import checkpoint, fleet, history, job, roll, service, settings
+from muster.pipeline import settings
+from muster.pipeline.fleet import node_columns, state
+from muster.pipeline.history import tables
+from muster.pipeline.job import checkpoint_label, query, service
 from muster.testing.eventually import eventually
 from tests.pipeline import test_job, traffic
 
@@ -22,7 +25,7 @@ pytestmark = [
 def stored(root: Path) -> list[tuple[str, int]]:
     return sorted(
         (row["machine"], row["sequence"])
-        for path in history.files(root, history.NODES)
+        for path in tables.files(root, tables.NODES)
         for row in pq.read_table(path, columns=["machine", "sequence"], partitioning=None).to_pylist()
     )
 
@@ -43,10 +46,10 @@ async def test_behind_an_older_versions_checkpoint_reading_goes_on_and_a_torn_ba
     run, number, parts = last_batch(root)
     assert len(parts) == 2
     # As if the process had been killed when one of the batch's two shards was written.
-    history.mark_done(root, run, history.Done(number - 1, 0))
+    tables.mark_done(root, run, tables.Done(number - 1, 0))
     parts[1].unlink()
     assert len(stored(root)) < 40
-    path = folder / checkpoint.LABEL
+    path = folder / checkpoint_label.LABEL
     path.write_text(re.sub(r'"version":\d+', '"version":1', path.read_text()))
     await traffic.store(broker.url, traffic.body(rows(3)))
     # What was fixed for its life is free again.
@@ -58,9 +61,9 @@ async def test_behind_an_older_versions_checkpoint_reading_goes_on_and_a_torn_ba
 
 
 def last_batch(root: Path) -> tuple[str, int, list[Path]]:
-    found = [history._place(path) for _, path in history.batches(root, history.NODES)]
+    found = [tables._place(path) for _, path in tables.batches(root, tables.NODES)]
     run, number = max(found, key=lambda one: one[1])
-    folder = history.batch_folder(root, history.NODES, run, number)
+    folder = tables.batch_folder(root, tables.NODES, run, number)
     return run, number, sorted(folder.glob("part-*.parquet"))
 
 
@@ -72,14 +75,14 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     await traffic.store(broker.url, traffic.body(rows(1)))
     root, folder = tmp_path / "history", tmp_path / "pipeline" / "checkpoint"
     with monkeypatch.context() as patched:
-        patched.setattr(job, "processor", another_version)
+        patched.setattr(query, "processor", another_version)
         async with test_job.running(broker, spark, tmp_path) as ask:
             await eventually(lambda: test_job._batch(ask, 1), timeout_s=300)
     async with await client.connect([broker.url], identity="pipeline") as bus:
         wanted = settings.Pipeline(trigger_s=0.5, window_s=1.0, shards=2)
         places = service.Places(tmp_path, (broker.url,))
         one = await asyncio.to_thread(service.Service, bus, wanted, places, spark=spark)
-        with pytest.raises(checkpoint.Unusable, match="not written by this version") as refused:
+        with pytest.raises(checkpoint_label.Unusable, match="not written by this version") as refused:
             await asyncio.wait_for(one.run(), 300)
     assert f"move {folder} away" in (refused.value.hint or "")
     folder.rename(tmp_path / "away")
@@ -88,7 +91,7 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     assert stored(root) == sorted((f"m{n}", 1) for n in range(20))
 
 
-def another_version(wanted: job.Job):
+def another_version(wanted: query.Job):
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Other(StatefulProcessor):
@@ -107,39 +110,41 @@ def another_version(wanted: job.Job):
     return Other()
 
 
-@pytest.mark.parametrize("data", [b"", b"\x91\x63", b"\xc0", b"\x96" + bytes([fleet.LAYOUT]), b"rubbish"])
+@pytest.mark.parametrize("data", [b"", b"\x91\x63", b"\xc0", b"\x96" + bytes([state.LAYOUT]), b"rubbish"])
 def test_state_of_another_layout_is_named_as_such(data):
-    with pytest.raises(fleet.Unreadable, match=fleet.UNREADABLE):
-        fleet.Fleet.unpack(data, fleet.Plan(), roll.Names())
+    with pytest.raises(state.Unreadable, match=state.UNREADABLE):
+        state.Fleet.unpack(data, state.Plan(), node_columns.Names())
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     folder = tmp_path / "checkpoint"
-    label = checkpoint.open_(folder, settings.Pipeline())
-    assert checkpoint.open_(folder, settings.Pipeline()) == label
-    with pytest.raises(checkpoint.Unusable, match="shards = 4, and 8") as refused:
-        checkpoint.open_(folder, settings.Pipeline(shards=8))
+    label = checkpoint_label.open_(folder, settings.Pipeline())
+    assert checkpoint_label.open_(folder, settings.Pipeline()) == label
+    with pytest.raises(checkpoint_label.Unusable, match="shards = 4, and 8") as refused:
+        checkpoint_label.open_(folder, settings.Pipeline(shards=8))
     assert "move" in (refused.value.hint or "")
-    path = folder / checkpoint.LABEL
-    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":99'))
-    with pytest.raises(checkpoint.Unusable, match="is of version 99"):
-        checkpoint.open_(folder, settings.Pipeline())
+    path = folder / checkpoint_label.LABEL
+    path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":99'))
+    with pytest.raises(checkpoint_label.Unusable, match="is of version 99"):
+        checkpoint_label.open_(folder, settings.Pipeline())
     path.write_text("rubbish")
-    with pytest.raises(checkpoint.Unusable, match="cannot be read"):
-        checkpoint.open_(folder, settings.Pipeline())
+    with pytest.raises(checkpoint_label.Unusable, match="cannot be read"):
+        checkpoint_label.open_(folder, settings.Pipeline())
     path.unlink()
     (folder / "offsets").mkdir()
-    with pytest.raises(checkpoint.Unusable, match="did not make"):
-        checkpoint.open_(folder, settings.Pipeline())
+    with pytest.raises(checkpoint_label.Unusable, match="did not make"):
+        checkpoint_label.open_(folder, settings.Pipeline())
 
 
 def test_a_checkpoint_of_an_older_version_is_set_aside_and_a_new_one_begun(tmp_path):
     folder = tmp_path / "checkpoint"
-    old = checkpoint.open_(folder, settings.Pipeline())
+    old = checkpoint_label.open_(folder, settings.Pipeline())
     (folder / "spark").mkdir()
-    path = folder / checkpoint.LABEL
-    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":1'))
-    new = checkpoint.open_(folder, settings.Pipeline(shards=8))  # what was fixed for its life is free again
-    assert (new.version, new.shards) == (checkpoint.VERSION, 8)
+    path = folder / checkpoint_label.LABEL
+    path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":1'))
+    new = checkpoint_label.open_(
+        folder, settings.Pipeline(shards=8)
+    )  # what was fixed for its life is free again
+    assert (new.version, new.shards) == (checkpoint_label.VERSION, 8)
     assert not (folder / "spark").exists()
     assert (tmp_path / f"checkpoint-of-version-1-{old.run}" / "spark").is_dir()

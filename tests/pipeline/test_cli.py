@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.bus import client
-from muster.cli import report
+from muster.bus.client import client
+from muster.cli.monitoring import report
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import alerts, service, settings
 from muster.pipeline import client as pipeline_client
+from muster.pipeline import settings
+from muster.pipeline.alerts import tracker
+from muster.pipeline.job import service
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.pipeline import test_history, traffic
@@ -70,7 +72,7 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
         one = await asyncio.to_thread(service.Service, bus, wanted, service.Places(tmp_path, (broker.url,)))
         task = asyncio.create_task(one.run())
         await eventually(lambda: hasattr(one._outcomes, "_alerts"))
-        down = [alerts.Judgement("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")]
+        down = [tracker.Judgement("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")]
         await one._outcomes._finish(0, down, 1000, [], {}, 0)
 
         async with await client.connect([broker.url], identity="ann") as user:
@@ -115,7 +117,9 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         task = asyncio.create_task(one.run())
         await eventually(lambda: hasattr(one._outcomes, "_alerts"))
         now_ms = traffic.now_ms()
-        down = [alerts.Judgement("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")]
+        down = [
+            tracker.Judgement("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")
+        ]
         await one._outcomes._finish(0, down, now_ms, [], {}, 0)
         assert await states() == {"group:web": "firing", "group:db": "firing"}
         await muster("alert", "ack", "down", "group:web")

@@ -10,10 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import muster
-from muster.bus import client
+from muster.bus.client import client
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import history, java, run, settings
-from muster.testing import process
+from muster.pipeline import settings
+from muster.pipeline.history import tables
+from muster.pipeline.job import main
+from muster.pipeline.source import java_runtime
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.pipeline import traffic
 
@@ -22,16 +25,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SOURCE = str(Path(muster.__file__).parents[1])
 
 
-async def part(name: str, *arguments: str, env: dict[str, str]) -> process.Child:
+async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process.Child:
     """The wheel has no start scripts: its launcher runs the classes."""
     import pyspark
 
     launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    return await process.start(launcher, f"org.apache.spark.deploy.{name}", *arguments, env=env, name=name)
+    return await child_process.start(
+        launcher, f"org.apache.spark.deploy.{name}", *arguments, env=env, name=name
+    )
 
 
 async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(broker, tmp_path):
-    found = await asyncio.to_thread(java.find, tmp_path)
+    found = await asyncio.to_thread(java_runtime.find, tmp_path)
     env = {
         "JAVA_HOME": str(found.home),
         "PYSPARK_PYTHON": sys.executable,
@@ -73,8 +78,8 @@ def command_line(one: psutil.Process) -> str:
         return ""
 
 
-async def runs(broker_url: str, master: str, folder: Path, workers: list[process.Child]) -> None:
-    options = run.Options(
+async def runs(broker_url: str, master: str, folder: Path, workers: list[child_process.Child]) -> None:
+    options = main.Options(
         folder=str(folder),
         servers=(broker_url,),
         settings=settings.Pipeline(
@@ -91,14 +96,14 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[process
         await traffic.store(broker_url, *(traffic.body(rows[n : n + 10]) for n in range(0, 100, 10)))
 
     def stored() -> int:
-        return sum(int(pq.read_metadata(one).num_rows) for one in history.files(root, history.NODES))
+        return sum(int(pq.read_metadata(one).num_rows) for one in tables.files(root, tables.NODES))
 
     await report(1)
     async with (
-        await process.start(
+        await child_process.start(
             sys.executable,
             "-m",
-            "muster.pipeline.run",
+            "muster.pipeline.job.main",
             path,
             env={"PYTHONPATH": SOURCE, "SPARK_LOCAL_IP": "127.0.0.1"},
         ) as driver,
@@ -126,7 +131,7 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[process
         assert await driver.wait(timeout_s=120) == 0
     rows = [
         (row["machine"], row["sequence"])
-        for one in history.files(root, history.NODES)
+        for one in tables.files(root, tables.NODES)
         for row in pq.read_table(one, columns=["machine", "sequence"]).to_pylist()
     ]
     assert len(rows) == len(set(rows)) == 200

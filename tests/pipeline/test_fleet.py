@@ -6,35 +6,40 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from muster.core import health, messages, reports
-from muster.monitor import interpreters
-from muster.pipeline import cells, fleet, results, roll, rules
+from muster.core import health, messages
+from muster.core.reports import columns
+from muster.monitor.channel import interpreters
+from muster.pipeline.alerts import rules
+from muster.pipeline.fleet import cells, node_columns, rollups
+from muster.pipeline.fleet import state as fleet_state
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000  # the start of a window of ten seconds
 
 
-def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet.Arrival:
-    return fleet.Arrival(sequence, stored_ms, reports.to_batch(rows), reports.Facts(**facts))
+def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet_state.Arrival:
+    return fleet_state.Arrival(sequence, stored_ms, columns.to_batch(rows), columns.Facts(**facts))
 
 
-def closed(output: fleet.Output) -> dict[tuple[str, str, int], results.Many]:
-    return {(one.level, one.name, (one.from_ms - T0) // 1000): one for one in results.levels(output.closed)}
+def closed(output: fleet_state.Output) -> dict[tuple[str, str, int], rollups.Many]:
+    return {(one.level, one.name, (one.from_ms - T0) // 1000): one for one in rollups.levels(output.closed)}
 
 
-def again(known: fleet.Fleet, plan: fleet.Plan) -> fleet.Fleet:
+def again(known: fleet_state.Fleet, plan: fleet_state.Plan) -> fleet_state.Fleet:
     """As it comes back from Spark's state."""
     names = known.roll.names
-    return fleet.Fleet.unpack(known.pack(), plan, roll.Names.unpack(names.version, names.pack()))
+    return fleet_state.Fleet.unpack(
+        known.pack(), plan, node_columns.Names.unpack(names.version, names.pack())
+    )
 
 
-def figures(cell: cells.Cell) -> dict[str, reports.Rollup]:
-    return results.rollups(results.Many("group", "x", 0, cell))
+def figures(cell: cells.Cell) -> dict[str, columns.Rollup]:
+    return rollups.rollups(rollups.Many("group", "x", 0, cell))
 
 
 def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
-    plan = fleet.Plan()
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan()
+    known = fleet_state.Fleet(plan)
     rows = [traffic.report(f"m{n}", 1, T0 + 10 * n, metrics={"cpu_percent": float(n)}) for n in range(100)]
     assert closed(known.feed([arrival(rows, T0 + 3000)], T0 + 3000)) == {}
     known = again(known, plan)
@@ -43,7 +48,7 @@ def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
     assert list(found) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
     for many in found.values():
         assert (many.cell.total, many.cell.machines, many.cell.states) == (100, 100, {"up": 100})
-    cpu = results.rollups(many)["cpu_percent"]
+    cpu = rollups.rollups(many)["cpu_percent"]
     assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (100, 4950.0, 0.0, 99.0)
     assert cpu.p50 == pytest.approx(49.5, rel=0.04)
     assert cpu.p99 == pytest.approx(98, rel=0.04)
@@ -70,8 +75,8 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
 
 
 def test_a_report_counts_once_even_if_reports_overtake_each_other():
-    plan = fleet.Plan()
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan()
+    known = fleet_state.Fleet(plan)
     first = [traffic.report("a", n, T0 + n) for n in (1, 2, 4)]
     assert known.feed([arrival(first, T0 + 10)], T0 + 10).counts == {}
     known = again(known, plan)
@@ -84,7 +89,7 @@ def test_a_report_counts_once_even_if_reports_overtake_each_other():
 
 
 def test_late_and_future_reports_are_counted_and_change_nothing_else():
-    known = fleet.Fleet(fleet.Plan())
+    known = fleet_state.Fleet(fleet_state.Plan())
     known.feed([arrival([traffic.report("a", 1, T0)], T0)], T0 + 30_000)
     rows = [traffic.report("a", 2, T0 + 1), traffic.report("b", 1, T0 + 30_000 + 61_000)]
     output = known.feed([arrival(rows, T0 + 30_000, 2)], T0 + 40_000)
@@ -93,7 +98,7 @@ def test_late_and_future_reports_are_counted_and_change_nothing_else():
 
 
 def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_themselves():
-    known = fleet.Fleet(fleet.Plan(top=2))
+    known = fleet_state.Fleet(fleet_state.Plan(top=2))
     rows = [
         traffic.report(
             f"m{n}", 1, T0 + n, zone=f"z{n % 2}", metrics={"cpu_percent": float(n), "gpu": 2.0 * n}
@@ -104,7 +109,7 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
     found = closed(known.feed([], T0 + 20_000))
     assert set(found) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
     odd = found["zone", "z1", 0]
-    assert results.rollups(odd)["gpu"] == reports.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
+    assert rollups.rollups(odd)["gpu"] == columns.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
     assert odd.cell.partial
     for level in (found["group", "default", 0], found["system", "", 0]):
         assert level.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
@@ -113,8 +118,8 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
 
 def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
     silent = rules.Rule(name="silent", level="node", when="age_s > 3 * period_s")
-    plan = fleet.Plan(rules=(silent,), forget_s=600)
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan(rules=(silent,), forget_s=600)
+    known = fleet_state.Fleet(plan)
     both = [traffic.report("a", 1, T0), traffic.report("b", 1, T0)]
     assert not known.feed([arrival(both, T0)], T0).changes
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
@@ -135,8 +140,8 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
 
 def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90", until="cpu_percent < 70")
-    plan = fleet.Plan(rules=(hot,))
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan(rules=(hot,))
+    known = fleet_state.Fleet(plan)
     told = []
     for number, cpu in enumerate([50, 95, 99, 80, 69, 80, 91]):
         row = traffic.report("a", number, T0 + number, metrics={"cpu_percent": float(cpu)})
@@ -148,7 +153,7 @@ def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
 
 def test_rules_see_metrics_of_the_fleets_own():
     full = rules.Rule(name="full", level="node", when="own.queue > 100")
-    known = fleet.Fleet(fleet.Plan(rules=(full,)))
+    known = fleet_state.Fleet(fleet_state.Plan(rules=(full,)))
     rows = [
         traffic.report("a", 1, T0, metrics={"queue": 101.0}),
         traffic.report("b", 1, T0, metrics={"queue": 3.0}),
@@ -156,7 +161,7 @@ def test_rules_see_metrics_of_the_fleets_own():
     ]
     output = known.feed([arrival(rows, T0)], T0)
     assert [(one.machine, one.on, one.value) for one in output.changes] == [("a", True, 101.0)]
-    found = results.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    found = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
     assert found["own.queue_mean"] == 52.0
     assert (found["own.queue_min"], found["own.queue_max"]) == (3.0, 101.0)
 
@@ -164,8 +169,8 @@ def test_rules_see_metrics_of_the_fleets_own():
 def test_rules_and_roll_ups_see_what_services_report():
     slow = rules.Rule(name="slow", level="node", when="own.shop_took_ms > 100")
     down = rules.Rule(name="down", level="node", when="own.db_up < 1")
-    plan = fleet.Plan(rules=(slow, down))
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan(rules=(slow, down))
+    known = fleet_state.Fleet(plan)
 
     def services(took: float, state: health.State) -> tuple[messages.ServiceReport, ...]:
         return (
@@ -179,17 +184,17 @@ def test_rules_and_roll_ups_see_what_services_report():
         traffic.report("b", 1, T0, services=services(20.0, health.State.DOWN), metrics={"queue": 7.0}),
         traffic.report("c", 1, T0, services=services(30.0, health.State.UP)[:1]),
     ]
-    whole = reports.to_batch(rows)
+    whole = columns.to_batch(rows)
     arrivals = [
-        fleet.Arrival(1, T0, whole.slice(0, 2), reports.Facts()),
-        fleet.Arrival(2, T0, whole.slice(2), reports.Facts()),  # Arrow's children do not know of slices
+        fleet_state.Arrival(1, T0, whole.slice(0, 2), columns.Facts()),
+        fleet_state.Arrival(2, T0, whole.slice(2), columns.Facts()),  # Arrow's children do not know of slices
     ]
     output = known.feed(arrivals, T0)
     assert sorted((one.rule, one.machine, one.value) for one in output.changes) == [
         ("down", "b", 0.0),
         ("slow", "a", 120.0),
     ]
-    found = results.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    found = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
     assert found["own.db_up_mean"] == pytest.approx(2 / 3)
     assert (found["own.shop_took_ms_min"], found["own.shop_depth_mean"]) == (20.0, 2.0)
     assert found["own.queue_max"] == 7.0
@@ -197,7 +202,7 @@ def test_rules_and_roll_ups_see_what_services_report():
 
 def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet.Fleet(fleet.Plan(rules=(hot,), changes_max=10))
+    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,), changes_max=10))
     rows = [traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": 99.0}) for n in range(50)]
     output = known.feed([arrival(rows, T0)], T0)
     assert len(output.changes) == 10
@@ -216,7 +221,7 @@ def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
 
 def test_rules_about_machines_are_judged_by_the_brokers_clock():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet.Fleet(fleet.Plan(rules=(hot,)))
+    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,)))
 
     def judged(sequence: int, machine_ms: int, stored_ms: int, cpu: float) -> list[tuple[bool, int]]:
         row = traffic.report("m", sequence, machine_ms, metrics={"cpu_percent": cpu})
@@ -229,7 +234,7 @@ def test_rules_about_machines_are_judged_by_the_brokers_clock():
 
 
 def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
-    known = fleet.Fleet(fleet.Plan())
+    known = fleet_state.Fleet(fleet_state.Plan())
     for order, (sequence, at_s) in enumerate([(1, 1), (3, 11), (2, 6), (4, 4)]):
         stored_ms = T0 + 1000 * (10 + order)
         known.feed([arrival([traffic.report("a", sequence, T0 + at_s * 1000)], stored_ms, order)], stored_ms)
@@ -239,8 +244,8 @@ def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
 
 
 def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
-    plan = fleet.Plan(forget_s=60)
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan(forget_s=60)
+    known = fleet_state.Fleet(plan)
     rows = [traffic.report("a", 1, T0, group="web"), traffic.report("b", 1, T0, group="db", zone="z2")]
     known.feed([arrival(rows, T0)], T0)
     gone = []
@@ -249,12 +254,12 @@ def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
         row = traffic.report("a", 1 + second, now_ms, group="web")
         known = again(known, plan)
         output = known.feed([arrival([row], now_ms, second)] if second < 50 else [], now_ms)
-        gone += [(many.level, many.name) for many in results.levels(output.closed) if many.gone]
+        gone += [(many.level, many.name) for many in rollups.levels(output.closed) if many.gone]
     assert gone == [("group", "db"), ("zone", "z2"), ("group", "web"), ("zone", "default")]
 
 
 def test_summaries_that_overtake_each_other_are_all_taken_once():
-    known = fleet.Fleet(fleet.Plan())
+    known = fleet_state.Fleet(fleet_state.Plan())
     first, second = (summary([traffic.report(name, 1, T0)], sequence=n) for n, name in ((1, "a"), (2, "b")))
     counts = [
         known.feed([], T0 + 1000 + number, summaries=[stored_as(one, number)]).counts
@@ -263,29 +268,29 @@ def test_summaries_that_overtake_each_other_are_all_taken_once():
     assert [list(one) for one in counts] == [["summaries"], ["summaries"], ["duplicated"]]
 
 
-def stored_as(one: fleet.Arrival, sequence: int) -> fleet.Arrival:
-    return fleet.Arrival(sequence, one.stored_ms, one.batch, one.facts)
+def stored_as(one: fleet_state.Arrival, sequence: int) -> fleet_state.Arrival:
+    return fleet_state.Arrival(sequence, one.stored_ms, one.batch, one.facts)
 
 
 def test_odd_numbers_stop_nothing():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet.Fleet(fleet.Plan(rules=(hot,)))
-    odd = reports.to_batch([traffic.report("a", 2**62, T0), traffic.report("b", 1, T0)])
+    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,)))
+    odd = columns.to_batch([traffic.report("a", 2**62, T0), traffic.report("b", 1, T0)])
     names = odd.schema.names
     odd = odd.set_column(names.index("cpu_percent"), "cpu_percent", pa.array([math.inf, -math.inf]))
     odd = odd.set_column(names.index("period_s"), "period_s", pa.array([math.nan, -1.0]))
-    only_future = reports.to_batch([traffic.report("c", 1, T0 + 10**9)])
+    only_future = columns.to_batch([traffic.report("c", 1, T0 + 10**9)])
     output = known.feed(
         [
-            fleet.Arrival(1, T0, odd, reports.Facts()),
-            fleet.Arrival(2, T0, only_future, reports.Facts()),
+            fleet_state.Arrival(1, T0, odd, columns.Facts()),
+            fleet_state.Arrival(2, T0, only_future, columns.Facts()),
         ],
         T0,
     )
     assert output.counts == {"future": 1}
     assert [(one.machine, one.value) for one in output.changes] == [("a", None)]
     many = closed(known.feed([], T0 + 20_000))["group", "default", 0]
-    assert (many.cell.total, "cpu_percent" in results.rollups(many)) == (2, False)
+    assert (many.cell.total, "cpu_percent" in rollups.rollups(many)) == (2, False)
 
 
 def test_a_metric_that_nobody_measured_has_no_roll_up():
@@ -296,8 +301,8 @@ def test_a_metric_that_nobody_measured_has_no_roll_up():
 
 def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
     odd = rules.Rule(name="odd", level="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
-    plan = fleet.Plan(rules=(odd,), window_s=1e6)
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan(rules=(odd,), window_s=1e6)
+    known = fleet_state.Fleet(plan)
     chance = np.random.default_rng(1)
 
     def tell(number: int, busy: float, idle: float) -> list[tuple[str, bool]]:
@@ -320,17 +325,17 @@ def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
     assert told == [("idle", True), ("idle", False)]
 
 
-def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> fleet.Arrival:
-    table = pa.Table.from_batches([reports.to_batch(rows)])
-    held = interpreters.Held(table, reports.summary_schema().empty_table(), T0, T0 + 1, False)
+def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> fleet_state.Arrival:
+    table = pa.Table.from_batches([columns.to_batch(rows)])
+    held = interpreters.Held(table, columns.summary_schema().empty_table(), T0, T0 + 1, False)
     (one,) = interpreters.Merge().interpret(held, [interpreters.Subscription("up", ("root",), "merge")])
-    facts = reports.Facts(schema=reports.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
-    return fleet.Arrival(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
+    facts = columns.Facts(schema=columns.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
+    return fleet_state.Arrival(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
 
 
 def test_summaries_of_merging_channels_add_up_with_node_reports():
-    plan = fleet.Plan()
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan()
+    known = fleet_state.Fleet(plan)
     cpu = np.random.default_rng(3).uniform(1, 100, 2000)
     rows = [
         traffic.report(f"m{n}", 1, T0, zone=f"z{n % 2}", metrics={"cpu_percent": value, "gpu": 1.0})
@@ -344,39 +349,39 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
     assert repeated.counts.keys() == {"duplicated", "future"}
     found = closed(known.feed([], T0 + 20_000))
     for many in (found["group", "default", 0], found["system", "", 0]):
-        told = results.rollups(many)["cpu_percent"]
+        told = rollups.rollups(many)["cpu_percent"]
         assert (many.cell.total, told.count) == (2000, 2000)
         assert many.cell.heard() == pytest.approx(2000, rel=0.05)
         assert told.sum == pytest.approx(cpu.sum())
         assert (told.min, told.max) == (cpu.min(), cpu.max())
         assert told.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)
         assert told.p99 == pytest.approx(np.percentile(cpu, 99), rel=0.04)
-        assert results.rollups(many)["gpu"].count == 2000
+        assert rollups.rollups(many)["gpu"].count == 2000
     assert found["zone", "z1", 0].cell.total == 1000
     late = known.feed([], T0 + 20_001, summaries=[summary(rows, sequence=3)])
     assert late.counts.keys() == {"late"}
 
 
 def test_a_shard_of_summaries_alone_keeps_its_groups_over_a_micro_batch():
-    plan = fleet.Plan()
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan()
+    known = fleet_state.Fleet(plan)
     known.feed([], T0, summaries=[summary([traffic.report("a", 1, T0, group="far", zone="z3")])])
     found = closed(again(known, plan).feed([], T0 + 20_000))
     assert found["group", "far", 0].cell.total == found["zone", "z3", 0].cell.total == 1
 
 
 def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
-    known = fleet.Fleet(fleet.Plan())
+    known = fleet_state.Fleet(fleet_state.Plan())
     good = summary([traffic.report("a", 1, T0)])
     at = good.batch.schema.get_field_index("sketch")
     bad = good.batch.set_column(at, "sketch", pa.array([b"rubbish"] * good.batch.num_rows))
-    output = known.feed([], T0, summaries=[fleet.Arrival(1, T0, bad, good.facts)])
+    output = known.feed([], T0, summaries=[fleet_state.Arrival(1, T0, bad, good.facts)])
     assert output.counts == {"unusable": good.batch.num_rows}
 
 
 def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
-    plan = fleet.Plan()
-    known = fleet.Fleet(plan)
+    plan = fleet_state.Plan()
+    known = fleet_state.Fleet(plan)
     arrivals = [
         arrival(
             [traffic.report(f"m{n}", period + 1, T0 + 10_000 * period) for n in range(50)],

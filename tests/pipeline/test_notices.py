@@ -9,7 +9,8 @@ import pytest
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import alerts, notices, settings
+from muster.pipeline import settings
+from muster.pipeline.alerts import notifications, tracker
 from muster.testing.eventually import eventually
 
 ALERT = messages.Alert(
@@ -22,7 +23,7 @@ ALERT = messages.Alert(
     value=97.0,
     reason="node:a is hot",
 )
-NOTICE = alerts.Notice(ALERT, ("team",))
+NOTICE = tracker.Notice(ALERT, ("team",))
 
 
 @contextlib.asynccontextmanager
@@ -45,8 +46,8 @@ async def serving(handle):
 
 
 @contextlib.asynccontextmanager
-async def sending(receiver: notices.Receiver, wanted: settings.Pipeline, **more):
-    sender = notices.Sender({"team": receiver}, wanted, **more)
+async def sending(receiver: notifications.Receiver, wanted: settings.Pipeline, **more):
+    sender = notifications.Sender({"team": receiver}, wanted, **more)
     task = asyncio.create_task(sender.run(lambda: None))
     try:
         yield sender
@@ -56,7 +57,7 @@ async def sending(receiver: notices.Receiver, wanted: settings.Pipeline, **more)
 
 
 async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeypatch):
-    monkeypatch.setattr(notices, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(notifications, "FIRST_WAIT_S", 0.01)
     bodies: list[bytes] = []
 
     async def handle(reader, writer):
@@ -68,7 +69,7 @@ async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeyp
         await writer.drain()
 
     async with serving(handle) as port:
-        receiver = notices.Receiver(webhook=f"http://127.0.0.1:{port}/web")
+        receiver = notifications.Receiver(webhook=f"http://127.0.0.1:{port}/web")
         async with sending(receiver, settings.Pipeline()) as sender:
             sender.add(NOTICE)
             sender.add(NOTICE)  # once is enough
@@ -105,7 +106,9 @@ async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
 
     async with serving(handle) as port:
         wanted = settings.Pipeline(mail_server=f"127.0.0.1:{port}", mail_security="off")
-        async with sending(notices.Receiver(mail=("ann@example.org",)), wanted, unsent=[NOTICE]) as sender:
+        async with sending(
+            notifications.Receiver(mail=("ann@example.org",)), wanted, unsent=[NOTICE]
+        ) as sender:
             await eventually(lambda: sender.sent)
     assert any(line.startswith("Subject: [critical] firing: hot node:a") for line in said)
     assert not any(line.startswith("Bcc") for line in said)
@@ -114,28 +117,30 @@ async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
 
 
 async def test_who_does_not_answer_is_given_up_after_some_tries(monkeypatch):
-    monkeypatch.setattr(notices, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(notifications, "FIRST_WAIT_S", 0.001)
 
     async def handle(reader, writer):
         pass
 
     async with serving(handle) as port:
-        receiver = notices.Receiver(webhook=f"http://127.0.0.1:{port}/")
+        receiver = notifications.Receiver(webhook=f"http://127.0.0.1:{port}/")
         async with sending(receiver, settings.Pipeline()) as sender:
             sender.add(NOTICE)
             await eventually(lambda: sender.failed)
             await eventually(lambda: not sender.unsent())
 
 
-def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> alerts.Notice:
+def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> tracker.Notice:
     alert = msgspec.structs.replace(ALERT, about=f"node:{number}", state=state)
-    return alerts.Notice(alert, receivers or ("team",))
+    return tracker.Notice(alert, receivers or ("team",))
 
 
 async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(monkeypatch):
-    monkeypatch.setattr(notices, "QUEUE_MAX", 3)
+    monkeypatch.setattr(notifications, "QUEUE_MAX", 3)
     counted: list[str] = []
-    sender = notices.Sender({"team": notices.Receiver()}, settings.Pipeline(), count=counted.append)
+    sender = notifications.Sender(
+        {"team": notifications.Receiver()}, settings.Pipeline(), count=counted.append
+    )
     for number in range(4):
         sender.add(notice(number))
     assert [one.alert.about for one in sender.unsent()] == ["node:0", "node:1", "node:2"]
@@ -147,12 +152,12 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
 
 async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
     silent, reached = asyncio.Event(), asyncio.Event()
-    sender = notices.Sender(
-        {"silent": notices.Receiver(webhook="silent"), "team": notices.Receiver(webhook="team")},
+    sender = notifications.Sender(
+        {"silent": notifications.Receiver(webhook="silent"), "team": notifications.Receiver(webhook="team")},
         settings.Pipeline(),
     )
 
-    async def send(receiver: notices.Receiver, _: alerts.Notice) -> None:
+    async def send(receiver: notifications.Receiver, _: tracker.Notice) -> None:
         if receiver.webhook == "silent":
             await silent.wait()
             raise RuntimeError("a fault of ours")
@@ -176,11 +181,11 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
 def test_a_mail_server_without_a_port_is_refused_when_receivers_are_read(server):
     wanted = settings.Pipeline(mail_server=server, mail_allowed=("@example.org",))
     with pytest.raises(errors.InvalidInput, match="host:port"):
-        notices.refuse_forbidden("team", notices.Receiver(mail=("ann@example.org",)), wanted)
+        notifications.refuse_forbidden("team", notifications.Receiver(mail=("ann@example.org",)), wanted)
 
 
 def test_mail_without_tls_stays_on_this_machine():
     with pytest.raises(errors.InvalidInput, match="loopback"):
-        notices.mail(
+        notifications.mail(
             ("a@b.example",), NOTICE, settings.Pipeline(mail_server="mx.example:25", mail_security="off")
         )

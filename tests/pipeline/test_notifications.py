@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from muster.app import replay
-from muster.bus import client as bus_client
+from muster.app.operations import policy_replay
+from muster.bus.client import client as bus_client
 from muster.core import errors, messages
-from muster.notify import client, plain, protocol, service
+from muster.notify import client, protocol
+from muster.notify.matcher import kernels_numpy
+from muster.notify.notifier import notifier
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.notify.conftest import MODELS, QUICK
@@ -80,7 +82,9 @@ async def world(url: str) -> AsyncIterator[World]:
         async def connect(name: str) -> bus_client.Client:
             return await stack.enter_async_context(await bus_client.connect([url], identity=name, audit_s=0))
 
-        served = await stack.enter_async_context(service.Notifier(await connect("n1"), QUICK, kernels=plain))
+        served = await stack.enter_async_context(
+            notifier.Notifier(await connect("n1"), QUICK, kernels=kernels_numpy)
+        )
         await served.serving()
         farm = await stack.enter_async_context(client.Parties(await connect("farm")))
         control = await stack.enter_async_context(client.Parties(await connect("control")))
@@ -140,11 +144,11 @@ async def _nothing() -> AsyncIterator[Any]:
 async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(broker, spark):
     made = await played(broker.url)
     async with world(broker.url), await bus_client.connect([broker.url], identity="op") as bus:
-        words = await replay.vocabulary(bus)
+        words = await policy_replay.vocabulary(bus)
     access = {"servers": broker.url}
 
     def ask(policy: str, **more: Any):
-        return replay.notifications_of(spark, access, words, policy, **more)
+        return policy_replay.notifications_of(spark, access, words, policy, **more)
 
     as_it_was = await asyncio.to_thread(ask, POLICY)
     wanted = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from muster import connecting
-from muster.core import messages, reports
-from muster.testing import process
+from muster import connection
+from muster.core import messages
+from muster.core.reports import columns
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.pipeline import traffic
@@ -37,8 +38,8 @@ async def tell(where: dict[str, Any], number: int) -> int:
     """A round of reports into the stream, larger than the one before; how many."""
     (creds,) = await asyncio.to_thread(lambda: list(Path(where["keys"]).rglob("admin.creds")))
     servers = [one["url"] for one in where["brokers"]]
-    async with await connecting.connect(servers, creds=creds) as bus:
-        stream = await bus.open_stream(reports.REPORTS_STREAM)
+    async with await connection.connect(servers, creds=creds) as bus:
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
         for part in range(number):
             body = traffic.body(machines(100 * number + part))
             await stream.publish(f"muster.monitor.from.{bus.identity}.batch.root.0", body)
@@ -70,7 +71,7 @@ async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tm
     await muster("up", "--detach", "--set", "channel.enabled=true", home=home)
     try:
         quick = [f"pipeline.{word}" for word in ("trigger_s=5s", "window_s=1s", "delay_s=900ms")]
-        child: process.Child = await start_process(
+        child: child_process.Child = await start_process(
             *driver.command_line("pipeline", "run", "--set", f"pipeline.rules={rules}"),
             *(part for word in quick for part in ("--set", word)),
             env=driver.environment(home),

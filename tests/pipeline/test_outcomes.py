@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client
+from muster.bus.client import client
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import alerts, outcomes, protocol, query, settings
+from muster.pipeline import protocol, settings
+from muster.pipeline.alerts import tracker
+from muster.pipeline.history import search
+from muster.pipeline.job import batch_commit
 
-DOWN = [alerts.Judgement("down", "group:web", True, 1000, group="web")]
+DOWN = [tracker.Judgement("down", "group:web", True, 1000, group="web")]
 
 
 class Deaf:
@@ -21,12 +24,12 @@ class Deaf:
         raise errors.TimedOut("no acknowledgement came")
 
 
-async def opened(bus: client.Client, folder: Path) -> outcomes.Outcomes:
+async def opened(bus: client.Client, folder: Path) -> batch_commit.Outcomes:
     rules = folder / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
     wanted = settings.Pipeline(rules=str(rules), operators=("*",))
     made = await asyncio.to_thread(
-        outcomes.Outcomes, bus, wanted, history=folder / "history", run="r", memory=folder / "alerts.json"
+        batch_commit.Outcomes, bus, wanted, history=folder / "history", run="r", memory=folder / "alerts.json"
     )
     await made.open(protocol.streams())
     return made
@@ -54,7 +57,7 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
         assert await said(bus) == [("group:web", AlertState.FIRING)]
         rows = [
             row
-            for part in query.search(tmp_path / "history", query.Query("alerts"))
+            for part in search.search(tmp_path / "history", search.Query("alerts"))
             for row in part.to_pylist()
         ]
         assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]

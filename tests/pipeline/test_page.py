@@ -3,8 +3,13 @@
 import re
 from pathlib import Path
 
-from muster.core import messages, reports
-from muster.pipeline import fleet, history, job, protocol, rules
+from muster.core import messages
+from muster.core.reports import columns
+from muster.pipeline import protocol
+from muster.pipeline.alerts import rules
+from muster.pipeline.fleet import state
+from muster.pipeline.history import tables
+from muster.pipeline.job import query
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md").read_text()
 
@@ -16,7 +21,7 @@ def test_the_rules_shown_are_rules():
 
 
 def test_everything_a_rule_may_ask_is_named():
-    metrics = set(reports.STANDARD_METRICS)
+    metrics = set(columns.STANDARD_METRICS)
     for name in set(rules.MODELS["node"]) - metrics - {f"{metric}{rules.Z}" for metric in metrics}:
         assert f"`{name}`" in TEXT, name
     for name in rules.MODELS["group"]:
@@ -26,23 +31,23 @@ def test_everything_a_rule_may_ask_is_named():
 
 def test_every_reason_and_every_folder_is_named():
     reasons = [
-        fleet.FUTURE,
-        fleet.LATE,
-        fleet.DUPLICATED,
-        job.HISTORY_LOST,
-        job.HISTORY_FULL,
-        job.HISTORY_FAILED,
-        job.Forged.code,
+        state.FUTURE,
+        state.LATE,
+        state.DUPLICATED,
+        query.HISTORY_LOST,
+        query.HISTORY_FULL,
+        query.HISTORY_FAILED,
+        query.Forged.code,
         messages.Malformed.code,
         messages.TooLarge.code,
-        reports.WrongSchema.code,
-        reports.WrongVersion.code,
+        columns.WrongSchema.code,
+        columns.WrongVersion.code,
     ]
     assert [reason for reason in reasons if reason not in protocol.COUNTED] == []
     assert [reason for reason in protocol.COUNTED if f"`{reason}`" not in TEXT] == []
-    source = "".join(path.read_text() for path in Path(job.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(query.__file__).parent.glob("*.py"))
     counted = set(re.findall(r"(?:outcomes|self|output)\.count\(\"([a-z-]+)\"", source))
     assert len(counted) > 5
     assert counted - set(protocol.COUNTED) == set()
-    kinds = (history.NODES, history.LEVELS, history.ALERTS, history.HOURS, history.DAYS)
+    kinds = (tables.NODES, tables.LEVELS, tables.ALERTS, tables.HOURS, tables.DAYS)
     assert [kind for kind in kinds if f"\n{kind}/" not in TEXT] == []

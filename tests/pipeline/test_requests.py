@@ -4,11 +4,13 @@ import contextlib
 
 import pytest
 
-from muster.bus import client as bus_client
+from muster.bus.client import client as bus_client
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
 from muster.core import errors, messages
-from muster.pipeline import alerts, client, desk, protocol
+from muster.pipeline import client, protocol
+from muster.pipeline.alerts import tracker
+from muster.pipeline.job import request_handler
 from tests.pipeline import test_outcomes
 
 COUNT = 6_000
@@ -26,14 +28,14 @@ async def serving(broker, folder, operators=("*",)):
         await bus_client.connect([broker.url], identity="ann") as user,
     ):
         known = await test_outcomes.opened(bus, folder)
-        made = desk.Desk(known, operators, progress=_none, batches=list, stop=lambda: None)
+        made = request_handler.Desk(known, operators, progress=_none, batches=list, stop=lambda: None)
         async with server.Server(bus, protocol.PART, made.operations(), authorize=made.authorize):
             yield known.book, user
 
 
 async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
     """Issue 13, finding 1: without pages the answer was larger than a message, and none came."""
-    down = [alerts.Judgement("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)]
+    down = [tracker.Judgement("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)]
     async with serving(broker, tmp_path) as (book, user):
         book.judge(down, 2000)
         found = await client.Client(user).alerts()

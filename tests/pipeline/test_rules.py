@@ -3,7 +3,8 @@
 import pytest
 
 from muster.core import errors, messages
-from muster.pipeline import notices, rules, settings
+from muster.pipeline import settings
+from muster.pipeline.alerts import notifications, rules
 
 GOOD = """
 rules:
@@ -67,15 +68,15 @@ def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
 @pytest.mark.parametrize(
     "receiver",
     [
-        notices.Receiver(webhook="https://evil.example/x"),
-        notices.Receiver(webhook="https://hooks.example.evil.example/web"),
-        notices.Receiver(webhook="https://hooks.example/web/../admin"),
-        notices.Receiver(webhook="https://user@hooks.example/web"),
-        notices.Receiver(webhook="http://hooks.example/web"),
-        notices.Receiver(webhook="file:///etc/passwd"),
-        notices.Receiver(mail=("eve@evil.example",)),
-        notices.Receiver(mail=("ann@example.org, eve@evil.example",)),
-        notices.Receiver(mail=("ann@example.org\nBcc: eve@evil.example",)),
+        notifications.Receiver(webhook="https://evil.example/x"),
+        notifications.Receiver(webhook="https://hooks.example.evil.example/web"),
+        notifications.Receiver(webhook="https://hooks.example/web/../admin"),
+        notifications.Receiver(webhook="https://user@hooks.example/web"),
+        notifications.Receiver(webhook="http://hooks.example/web"),
+        notifications.Receiver(webhook="file:///etc/passwd"),
+        notifications.Receiver(mail=("eve@evil.example",)),
+        notifications.Receiver(mail=("ann@example.org, eve@evil.example",)),
+        notifications.Receiver(mail=("ann@example.org\nBcc: eve@evil.example",)),
     ],
 )
 def test_notices_go_to_allowed_addresses_only(receiver):
@@ -85,7 +86,7 @@ def test_notices_go_to_allowed_addresses_only(receiver):
         mail_server="127.0.0.1:25",
     )
     with pytest.raises(errors.InvalidInput, match="not allowed"):
-        notices.refuse_forbidden("x", receiver, wanted)
+        notifications.refuse_forbidden("x", receiver, wanted)
 
 
 def test_allowed_addresses_pass():
@@ -94,5 +95,5 @@ def test_allowed_addresses_pass():
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
     )
-    good = notices.Receiver(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
-    notices.refuse_forbidden("x", good, wanted)
+    good = notifications.Receiver(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
+    notifications.refuse_forbidden("x", good, wanted)

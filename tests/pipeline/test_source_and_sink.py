@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from muster.bus import api, client
-from muster.pipeline import session
+from muster.bus import api
+from muster.bus.client import client
+from muster.pipeline.source import session
 
 pytestmark = [
     pytest.mark.timeout(600),

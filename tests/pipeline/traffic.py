@@ -2,11 +2,13 @@
 
 import time
 
-from muster.bus import api, client
-from muster.core import messages, reports
+from muster.bus import api
+from muster.bus.client import client
+from muster.core import messages
+from muster.core.reports import columns
 
 SUBJECT = "muster.monitor.from.c1.batch.root.0"
-STREAM = api.StreamSettings(reports.REPORTS_STREAM, (reports.REPORTS_SUBJECTS,))
+STREAM = api.StreamSettings(columns.REPORTS_STREAM, (columns.REPORTS_SUBJECTS,))
 
 
 def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeReport:
@@ -22,7 +24,7 @@ def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeRepo
 
 
 def body(rows: list[messages.NodeReport], **facts) -> bytes:
-    return reports.encode(reports.to_batch(rows), reports.Facts(channel="c1", **facts))
+    return columns.encode(columns.to_batch(rows), columns.Facts(channel="c1", **facts))
 
 
 def now_ms() -> int:

@@ -18,20 +18,11 @@ import psycopg
 import pytest
 
 from muster.core import errors
-from muster.pipeline import session
-from muster.predicates import (
-    ast,
-    closure,
-    columns,
-    dialects,
-    explain,
-    normal,
-    parser,
-    sql,
-    text,
-    types,
-    vectors,
-)
+from muster.pipeline.source import session
+from muster.predicates import ast, types
+from muster.predicates.analysis import explanation, normal_forms
+from muster.predicates.backends import columnar, columns, dialects, python, sql
+from muster.predicates.syntax import parser, printer
 from muster.testing import postgres
 from tests.predicates import randomly, reference
 
@@ -97,13 +88,13 @@ def test_the_sample_has_every_truth_in_it(sample: list[Case]) -> None:
 def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: list[Case]) -> None:
     table = columns.Table.of(randomly.MODEL, rows)
     for condition, true, false in sample:
-        assert parser.parse(text.write(condition)) == condition
+        assert parser.parse(printer.write(condition)) == condition
         for meant, wanted in ((condition, true), (ast.Not(condition), false)):
-            matches = closure.compile(meant)
-            assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, text.write(meant)
-            assert vectors.evaluate(meant, table).nonzero()[0].tolist() == wanted, text.write(meant)
-        truth = explain.explain(condition, rows[0]).truth
-        assert (explain.nearest(condition, rows[0]) == ()) is (truth is True)
+            matches = python.compile(meant)
+            assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, printer.write(meant)
+            assert columnar.evaluate(meant, table).nonzero()[0].tolist() == wanted, printer.write(meant)
+        truth = explanation.explain(condition, rows[0]).truth
+        assert (explanation.nearest(condition, rows[0]) == ()) is (truth is True)
         assert truth is (True if 0 in true else False if 0 in false else None)
 
 
@@ -112,21 +103,21 @@ def test_closures_agree_on_messages_that_keep_to_no_model() -> None:
     rows = [randomly.untyped_row(rng) for _ in range(ROWS)]
     for condition, true, false in cases(750, rows, SEED + 1):
         for meant, wanted in ((condition, true), (ast.Not(condition), false)):
-            matches = closure.compile(meant)
+            matches = python.compile(meant)
             answers = [matches(row.get) for row in rows]
             assert {type(answer) for answer in answers} == {bool}
-            assert [n for n, answer in enumerate(answers) if answer] == wanted, text.write(meant)
+            assert [n for n, answer in enumerate(answers) if answer] == wanted, printer.write(meant)
 
 
 def test_normal_forms_mean_the_same(rows: list[Row], sample: list[Case]) -> None:
     capped = 0
     for condition, true, false in sample[:300]:
-        for form in (normal.negation_normal(condition), normal.canonical(condition)):
+        for form in (normal_forms.negation_normal(condition), normal_forms.canonical(condition)):
             truths = [reference.truth(form, row) for row in rows]
             assert [n for n, truth in enumerate(truths) if truth is True] == true
             assert [n for n, truth in enumerate(truths) if truth is False] == false
         try:
-            conjunctions = normal.disjunctive_normal(condition, cap=100)
+            conjunctions = normal_forms.disjunctive_normal(condition, cap=100)
         except errors.LimitExceeded:
             capped += 1
             continue
@@ -153,7 +144,7 @@ def agree(engine: Engine, dialect: dialects.Dialect, sample: list[Case], *, batc
             wanted += [case.true, case.false]
         wheres = [sql.write(each, randomly.MODEL, dialect) for each in meant]
         for each, where, found, right in zip(meant, wheres, engine(wheres), wanted, strict=True):
-            assert found == right, f"{text.write(each)}\n{where}"
+            assert found == right, f"{printer.write(each)}\n{where}"
 
 
 def flags(wheres: list[str]) -> str:

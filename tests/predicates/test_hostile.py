@@ -14,20 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.predicates import (
-    ast,
-    closure,
-    columns,
-    dialects,
-    explain,
-    like,
-    normal,
-    parser,
-    sql,
-    text,
-    types,
-    vectors,
-)
+from muster.predicates import ast, like_patterns, types
+from muster.predicates.analysis import explanation, normal_forms
+from muster.predicates.backends import columnar, columns, dialects, python, sql
+from muster.predicates.syntax import parser, printer
 from tests.predicates import reference
 from tests.predicates.test_parser import POLICY
 
@@ -64,15 +54,15 @@ def try_everything(expression: str, *, strict: bool) -> None:
         assert "\n" in refusal.pointer()
     if tree is None:
         return
-    assert parser.parse(text.write(tree)) == tree
+    assert parser.parse(printer.write(tree)) == tree
     for node in ast.walk(tree):
         start, end = node.span
         assert 0 <= start <= end <= len(expression)
     wanted = reference.truth(tree, ROW)
-    assert closure.compile(tree)(ROW.get) is (wanted is True)
-    assert vectors.evaluate(tree, columns.Table.of(MODEL, [ROW])).tolist() == [wanted is True]
-    assert explain.explain(tree, ROW).truth is wanted
-    assert normal.canonical(normal.canonical(tree)) == normal.canonical(tree)
+    assert python.compile(tree)(ROW.get) is (wanted is True)
+    assert columnar.evaluate(tree, columns.Table.of(MODEL, [ROW])).tolist() == [wanted is True]
+    assert explanation.explain(tree, ROW).truth is wanted
+    assert normal_forms.canonical(normal_forms.canonical(tree)) == normal_forms.canonical(tree)
     for dialect in DIALECTS:
         if dialect is not dialects.POSTGRESQL or "\0" not in expression:  # which it cannot hold: see below
             sql.write(tree, MODEL, dialect)
@@ -157,7 +147,7 @@ def test_no_name_and_no_string_becomes_code() -> None:
         seen.append(key)
         return None
 
-    assert closure.compile(tree)(get) is False
+    assert python.compile(tree)(get) is False
     assert seen == [evil, f"{evil}.b", "{evil}"]
 
 
@@ -192,7 +182,7 @@ def test_sqlite_matches_every_character(values: list[str], pattern: str) -> None
         connection.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
         where = sql.write(tree, {"a": types.STRING}, dialects.SQLITE)
         found = [value for (value,) in connection.execute(f"SELECT a FROM t WHERE {where} ORDER BY rowid")]
-    assert found == [value for value in values if like.matcher(pattern)(value)]
+    assert found == [value for value in values if like_patterns.matcher(pattern)(value)]
 
 
 def test_postgresql_cannot_hold_nul() -> None:
@@ -207,18 +197,18 @@ def test_postgresql_cannot_hold_nul() -> None:
 @given(st.text("ab%_!", max_size=7), st.sampled_from(["", "!", "a"]), st.text("ab%_!\n", max_size=9))
 def test_like_against_trying_everything(pattern: str, escape: str, value: str) -> None:
     try:
-        form = like.shape(pattern, escape)
+        form = like_patterns.shape(pattern, escape)
     except ValueError:
         with pytest.raises(errors.ParseError):
             parser.parse(f"x LIKE '{pattern}' ESCAPE '{escape}'")
         return
     tree = ast.Like(ast.Name("x"), pattern, escape)
     wanted = reference.truth(tree, {"x": value})
-    assert like.matcher(pattern, escape)(value) is wanted
-    assert closure.compile(tree)({"x": value}.get) is wanted
-    again, its_escape = like.canonical(form)
-    assert like.shape(again, its_escape) == form
-    assert bool(re.search(like.regular_expression(form), value)) is wanted
+    assert like_patterns.matcher(pattern, escape)(value) is wanted
+    assert python.compile(tree)({"x": value}.get) is wanted
+    again, its_escape = like_patterns.canonical(form)
+    assert like_patterns.shape(again, its_escape) == form
+    assert bool(re.search(like_patterns.regular_expression(form), value)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -227,7 +217,7 @@ def test_like_against_trying_everything(pattern: str, escape: str, value: str) -
 )
 def test_like_takes_no_longer_than_the_value_is_long(pattern: str) -> None:
     tree = parser.parse(f"x LIKE '{pattern}'")
-    matches = closure.compile(tree)
+    matches = python.compile(tree)
     took = []
     for length in (10_000, 80_000):
         value = {"x": "a" * length}.get
@@ -245,7 +235,7 @@ def test_a_condition_that_would_explode_is_counted_not_made() -> None:
     explosive = " AND ".join(f"(a = {n} OR b = 'x{n}')" for n in range(100))
     began = time.process_time()
     with pytest.raises(errors.LimitExceeded, match="1,267,650,600,228,229,401,496,703,205,376"):
-        normal.disjunctive_normal(parser.parse(explosive))
+        normal_forms.disjunctive_normal(parser.parse(explosive))
     assert time.process_time() - began < 0.5
 
 

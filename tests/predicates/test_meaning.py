@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 from muster.core import errors
-from muster.predicates import (
-    ast,
-    check,
-    closure,
-    columns,
-    cost,
-    explain,
-    normal,
-    parser,
-    text,
-    types,
-    vectors,
-)
+from muster.predicates import ast, types
+from muster.predicates.analysis import cost, explanation, normal_forms, type_check
+from muster.predicates.backends import columnar, columns, python
+from muster.predicates.syntax import parser, printer
 from tests.predicates.test_parser import POLICY
 
 NAN = float("nan")
@@ -28,9 +19,9 @@ NAN = float("nan")
 
 def truth(expression: str, **attributes: Any) -> bool | None:
     tree = parser.parse(expression)
-    if closure.compile(tree)(attributes.get):
+    if python.compile(tree)(attributes.get):
         return True
-    return False if closure.compile(ast.Not(tree))(attributes.get) else None
+    return False if python.compile(ast.Not(tree))(attributes.get) else None
 
 
 @pytest.mark.parametrize(
@@ -116,11 +107,11 @@ def truth(expression: str, **attributes: Any) -> bool | None:
 )
 def test_rules(expression: str, attributes: dict[str, Any], wanted: bool | None) -> None:
     assert truth(expression, **attributes) is wanted
-    assert explain.explain(parser.parse(expression), attributes).truth is wanted
+    assert explanation.explain(parser.parse(expression), attributes).truth is wanted
 
 
 def test_the_papers_policy() -> None:
-    accepts = closure.compile(parser.parse(POLICY, home="event"))
+    accepts = python.compile(parser.parse(POLICY, home="event"))
     northwest = {"sender._command_region": "northwest", "sender._trust_level": 4}
     national = {"sender.entity": "Intellimune", "sender._command_region": "national"}
     assert accepts({"alert": True, "threat_level": 4, **northwest}.get)
@@ -137,13 +128,15 @@ def test_the_papers_policy() -> None:
 
 def test_of_an_or_the_part_that_lacks_least_is_told() -> None:
     condition = parser.parse("(alert AND level >= 4 AND rank >= 2) OR (command AND rank >= 3)")
-    assert [one.clause for one in explain.nearest(condition, {"command": True, "rank": 1})] == ["rank >= 3"]
-    assert explain.nearest(condition, {"command": True, "rank": 3}) == ()
+    assert [one.clause for one in explanation.nearest(condition, {"command": True, "rank": 1})] == [
+        "rank >= 3"
+    ]
+    assert explanation.nearest(condition, {"command": True, "rank": 3}) == ()
 
 
 def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
     expression = "alert AND threat_level >= 4 AND sender.region = 'northwest'"
-    told = explain.explain(parser.parse(expression), {"alert": True, "threat_level": 3})
+    told = explanation.explain(parser.parse(expression), {"alert": True, "threat_level": 3})
     assert told.truth is False
     assert [(each.truth, expression[slice(*each.span)], each.found) for each in told.because] == [
         (False, "threat_level >= 4", (("threat_level", 3),)),
@@ -157,13 +150,13 @@ def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
 
 
 def test_explain_tells_why_it_holds() -> None:
-    told = explain.explain(parser.parse("(a = 1 AND b = 2) OR NOT c = 'x' OR d = 4"), {"c": "y", "d": 5})
+    told = explanation.explain(parser.parse("(a = 1 AND b = 2) OR NOT c = 'x' OR d = 4"), {"c": "y", "d": 5})
     assert told.truth is True
     assert [str(each) for each in told.because] == ["true: NOT c = 'x' (c is 'y')"]
 
 
 def test_explain_of_an_or_names_all_of_it() -> None:
-    told = explain.explain(parser.parse("s CONTAINS 'q' OR x BETWEEN 5 AND 9"), {"s": {"b", "a"}, "x": 3})
+    told = explanation.explain(parser.parse("s CONTAINS 'q' OR x BETWEEN 5 AND 9"), {"s": {"b", "a"}, "x": 3})
     assert [str(each) for each in told.because] == [
         "false: s CONTAINS 'q' (s is {a, b})",
         "false: x >= 5 (x is 3)",
@@ -190,11 +183,11 @@ def test_explain_of_an_or_names_all_of_it() -> None:
     ],
 )
 def test_check_complains_in_the_right_place(expression: str, said: str, where: str) -> None:
-    (problem,) = check.check(parser.parse(expression), MODEL)
+    (problem,) = type_check.check(parser.parse(expression), MODEL)
     assert said in problem.message
     assert expression[slice(*problem.span)] == where
     with pytest.raises(errors.ParseError) as caught:
-        check.require(parser.parse(expression), MODEL, expression)
+        type_check.require(parser.parse(expression), MODEL, expression)
     assert caught.value.position == expression.index(where)
 
 
@@ -209,7 +202,7 @@ MODEL = {
 
 
 def test_check_suggests_the_nearest_spelling() -> None:
-    problems = check.check(
+    problems = type_check.check(
         parser.parse("threat_lvl > 1 AND services CONTAINS 'docz' AND region = 'x'"), MODEL
     )
     assert [problem.hint for problem in problems] == ["did you mean threat_level?", "did you mean docs?"]
@@ -219,8 +212,8 @@ def test_check_is_content_with_what_is_right() -> None:
     right = (
         "alert AND threat_level / 2 >= load AND region IN ('a') AND services CONTAINS 'cgi' AND 2.5 > load"
     )
-    assert check.check(parser.parse(right), MODEL) == ()
-    check.require(parser.parse(right), MODEL, right)
+    assert type_check.check(parser.parse(right), MODEL) == ()
+    type_check.require(parser.parse(right), MODEL, right)
 
 
 # types
@@ -266,21 +259,21 @@ def test_one_key_for_all_ways_to_say_the_same() -> None:
         "a = 1 AND (b = 2 OR c NOT LIKE 'x') AND TRUE",
         "a = 1 AND (b = 2 OR NOT c = 'x') OR FALSE AND d = 1",
     ]
-    keys = {normal.canonical(parser.parse(expression)) for expression in said}
+    keys = {normal_forms.canonical(parser.parse(expression)) for expression in said}
     assert len(keys) == 1
-    assert hash(keys.pop()) == hash(normal.canonical(parser.parse(said[0])))
+    assert hash(keys.pop()) == hash(normal_forms.canonical(parser.parse(said[0])))
     runs = ["x LIKE 'a%%b%'", "x LIKE 'a%b%%' ESCAPE '!'"]
-    assert len({normal.canonical(parser.parse(expression)) for expression in runs}) == 1
+    assert len({normal_forms.canonical(parser.parse(expression)) for expression in runs}) == 1
     # These three differ where a type is unlike or a value missing.
     others = ["c <> 'x'", "NOT c = 'x'", "c <> 'x' OR c IS NULL"]
-    assert len({normal.canonical(parser.parse(expression)) for expression in others}) == 3
-    assert normal.canonical(parser.parse("x = 1")) != normal.canonical(parser.parse("x = 1.0"))
+    assert len({normal_forms.canonical(parser.parse(expression)) for expression in others}) == 3
+    assert normal_forms.canonical(parser.parse("x = 1")) != normal_forms.canonical(parser.parse("x = 1.0"))
 
 
 def test_or_of_ands() -> None:
     def conjunctions(expression: str) -> set[str]:
-        found = normal.disjunctive_normal(parser.parse(expression))
-        return {" & ".join(sorted(text.write(part) for part in parts)) for parts in found}
+        found = normal_forms.disjunctive_normal(parser.parse(expression))
+        return {" & ".join(sorted(printer.write(part) for part in parts)) for parts in found}
 
     assert conjunctions("a = 1 AND (b = 2 OR c = 3)") == {"a = 1 & b = 2", "a = 1 & c = 3"}
     assert conjunctions("(a = 1 OR b = 2) AND NOT a = 1") == {"NOT a = 1 & b = 2"}
@@ -307,9 +300,9 @@ def test_cost_classes() -> None:
 
 def test_a_table_without_the_column_has_nulls() -> None:
     table = columns.Table({}, rows=3)
-    assert vectors.evaluate(parser.parse("x IS NULL"), table).tolist() == [True] * 3
-    assert vectors.evaluate(parser.parse("x = 1 OR NOT x = 1"), table).tolist() == [False] * 3
-    assert vectors.evaluate(parser.parse("x = 1"), columns.Table({}, rows=0)).tolist() == []
+    assert columnar.evaluate(parser.parse("x IS NULL"), table).tolist() == [True] * 3
+    assert columnar.evaluate(parser.parse("x = 1 OR NOT x = 1"), table).tolist() == [False] * 3
+    assert columnar.evaluate(parser.parse("x = 1"), columns.Table({}, rows=0)).tolist() == []
 
 
 def test_columns_have_one_length() -> None:
@@ -329,7 +322,7 @@ def test_evaluation_leaves_the_columns_as_they_were() -> None:
         "NOT i = 5 AND i + 1 = 6",
         "s <> 'a' OR NOT i IS NULL",
     ):
-        vectors.evaluate(parser.parse(expression), table)
+        columnar.evaluate(parser.parse(expression), table)
     for key, column in table.columns.items():
         assert np.array_equal(column.values, before[key][0])
         assert column.null is before[key][1]
@@ -341,13 +334,13 @@ def test_sets_of_many_words() -> None:
     words = [f"w{number}" for number in range(63)]
     rows: list[dict[str, Any]] = [{"s": {"w0", "w62"}}, {"s": set()}, {}]
     table = columns.Table.of({"s": types.set_of(*words)}, rows)
-    assert vectors.evaluate(parser.parse("s CONTAINS 'w62'"), table).tolist() == [True, False, False]
-    assert vectors.evaluate(parser.parse("NOT s CONTAINS 'w62'"), table).tolist() == [False, True, False]
+    assert columnar.evaluate(parser.parse("s CONTAINS 'w62'"), table).tolist() == [True, False, False]
+    assert columnar.evaluate(parser.parse("NOT s CONTAINS 'w62'"), table).tolist() == [False, True, False]
     with pytest.raises(errors.LimitExceeded):
         columns.Column.of(types.set_of(*words, "more"), [])
 
 
 def test_findings_stand_in_the_text_that_was_parsed_not_in_an_equal_one():
     for written in ("x = 1 AND y = 2", "     x=1   AND    y=2"):
-        told = explain.explain(parser.parse(written), {})
+        told = explanation.explain(parser.parse(written), {})
         assert [written[slice(*each.span)].replace(" ", "") for each in told.because] == ["x=1", "y=2"]

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from muster.core import errors
-from muster.predicates import ast, limits, parser, text
+from muster.predicates import ast, limits
+from muster.predicates.syntax import parser, printer
 
 POLICY = """
 {
@@ -23,7 +24,7 @@ POLICY = """
 
 def canonical(expression: str, **options: object) -> str:
     tree = parser.parse(expression, **options)  # type: ignore[arg-type]
-    written = text.write(tree)
+    written = printer.write(tree)
     assert parser.parse(written) == tree
     return written
 

@@ -6,7 +6,8 @@ import doctest
 import pathlib
 import re
 
-from muster.predicates import lexer, limits, parser
+from muster.predicates import limits
+from muster.predicates.syntax import lexer, parser
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "predicates.md"
 

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from muster.core import errors, reports
+from muster.core import errors
+from muster.core.reports import columns
 from muster.simulate import fleet
 
 PLAN = fleet.Plan(machines=2500, period_s=10.0, groups=3, zones=4, seed=7)
@@ -17,7 +18,7 @@ def play(made: fleet.Fleet, tick: int = 0, at_ms: int = 1000) -> pa.Table:
 def test_the_same_seed_gives_the_same_fleet_in_any_order_and_share():
     whole = play(fleet.Fleet(PLAN), 5)
     assert whole.num_rows == 2500
-    assert whole.schema.equals(reports.node_schema())
+    assert whole.schema.equals(columns.node_schema())
     shares = [fleet.Fleet(PLAN.share(number, 2)) for number in (2, 1)]
     assert [one.machines for one in shares] == [1500, 1000]
     play(shares[0], 4)
@@ -28,7 +29,7 @@ def test_the_same_seed_gives_the_same_fleet_in_any_order_and_share():
 
 def test_reports_are_valid_and_load_is_correlated():
     made = fleet.Fleet(fleet.Plan(machines=400, groups=2, zones=2, rows_per_message=200))
-    rows = reports.from_batch(made.batch(made.slots[0], 3, 1_700_000_000_000))
+    rows = columns.from_batch(made.batch(made.slots[0], 3, 1_700_000_000_000))
     assert all(0 <= row.metrics["cpu_percent"] <= 100 for row in rows)
     assert len({row.machine for row in rows}) == 200
     ticks = np.array([play(made, tick)["cpu_percent"].to_numpy() for tick in range(120)])
@@ -74,7 +75,7 @@ def test_a_realistic_fleet_is_the_same_in_any_order_and_share(realistic_fleet: f
     play(shares[0], 3)
     parts = pa.concat_tables([play(shares[1], 70), play(shares[0], 70)])
     assert parts.combine_chunks().equals(whole.combine_chunks())
-    assert whole.schema.equals(reports.node_schema())
+    assert whole.schema.equals(columns.node_schema())
 
 
 def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_fleet: fleet.Fleet):
@@ -91,7 +92,7 @@ def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_f
 def test_realistic_machines_have_20_to_50_metrics_and_counters_grow(realistic_fleet: fleet.Fleet):
     slot = realistic_fleet.slots[0]
     ticks = [
-        {row.machine: row for row in reports.from_batch(realistic_fleet.batch(slot, tick, 1_700_000_000_000))}
+        {row.machine: row for row in columns.from_batch(realistic_fleet.batch(slot, tick, 1_700_000_000_000))}
         for tick in range(3)
     ]
     assert {len(row.metrics) for row in ticks[0].values()} == {20, 34, 42, 50}

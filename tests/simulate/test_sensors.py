@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from muster.bus import client
-from muster.core import errors, reports
-from muster.monitor import service
-from muster.simulate import fleet, sensors
+from muster.bus.client import client
+from muster.core import errors
+from muster.core.reports import columns
+from muster.monitor.channel import channel as channel_channel
+from muster.simulate import fleet, playback
 from muster.testing.eventually import eventually
 
 
 async def test_a_fleet_reaches_the_stream_on_time(broker):
     plan = fleet.Plan(machines=5000, period_s=0.5)
     async with await client.connect([broker.url], identity="sim", audit_s=0) as bus:
-        player = sensors.Player(bus, fleet.Fleet(plan, faults=(fleet.Fault("twice", from_s=0.5),)))
+        player = playback.Player(bus, fleet.Fleet(plan, faults=(fleet.Fault("twice", from_s=0.5),)))
         await player.run(ticks=2)
-        stream = await bus.open_stream(reports.REPORTS_STREAM)
-        found = [reports.decode(one.data) async for one in stream.read(1)]
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
+        found = [columns.decode(one.data) async for one in stream.read(1)]
     assert player.statistics.rows == 15_000  # the second tick was sent twice
     assert sum(batch.num_rows for batch, _ in found) == 15_000
     machines = {machine for batch, _ in found for machine in batch["machine"].to_pylist()}
@@ -29,19 +30,19 @@ async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(b
     async with (
         await client.connect([broker.url], identity="c1", audit_s=0) as above,
         await client.connect([broker.url], identity="sim", audit_s=0) as bus,
-        service.Channel(above, service.Settings(hold_s=0.1)) as channel,
+        channel_channel.Channel(above, channel_channel.Settings(hold_s=0.1)) as channel,
     ):
-        player = sensors.Player(bus, made, form="reports", channel="c1")
+        player = playback.Player(bus, made, form="reports", channel="c1")
         await player.run(ticks=2)
         await eventually(lambda: channel.aggregator.received == 600)
         await eventually(lambda: channel.forwarded == 300)
         await eventually(lambda: channel.dropped == {"malformed": 300})
         with pytest.raises(errors.InvalidInput):
-            sensors.Player(above, made, form="reports", channel="c1")
+            playback.Player(above, made, form="reports", channel="c1")
 
 
 @pytest.mark.parametrize("profile", ["plain", "realistic"])
 def test_single_reports_are_those_of_the_batch(profile):
     made = fleet.Fleet(fleet.Plan(machines=500, profile=profile))
     batch = made.batch(made.slots[0], 2, 1_700_000_000_000)
-    assert list(sensors._rows(batch)) == reports.from_batch(batch)
+    assert list(playback._rows(batch)) == columns.from_batch(batch)

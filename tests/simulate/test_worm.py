@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from muster.core import errors
-from muster.simulate import webfarm, worm
+from muster.demo import web_farm, worm
 
 PLAN = worm.Plan(servers=2_000, seed=7)
 
@@ -20,7 +20,7 @@ def test_unhindered_it_takes_every_server_with_the_hole_and_no_other():
 
 def test_farms_that_share_a_fleet_are_the_fleet():
     whole = worm.Farm(PLAN)
-    parts = [worm.Farm(PLAN, first, count) for _, first, count in webfarm.shares("farm", PLAN.servers, 3)]
+    parts = [worm.Farm(PLAN, first, count) for _, first, count in web_farm.shares("farm", PLAN.servers, 3)]
     assert np.array_equal(np.concatenate([part.version for part in parts]), whole.version)
     assert [name for part in parts for name in part.names] == whole.names
     whole.release()

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from muster.core import errors, metrics
-from muster.soap import asgi, door, envelope, faults, serving, xml
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import metrics
+from muster.gateways.soap import asgi, endpoint, envelope, faults
+from muster.gateways.soap import server as soap_server
 
 NS = xml.Namespace("urn:echo")
 
@@ -17,9 +20,9 @@ class Echo:
 
     def __init__(self) -> None:
         self.measure = metrics.Metrics()
-        self.calls: list[door.Call] = []
+        self.calls: list[endpoint.Call] = []
         self.called = asyncio.Event()
-        self.door = door.Door(
+        self.door = endpoint.Door(
             name="echo",
             handle=self.handle,
             authenticate=self.authenticate,
@@ -32,17 +35,17 @@ class Echo:
         )
         self.application = asgi.Application({"/echo": self.door})
 
-    async def authenticate(self, name: str, password: str, _: str) -> door.Caller:
+    async def authenticate(self, name: str, password: str, _: str) -> endpoint.Caller:
         if (name, password) != ("ann", "sesäm"):
             raise errors.Unauthorized("wrong name or password")
-        return door.Caller(name, "user")
+        return endpoint.Caller(name, "user")
 
-    async def handle(self, call: door.Call) -> door.Answer:
+    async def handle(self, call: endpoint.Call) -> endpoint.Answer:
         self.calls.append(call)
         self.called.set()
         asked = call.envelope.first
         if asked is None:
-            return door.Answer()
+            return endpoint.Answer()
         match asked.local:
             case "Missing":
                 raise errors.NotFound("no such thing", hint="look elsewhere")
@@ -55,9 +58,9 @@ class Echo:
                     faults.Code.SENDER, "no", subcode=NS("Denied"), details=[xml.Element(NS("why"), "so")]
                 )
             case "Long":
-                return door.Answer([xml.Element(NS("a"), "x" * 5000)], bytes_max=4000)
+                return endpoint.Answer([xml.Element(NS("a"), "x" * 5000)], bytes_max=4000)
         headers = [xml.Element(NS("caller"), call.caller.name)] if call.caller else []
-        return door.Answer([asked], headers)
+        return endpoint.Answer([asked], headers)
 
     def counted(self, reason: str) -> bool:
         text = self.measure.exposition("")[1].decode()
@@ -80,12 +83,12 @@ def echo() -> Echo:
 
 @pytest.fixture
 async def url(echo):
-    async with serving.Server(echo.application) as server:
+    async with soap_server.Server(echo.application) as server:
         yield f"{server.url}/echo"
 
 
-def request(body: bytes, **changes: Any) -> door.Request:
-    made = door.Request(
+def request(body: bytes, **changes: Any) -> endpoint.Request:
+    made = endpoint.Request(
         "POST",
         "/echo",
         headers={"content-type": "application/soap+xml", "authorization": "Basic YW5uOnNlc8OkbQ=="},

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.soap import addressing, envelope, faults, xml
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, envelope, faults
 from tests.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="

@@ -10,8 +10,11 @@ import tracemalloc
 import httpx
 import pytest
 
+from muster.bus.http import asgi_server
 from muster.core import errors
-from muster.soap import addressing, asgi, budget, door, envelope, http11, serving, xml
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, asgi, client_budget, endpoint, envelope
+from muster.gateways.soap import server as soap_server
 from muster.testing import eventually
 from muster.trust import certificates
 from tests.soap.conftest import NS, Echo, message, request
@@ -73,7 +76,7 @@ async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count
         f'<s:Body><e:Fault xmlns:e="{NS}"/></s:Body></s:Envelope>'
     ).encode()
 
-    def fault_headers(call: door.Call | None, _: object) -> list[xml.Element]:
+    def fault_headers(call: endpoint.Call | None, _: object) -> list[xml.Element]:
         return call.addressing.reply_headers("f", fault=True) if call and call.addressing else []
 
     echo.door.limits, echo.door.fault_headers = xml.Limits(), fault_headers
@@ -118,13 +121,13 @@ async def test_a_client_without_a_login_may_send_little(echo: Echo, url: str):
 
 
 async def test_clients_without_a_login_have_a_budget(echo: Echo):
-    now_s, cost = [0.0], budget.MESSAGE_BYTES_MIN
-    budgets = budget.Budgets(
-        budget.Budget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
+    now_s, cost = [0.0], client_budget.MESSAGE_BYTES_MIN
+    budgets = client_budget.Budgets(
+        client_budget.Budget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
         clock=lambda: now_s[0],
     )
     application = asgi.Application({"/echo": echo.door}, budgets=budgets)
-    async with serving.Server(application) as server, httpx.AsyncClient() as client:
+    async with soap_server.Server(application) as server, httpx.AsyncClient() as client:
 
         async def post(**headers: str) -> httpx.Response:
             given = {"content-type": "text/xml", **headers}
@@ -137,7 +140,7 @@ async def test_clients_without_a_login_have_a_budget(echo: Echo):
 
 
 def test_requests_under_way_are_bounded_for_each_client():
-    budgets = budget.Budgets(budget.Budget(requests=2))
+    budgets = client_budget.Budgets(client_budget.Budget(requests=2))
     with budgets.request("10.0.0.1"), budgets.request("10.0.0.1"):
         with pytest.raises(errors.Overloaded), budgets.request("10.0.0.1"):
             pass
@@ -192,7 +195,7 @@ async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
     authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
     authority.ensure("door", ["127.0.0.1"])
     pem = str(authority.pair("door").path)
-    made = serving.Server(echo.application, certificate=pem, key=pem, connections_max=4)
+    made = soap_server.Server(echo.application, certificate=pem, key=pem, connections_max=4)
     async with made as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(12)]
         await eventually.eventually(
@@ -208,7 +211,7 @@ async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
 
 
 async def test_one_address_cannot_take_all_connections(echo: Echo):
-    async with serving.Server(echo.application, connections_max=4, of_address_max=2) as server:
+    async with soap_server.Server(echo.application, connections_max=4, of_address_max=2) as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
         await eventually.eventually(
             lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 3
@@ -224,7 +227,7 @@ async def test_one_address_cannot_take_all_connections(echo: Echo):
 
 
 async def test_a_proxy_connects_for_all_clients(echo: Echo):
-    made = serving.Server(echo.application, connections_max=4, of_address_max=1, behind_proxy=True)
+    made = soap_server.Server(echo.application, connections_max=4, of_address_max=1, behind_proxy=True)
     async with made as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
         await eventually.eventually(lambda: len(server._server.open) == 3)
@@ -234,9 +237,9 @@ async def test_a_proxy_connects_for_all_clients(echo: Echo):
 
 
 async def test_an_answer_that_is_not_read_ends_the_connection(echo: Echo, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http11, "WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(asgi_server, "WRITE_TIMEOUT_S", 0.1)
     echo.door.documents = {"wsdl": lambda _: b"x" * 8_000_000}
-    async with serving.Server(echo.application) as server:
+    async with soap_server.Server(echo.application) as server:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from starlette import routing
 
+from muster.bus.http import asgi_server
 from muster.core import errors
-from muster.soap import asgi, http11, serving
+from muster.gateways.soap import asgi
+from muster.gateways.soap import server as soap_server
 from muster.trust import certificates
 from tests.soap.conftest import message
 
@@ -54,7 +56,7 @@ async def test_a_body_in_pieces_and_one_that_waits_to_be_asked_for(echo, url):
 
 async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(echo, url, monkeypatch):
     monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(http11, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(asgi_server, "HEAD_TIMEOUT_S", 0.1)
     port = httpx.URL(url).port
     for said in (
         b"",
@@ -73,7 +75,7 @@ async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(ec
 
 async def test_no_more_at_once_than_were_allowed(echo):
     application = asgi.Application({"/echo": echo.door}, concurrent_max=1)
-    async with serving.Server(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
+    async with soap_server.Server(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
         url = f"{server.url}/echo"
         first = asyncio.create_task(client.post(url, content=message("<e:Hang/>")))
         await echo.called.wait()
@@ -84,7 +86,7 @@ async def test_no_more_at_once_than_were_allowed(echo):
 
 async def test_a_port_that_is_taken_is_told(echo, url):
     with pytest.raises(errors.Unavailable, match="cannot serve on"):
-        await serving.Server(echo.application, port=httpx.URL(url).port or 0).start()
+        await soap_server.Server(echo.application, port=httpx.URL(url).port or 0).start()
 
 
 @pytest.mark.may_block(reason="certificates are files")
@@ -94,14 +96,14 @@ async def test_over_tls(echo, tmp_path):
     pem = str(authority.pair("door").path)
     believed = ssl.create_default_context(cafile=str(authority.bundle))
     async with (
-        serving.Server(echo.application, certificate=pem, key=pem) as server,
+        soap_server.Server(echo.application, certificate=pem, key=pem) as server,
         httpx.AsyncClient(headers=HEADERS, verify=believed) as client,
     ):
         assert server.url.startswith("https://")
         assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
         assert (await client.get(f"{server.url}/echo?wsdl")).text == f"<wsdl at='{server.url}/echo'/>"
     with pytest.raises(errors.Unavailable, match="cannot serve"):
-        await serving.Server(echo.application, certificate=str(tmp_path / "none.pem")).start()
+        await soap_server.Server(echo.application, certificate=str(tmp_path / "none.pem")).start()
 
 
 async def test_mounted_in_a_web_application(echo):

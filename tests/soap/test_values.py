@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.soap import callbacks, datatypes
+from muster.gateways.soap import callbacks, xsd_types
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from muster.soap import callbacks, datatypes
     ],
 )
 def test_durations(text, seconds):
-    assert datatypes.parse_duration_s(text) == seconds
+    assert xsd_types.parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def test_durations(text, seconds):
 )
 def test_what_is_no_duration(text):
     with pytest.raises(errors.InvalidInput, match="no duration"):
-        datatypes.parse_duration_s(text)
+        xsd_types.parse_duration_s(text)
 
 
 @given(st.integers(0, 10**9))
 def test_a_duration_is_read_as_it_was_written(milliseconds):
-    assert datatypes.parse_duration_s(datatypes.duration(milliseconds / 1000)) == milliseconds / 1000
+    assert xsd_types.parse_duration_s(xsd_types.duration(milliseconds / 1000)) == milliseconds / 1000
 
 
 def test_moments():
-    assert datatypes.moment(0) == "1970-01-01T00:00:00.000Z"
-    assert datatypes.parse_until_s("1970-01-01T00:01:00Z", 20.0) == 40
-    assert datatypes.parse_until_s("1970-01-01T01:00:00+01:00", 0.0) == 0
-    assert datatypes.parse_until_s("PT3S", 20.0) == 3
+    assert xsd_types.moment(0) == "1970-01-01T00:00:00.000Z"
+    assert xsd_types.parse_until_s("1970-01-01T00:01:00Z", 20.0) == 40
+    assert xsd_types.parse_until_s("1970-01-01T01:00:00+01:00", 0.0) == 0
+    assert xsd_types.parse_until_s("PT3S", 20.0) == 3
     for text in ("yesterday", "2020-01-01", "12:00", "2020-13-01T00:00:00Z"):
         with pytest.raises(errors.InvalidInput):
-            datatypes.parse_until_s(text, 0.0)
+            xsd_types.parse_until_s(text, 0.0)
 
 
 ALLOWED = ["http://127.0.0.1:9000/events", "https://*.example.org", "http://sink.example.net:8080/a/"]

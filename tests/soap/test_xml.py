@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.soap import xml
+from muster.core.formats import xml
 
 NS = xml.Namespace("urn:a")
 OTHER = xml.Namespace("urn:b")

@@ -6,26 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.store import commits
+from muster.store import commit_plan
 
-PLACES = [(collection, key) for collection in ("a", commits.FENCES) for key in (b"k", b"l", b"m")]
+PLACES = [(collection, key) for collection in ("a", commit_plan.FENCES) for key in (b"k", b"l", b"m")]
 RECORD_BYTES_MAX = 600
 
 writes = st.builds(
-    commits.Write,
+    commit_plan.Write,
     value=st.none() | st.binary(max_size=120),
     expected_version=st.none() | st.integers(0, 6),
     epoch=st.none() | st.integers(0, 3),
 )
 ranges = st.builds(
-    commits.Range,
+    commit_plan.Range,
     st.sampled_from(["a", "b"]),
     st.sampled_from([b"", b"k", b"l"]),
     st.none() | st.sampled_from([b"l", b"m"]),
 )
 batches = st.lists(
     st.builds(
-        commits.Commit,
+        commit_plan.Commit,
         writes=st.dictionaries(st.sampled_from(PLACES), writes, max_size=4),
         snapshot=st.none() | st.integers(0, 8),
         keys_read=st.frozensets(st.sampled_from(PLACES), max_size=2),
@@ -39,24 +39,24 @@ class Tables:
     """What an engine does with a plan, in memory."""
 
     def __init__(self, history_changes_max: int) -> None:
-        self.limits = commits.Limits(RECORD_BYTES_MAX, history_changes_max)
-        self.head = commits.Head()
-        self.records: dict[commits.Place, commits.Put] = {}
-        self.feed: dict[int, commits.Change] = {}
+        self.limits = commit_plan.Limits(RECORD_BYTES_MAX, history_changes_max)
+        self.head = commit_plan.Head()
+        self.records: dict[commit_plan.Place, commit_plan.Put] = {}
+        self.feed: dict[int, commit_plan.Change] = {}
 
-    def commit(self, batch: list[commits.Commit]) -> list[int | errors.MusterError]:
-        oldest = commits.oldest_snapshot(batch)
+    def commit(self, batch: list[commit_plan.Commit]) -> list[int | errors.MusterError]:
+        oldest = commit_plan.oldest_snapshot(batch)
         stored = {
-            place: commits.Stored(put.version, put.position, put.epoch, len(put.value))
+            place: commit_plan.Stored(put.version, put.position, put.epoch, len(put.value))
             for place, put in self.records.items()
-            if place in commits.touched(batch)
+            if place in commit_plan.touched(batch)
         }
         recent = [
             (position, change.place)
             for position, change in sorted(self.feed.items())
             if oldest is not None and position > oldest
         ]
-        plan = commits.plan(batch, head=self.head, stored=stored, recent=recent, limits=self.limits)
+        plan = commit_plan.plan(batch, head=self.head, stored=stored, recent=recent, limits=self.limits)
         for place, position in plan.superseded.items():
             self.feed[position].value = self.records[place].value
         self.records |= plan.puts
@@ -65,7 +65,7 @@ class Tables:
         self.feed |= {change.position: change for change in plan.changes}
         gone = [self.feed.pop(position) for position in list(self.feed) if position <= plan.head.trimmed]
         freed = sum(len(change.value or b"") for change in gone)
-        self.head = commits.Head(
+        self.head = commit_plan.Head(
             plan.head.position, plan.head.trimmed, plan.head.record_bytes, plan.head.history_bytes - freed
         )
         return plan.outcomes
@@ -93,7 +93,7 @@ def test_the_head_adds_up(several):
         tables.commit(batch)
         head = tables.head
         assert head.record_bytes == sum(
-            commits.size(place, len(put.value)) for place, put in tables.records.items()
+            commit_plan.size(place, len(put.value)) for place, put in tables.records.items()
         )
         assert head.record_bytes <= RECORD_BYTES_MAX
         assert head.history_bytes == sum(len(change.value or b"") for change in tables.feed.values())

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from muster.core import errors
-from muster.store import api, database, portable
+from muster.store import api, backup, database
 from tests.store.conftest import Place
 
 RECORDS = {f"k{i}": bytes([i % 256]) * (i % 50) for i in range(1_200)}
@@ -53,7 +53,7 @@ def other(place: Place, postgres_server, tmp_path) -> Place:
 
 
 async def restore(path: pathlib.Path, place: Place) -> int:
-    return await portable.restore(place.url, path, settings=place.settings, password=place.password)
+    return await backup.restore(place.url, path, settings=place.settings, password=place.password)
 
 
 async def opened(place: Place) -> database.Store:
@@ -63,7 +63,7 @@ async def opened(place: Place) -> database.Store:
 async def test_from_each_engine_into_the_other(store, other, tmp_path):
     await fill(store)
     path = tmp_path / "backup.ndjson"
-    assert await portable.backup(store, path) == len(RECORDS) + 2
+    assert await backup.backup(store, path) == len(RECORDS) + 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not list(tmp_path.glob("*.partial"))
     assert all(json.loads(line) for line in path.read_text().splitlines())
@@ -73,7 +73,7 @@ async def test_from_each_engine_into_the_other(store, other, tmp_path):
         assert restored.identity != store.identity
         await check(restored)
         again = tmp_path / "again.ndjson"
-        await portable.backup(restored, again)
+        await backup.backup(restored, again)
         assert again.read_text().splitlines()[1:-1] == path.read_text().splitlines()[1:-1]
     with pytest.raises(errors.AlreadyExists, match="not empty"):
         await restore(path, other)
@@ -83,16 +83,16 @@ async def test_the_pages_of_a_backup_are_bounded_by_bytes(store, other, tmp_path
     sizes = [10, 400, 10, 300, 300, 2_000, 10, 0]
     for number, size in enumerate(sizes):
         await store.put("a", f"k{number}", bytes(size))
-    monkeypatch.setattr(portable, "PAGE_BYTES", 500)
-    write = portable._Writer.write
+    monkeypatch.setattr(backup, "PAGE_BYTES", 500)
+    write = backup._Writer.write
     pages: list[int] = []
 
-    def writes(self: portable._Writer, lines: list[msgspec.Struct]) -> None:
-        pages.append(sum(len(line.v) for line in lines if isinstance(line, portable._Line)))
+    def writes(self: backup._Writer, lines: list[msgspec.Struct]) -> None:
+        pages.append(sum(len(line.v) for line in lines if isinstance(line, backup._Line)))
         write(self, lines)
 
-    monkeypatch.setattr(portable._Writer, "write", writes)
-    assert await portable.backup(store, tmp_path / "backup") == len(sizes)
+    monkeypatch.setattr(backup._Writer, "write", writes)
+    assert await backup.backup(store, tmp_path / "backup") == len(sizes)
     assert pages[1:] == [720, 2_300, 10]  # the last of a page may reach beyond
     await restore(tmp_path / "backup", other)
     async with await opened(other) as restored:
@@ -101,8 +101,8 @@ async def test_the_pages_of_a_backup_are_bounded_by_bytes(store, other, tmp_path
 
 async def test_a_backup_is_of_one_moment(store, tmp_path, monkeypatch):
     await fill(store)
-    monkeypatch.setattr(portable, "PAGE_RECORDS", 100)
-    write = portable._Writer.write
+    monkeypatch.setattr(backup, "PAGE_RECORDS", 100)
+    write = backup._Writer.write
     written = 0
 
     async def change_meanwhile() -> None:
@@ -111,15 +111,15 @@ async def test_a_backup_is_of_one_moment(store, tmp_path, monkeypatch):
 
     loop = asyncio.get_running_loop()
 
-    def writes(self: portable._Writer, lines: object) -> None:
+    def writes(self: backup._Writer, lines: object) -> None:
         nonlocal written
         written += 1
         if written == 3:
             asyncio.run_coroutine_threadsafe(change_meanwhile(), loop).result(10)
         write(self, lines)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(portable._Writer, "write", writes)
-    await portable.backup(store, tmp_path / "backup")
+    monkeypatch.setattr(backup._Writer, "write", writes)
+    await backup.backup(store, tmp_path / "backup")
     names = [json.loads(line).get("k") for line in (tmp_path / "backup").read_text().splitlines()]
     assert await store.get("a", "zzz")
     assert "k999" in names
@@ -130,7 +130,7 @@ async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stor
     await store.put("a", "k", b"value")
     await store.put("a", "l", b"value")
     path = tmp_path / "backup"
-    await portable.backup(store, path)
+    await backup.backup(store, path)
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     bad = [
@@ -174,7 +174,7 @@ async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
 ):
     await fill(store)
     path = tmp_path / "backup"
-    await portable.backup(store, path)
+    await backup.backup(store, path)
     tight = msgspec.structs.replace(other.settings, bytes_max=50_000)
     write = database.Store.write
 
@@ -191,10 +191,10 @@ async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
     with monkeypatch.context() as patch:
         patch.setattr(database.Store, "write", none_afterwards)
         with pytest.raises(errors.LimitExceeded):
-            await portable.restore(other.url, path, settings=tight, password=other.password)
+            await backup.restore(other.url, path, settings=tight, password=other.password)
     with pytest.raises(api.Corrupt, match="did not finish"):
         await opened(other)
-    monkeypatch.setattr(portable, "PAGE_RECORDS", 100)
+    monkeypatch.setattr(backup, "PAGE_RECORDS", 100)
     await restore(path, other)
     async with await opened(other) as restored:
         await check(restored)
@@ -203,11 +203,11 @@ async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
 async def test_a_restore_that_fails_leaves_the_store_empty(store, other, tmp_path):
     await fill(store)
     path = tmp_path / "backup"
-    await portable.backup(store, path)
+    await backup.backup(store, path)
 
     async def fail() -> None:
         access = {"settings": other.settings, "password": other.password}
-        async with portable.restoring(other.url, path, **access) as records:
+        async with backup.restoring(other.url, path, **access) as records:
             assert records == len(RECORDS) + 2
             with pytest.raises(api.Corrupt, match="did not finish"):
                 await opened(other)
@@ -224,4 +224,4 @@ async def test_a_restore_that_fails_leaves_the_store_empty(store, other, tmp_pat
 
 async def test_a_place_that_cannot_be_written_to(store, tmp_path):
     with pytest.raises(errors.Unavailable, match="cannot be written"):
-        await portable.backup(store, tmp_path / "no" / "such" / "folder")
+        await backup.backup(store, tmp_path / "no" / "such" / "folder")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from muster.core import errors
-from muster.testing import clock
+from muster.testing import virtual_clock
 
 
 async def ticks(count: int, every_s: float) -> float:
@@ -22,20 +22,20 @@ async def ticks(count: int, every_s: float) -> float:
 
 def test_a_day_passes_in_no_time():
     start = time.monotonic()
-    assert clock.run_virtual(ticks(1440, 60.0)) == pytest.approx(86_400)
+    assert virtual_clock.run_virtual(ticks(1440, 60.0)) == pytest.approx(86_400)
     assert time.monotonic() - start < 5
 
 
 @pytest.mark.virtual_time
 async def test_the_marker_gives_a_virtual_loop():
-    assert isinstance(asyncio.get_running_loop(), clock.VirtualLoop)
+    assert isinstance(asyncio.get_running_loop(), virtual_clock.VirtualLoop)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(3600):
             await asyncio.Event().wait()
 
 
 async def test_without_the_marker_time_is_real():
-    assert not isinstance(asyncio.get_running_loop(), clock.VirtualLoop)
+    assert not isinstance(asyncio.get_running_loop(), virtual_clock.VirtualLoop)
 
 
 @pytest.mark.virtual_time
@@ -56,8 +56,8 @@ def test_waiting_for_nothing_is_an_error_and_not_a_hang():
     async def forever() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(clock.Stuck, match="nothing can happen"):
-        clock.run_virtual(forever())
+    with pytest.raises(virtual_clock.Stuck, match="nothing can happen"):
+        virtual_clock.run_virtual(forever())
 
 
 def test_timers_fire_in_order_of_time_even_far_out():
@@ -71,10 +71,10 @@ def test_timers_fire_in_order_of_time_even_far_out():
         await done.wait()
         return fired
 
-    assert clock.run_virtual(main()) == [0.1, 0.2, 1e9 + 0.1, 1e9 + 0.3]
+    assert virtual_clock.run_virtual(main()) == [0.1, 0.2, 1e9 + 0.1, 1e9 + 0.3]
 
 
-def test_a_fake_clock_goes_where_it_is_told(fake_clock: clock.FakeClock):
+def test_a_fake_clock_goes_where_it_is_told(fake_clock: virtual_clock.FakeClock):
     start_ns = fake_clock.time_ns()
     fake_clock.advance(1.5)
     assert fake_clock.time_ns() - start_ns == 1_500_000_000
@@ -85,7 +85,7 @@ def test_a_fake_clock_goes_where_it_is_told(fake_clock: clock.FakeClock):
 
 
 @pytest.mark.virtual_time
-async def test_a_fake_clock_moves_with_virtual_time(fake_clock: clock.FakeClock):
+async def test_a_fake_clock_moves_with_virtual_time(fake_clock: virtual_clock.FakeClock):
     start_ns = fake_clock.time_ns()
     await ticks(6, 10.0)
     assert fake_clock.time_ns() - start_ns == 60_000_000_000

@@ -3,9 +3,10 @@ from __future__ import annotations
 import nats
 import pytest
 
-from muster.bus import api, client
+from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import network
+from muster.bus.client import client
 from muster.bus.memory import network as simulation
 from muster.testing import plugin
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.testing import plugin, process
+from muster.testing import child_process, plugin
 
 ROOT = Path(__file__).parents[2]
 
@@ -253,7 +253,7 @@ async def test_tests_that_a_shell_put_into_the_background_can_still_press_ctrl_c
         *WITHOUT,
         "test_it.py",
     )
-    async with await process.start(
+    async with await child_process.start(
         sys.executable, "-c", program, sys.executable, *words, cwd=tmp_path
     ) as child:
         code = await child.wait(timeout_s=60)

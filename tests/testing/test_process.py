@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.testing import process
+from muster.testing import child_process
 from muster.testing.eventually import eventually
 
 TALKS = """
@@ -46,7 +46,7 @@ async def test_a_line_that_does_not_come_shows_what_came(start_process):
 
 async def test_the_whole_group_ends_with_the_block():
     code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid); input()"
-    async with await process.start(sys.executable, "-c", code) as child:
+    async with await child_process.start(sys.executable, "-c", code) as child:
         pid = int((await child.line(r"\d+"))[0])
         assert is_running(pid)
     await eventually(lambda: not is_running(pid))
@@ -59,10 +59,10 @@ async def test_exit_code_and_all_output(start_process):
 
 
 async def test_many_lines_are_kept_up_to_a_bound_and_none_is_skipped(start_process):
-    count = process.LINES_MAX + 500
+    count = child_process.LINES_MAX + 500
     child = await start_process(sys.executable, "-c", f"for n in range({count}): print('line', n)")
     await child.line(f"line {count - 1}$")
-    assert len(child.lines) == process.LINES_MAX
+    assert len(child.lines) == child_process.LINES_MAX
 
 
 async def test_python_children_find_muster(start_process):

@@ -7,9 +7,11 @@ import time
 
 import pytest
 
-from muster.bus import api, client, leases
+from muster.bus import api, leases
+from muster.bus.client import client
 from muster.core import errors
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 from tests.trust import servers
 
 

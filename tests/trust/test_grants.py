@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.trust import base64url, documents, grants, keyring, nkeys
+from muster.core.formats import base64url
+from muster.trust import documents, grants, keyring, nkeys
 
 NOW = 1_800_000_000
 DAY_S = 86400

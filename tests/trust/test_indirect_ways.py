@@ -1,6 +1,6 @@
 """Indirect ways around the permission matrix: what the broker, or one of its listeners, does for a client.
 
-Each way is tried at a real broker by a plain client.  `muster.trust.matrix.INDIRECT` lists them for
+Each way is tried at a real broker by a plain client.  `muster.trust.permissions.matrix.INDIRECT` lists them for
 docs/security.md.
 """
 
@@ -17,11 +17,13 @@ import pytest
 from nats.aio.client import Client
 from nats.js import errors as js_errors
 
-from muster.bus import api, client
+from muster.bus import api
+from muster.bus.client import client
 from muster.bus.rpc import server as rpc_server
 from muster.core import errors
 from muster.testing.eventually import eventually
-from muster.trust import jwt, keyring, matrix, roles
+from muster.trust import jwt, keyring
+from muster.trust.permissions import matrix, roles
 from tests.trust import mqtt, servers
 
 R = roles.Role

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.trust import credentials, jwt, keyring, nkeys, roles
+from muster.trust import credentials, jwt, keyring, nkeys
+from muster.trust.permissions import roles
 from tests.trust import servers
 
 AGENT = roles.Role.AGENT

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import ssl
 
-from muster.bus import http
-from muster.core import tls
+from muster.bus.http import server as http_server
+from muster.core.net import tls
 from muster.testing.eventually import eventually
 from muster.trust import certificates
 
@@ -30,7 +30,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path):
             await writer.wait_closed()
         return str(found)
 
-    async with await http.serve({"/livez": lambda _: http.text("ok")}, tls=context) as server:
+    async with await http_server.serve({"/livez": lambda _: http_server.text("ok")}, tls=context) as server:
         before = await serial()
         await asyncio.to_thread(pair.path.rename, tmp_path / "away")
 

@@ -10,7 +10,8 @@ import pytest
 
 from muster.core import errors
 from muster.testing.eventually import eventually
-from muster.trust import attempts, logins, passwords, roles, throttle
+from muster.trust.login import attempt_log, password_checker, passwords, throttle
+from muster.trust.permissions import roles
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_right_password_is_checked_once(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     for _ in range(5):
         assert await made.check("ann", "a long secret", "10.0.0.1") == passwords.Login("ann", roles.Role.USER)
     assert made.checks == 1
@@ -43,7 +44,7 @@ async def test_one_that_expires_ends(tmp_path):
     now_s = [1000.0]
     known = passwords.Passwords(tmp_path, clock=lambda: now_s[0])
     known.set("ann", roles.Role.USER, "a long secret", lifetime_s=60)
-    made = logins.Logins(known, clock=lambda: now_s[0])
+    made = password_checker.Logins(known, clock=lambda: now_s[0])
     await made.check("ann", "a long secret", "10.0.0.1")
     now_s[0] += 61
     with pytest.raises(errors.Unauthorized):
@@ -58,7 +59,7 @@ async def test_sixty_wrong_passwords_and_the_right_one_is_not_looked_at(tmp_path
     async def failed(name: str, address: str) -> None:
         failures.append((name, address))
 
-    made = logins.Logins(known, on_failure=failed)
+    made = password_checker.Logins(known, on_failure=failed)
     await made.check("ann", "a long secret", "10.0.0.2")  # remembered, which must not open a way around
     refused = 0
     for number in range(60):
@@ -78,7 +79,7 @@ async def test_sixty_wrong_passwords_and_the_right_one_is_not_looked_at(tmp_path
 async def test_pending_wrong_logins_do_not_make_others_fail(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     pending = [asyncio.create_task(made.check(f"eve{n}", "guess", "10.0.0.1")) for n in range(40)]
     await asyncio.sleep(0)
     # Served in turn with the address that has many, not after it.
@@ -95,12 +96,12 @@ async def test_pending_wrong_logins_do_not_make_others_fail(tmp_path):
 async def test_a_new_address_has_its_turn_however_many_logins_of_others_are_pending(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     pending = [
         asyncio.create_task(made.check(f"eve{n}", "guess", f"10.0.1.{n % 4}"))
-        for n in range(4 * logins.WAITING_OF_ADDRESS_MAX)
+        for n in range(4 * password_checker.WAITING_OF_ADDRESS_MAX)
     ]
-    await eventually(lambda: made._waiting.total() >= logins.CROWDED - 20)
+    await eventually(lambda: made._waiting.total() >= password_checker.CROWDED - 20)
     assert await made.check("ann", "a long secret", "10.0.0.2")
     for task in pending:
         task.cancel()
@@ -113,7 +114,7 @@ async def test_a_new_address_has_its_turn_however_many_logins_of_others_are_pend
 async def test_guesses_that_come_at_once_have_the_same_budget(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     guesses = (made.check("ann", f"guess {n}", "10.0.0.1") for n in range(40))
     found = await asyncio.gather(*guesses, return_exceptions=True)
     assert sum(isinstance(one, errors.Unauthorized) for one in found) == made.checks == 5
@@ -123,7 +124,7 @@ async def test_guesses_that_come_at_once_have_the_same_budget(tmp_path):
 async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret", mechanisms=("SCRAM-SHA-256",))
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     verifier = await made.scram("ann", "SCRAM-SHA-256", "10.0.0.1")
     proof = proof_of("a long secret", verifier, b"exchange")
     right = (made.prove("ann", verifier, "10.0.0.1", b"exchange", proof) for _ in range(100))
@@ -144,11 +145,11 @@ def proof_of(password: str, verifier: passwords.Scram, auth_message: bytes) -> b
 async def test_processes_of_a_domain_share_one_budget_which_outlives_them(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    web, soap = logins.Logins(known), logins.Logins(known)
+    web, soap = password_checker.Logins(known), password_checker.Logins(known)
     for number in range(5):
         with pytest.raises(errors.Unauthorized):
             await (web if number % 2 else soap).check("ann", f"guess {number}", "10.0.0.1")
-    for made in (web, soap, logins.Logins(known)):  # the last is a process that was started again
+    for made in (web, soap, password_checker.Logins(known)):  # the last is a process that was started again
         with pytest.raises(throttle.Throttled):
             await made.check("ann", "a long secret", "10.0.0.1")
         assert await made.check("ann", "a long secret", "10.0.0.2")
@@ -157,7 +158,7 @@ async def test_processes_of_a_domain_share_one_budget_which_outlives_them(tmp_pa
 async def test_a_client_that_logged_in_at_one_process_is_not_locked_out_at_another(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    web, soap = logins.Logins(known), logins.Logins(known)
+    web, soap = password_checker.Logins(known), password_checker.Logins(known)
     await web.check("ann", "a long secret", "10.0.0.1")
     for number in range(30):
         with pytest.raises(errors.Unauthorized):
@@ -168,10 +169,10 @@ async def test_a_client_that_logged_in_at_one_process_is_not_locked_out_at_anoth
 
 
 async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch):
-    monkeypatch.setattr(attempts, "BYTES_MAX", 4000)
+    monkeypatch.setattr(attempt_log, "BYTES_MAX", 4000)
     known = passwords.Passwords(tmp_path)
     now_s = [1000.0]
-    first, second = attempts.Log(known.attempts), attempts.Log(known.attempts)
+    first, second = attempt_log.Log(known.attempts), attempt_log.Log(known.attempts)
     clients = [throttle.Throttle(clock=lambda: now_s[0]) for _ in range(2)]
 
     def follow() -> None:
@@ -204,7 +205,7 @@ async def test_without_the_log_a_process_counts_by_itself(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
     known.attempts.mkdir()
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     for number in range(5):
         with pytest.raises(errors.Unauthorized):
             await made.check("ann", f"guess {number}", "10.0.0.1")
@@ -215,7 +216,7 @@ async def test_without_the_log_a_process_counts_by_itself(tmp_path):
 async def test_the_first_requests_of_a_client_are_checked_once(tmp_path):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     await asyncio.gather(*(made.check("ann", "a long secret", "10.0.0.1") for _ in range(50)))
     assert made.checks == 1
 
@@ -223,7 +224,7 @@ async def test_the_first_requests_of_a_client_are_checked_once(tmp_path):
 async def test_a_password_that_is_changed_while_it_is_checked_ends(tmp_path, monkeypatch):
     known = passwords.Passwords(tmp_path)
     known.set("ann", roles.Role.USER, "the old secret")
-    made = logins.Logins(known)
+    made = password_checker.Logins(known)
     matches = passwords.matches
 
     def change_meanwhile(verifier: passwords.Scrypt, password: bytes) -> bool:

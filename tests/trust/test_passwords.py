@@ -7,7 +7,9 @@ import stat
 import pytest
 
 from muster.core import errors
-from muster.trust import keyring, passwords, roles
+from muster.trust import keyring
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
 from tests.trust import servers
 
 USER = roles.Role.USER

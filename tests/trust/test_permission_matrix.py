@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client
+from muster.bus.client import client
 from muster.core import errors
-from muster.trust import keyring, matrix, roles
+from muster.trust import keyring
+from muster.trust.permissions import matrix, roles
 from tests.trust import servers
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "security.md"

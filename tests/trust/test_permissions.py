@@ -11,7 +11,8 @@ from nats import errors as nats_errors
 from nats.js import api as js_api
 
 from muster.testing.eventually import eventually
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 from tests.trust import servers
 
 WHO = {

@@ -6,15 +6,15 @@ import stat
 import pytest
 
 from muster.core import errors
-from muster.trust import keyring, sealing
+from muster.trust import keyring, sealed_box
 
 
 def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
-    mine, other = sealing.Key.create(), sealing.Key.create()
-    box = sealing.seal(mine.public, b"swordfish", "kept/db")
+    mine, other = sealed_box.Key.create(), sealed_box.Key.create()
+    box = sealed_box.seal(mine.public, b"swordfish", "kept/db")
     assert b"swordfish" not in base64.b64decode(box)
     assert mine.open(box, "kept/db") == b"swordfish"
-    assert sealing.seal(mine.public, b"swordfish", "kept/db") != box
+    assert sealed_box.seal(mine.public, b"swordfish", "kept/db") != box
     with pytest.raises(errors.InvalidInput, match="another key"):
         other.open(box, "kept/db")
     with pytest.raises(errors.InvalidInput, match="not about"):
@@ -23,8 +23,8 @@ def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
 
 
 def test_whatever_was_touched_stays_shut():
-    mine = sealing.Key.create()
-    raw = base64.b64decode(sealing.seal(mine.public, b"swordfish", "x"))
+    mine = sealed_box.Key.create()
+    raw = base64.b64decode(sealed_box.seal(mine.public, b"swordfish", "x"))
     for place in range(len(raw)):
         touched = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
         with pytest.raises(errors.InvalidInput):
@@ -40,7 +40,7 @@ def test_whatever_was_touched_stays_shut():
             mine.open(nonsense, "x")
     for public in ("", "AQ==", base64.b64encode(bytes(32)).decode()):  # the last: a point of no use
         with pytest.raises(errors.InvalidInput):
-            sealing.seal(public, b"swordfish", "x")
+            sealed_box.seal(public, b"swordfish", "x")
 
 
 def test_a_domain_s_key_is_made_once_and_nobody_else_may_read_it(tmp_path):

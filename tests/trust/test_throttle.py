@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core import hosts, leaky
-from muster.trust import throttle
+from muster.core import leaky_buckets
+from muster.core.net import hosts
+from muster.trust.login import throttle
 
 
 class Clock:
@@ -101,7 +102,7 @@ def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(made: throttle.T
 
 
 def test_the_tables_are_bounded(made: throttle.Throttle, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaky, "KEYS_MAX", 10)
+    monkeypatch.setattr(leaky_buckets, "KEYS_MAX", 10)
     monkeypatch.setattr(throttle, "KNOWN_MAX", 10)
     for number in range(100):
         fail(made, f"user{number}", f"10.0.0.{number}")

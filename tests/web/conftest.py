@@ -11,8 +11,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from muster.app import catalogue, home, identities, web
-from muster.core import settings
+from muster.app import home, identities
+from muster.app import settings as app_settings
+from muster.app.components import web
+from muster.core.settings import sections
 from muster.testing.eventually import eventually
 from tests import debian
 from tests.cli import driver
@@ -59,8 +61,8 @@ class Running:
     url: str
 
     @property
-    def settings(self) -> catalogue.Settings:
-        return settings.load(catalogue.Settings, file=self.place / "muster.toml")
+    def settings(self) -> app_settings.Settings:
+        return sections.load(app_settings.Settings, file=self.place / "muster.toml")
 
     def muster(self, *arguments: str, stdin: str = "") -> Any:
         answer = driver.run(*arguments, "-o", "json", home=self.place, stdin=stdin)
@@ -82,14 +84,14 @@ def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
         assert made.code == 0, made.err
         path = place / "muster.toml"
         path.write_text(path.read_text() + SETTINGS + extra)
-        trust = identities.open_(settings.load(catalogue.Settings, file=path))
+        trust = identities.open_(sections.load(app_settings.Settings, file=path))
         for name, password in PASSWORDS.items():
             web.set_password(trust, name, role=ROLES[name], password=password)
     up = driver.run(
         "up", "--detach", "--timeout", "120", "--set", f"web.port={port}", home=place, timeout_s=150
     )
     assert up.code == 0, up.err
-    folder = home.Folder(settings.load(catalogue.Settings, file=place / "muster.toml").domain.folder)
+    folder = home.Folder(sections.load(app_settings.Settings, file=place / "muster.toml").domain.folder)
     running = folder.running()
     assert running is not None
     assert running.web_url is not None

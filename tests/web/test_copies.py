@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from muster.app import home, identities, web
+from muster.app import home, identities
+from muster.app.components import web
 from muster.core import errors
 from muster.inform import client
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.web import conftest
 
 EXTRA = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.core import errors
-from muster.web import ended, sessions
+from muster.web.auth import ended_logins, sessions
 
 
 def session(id: str, name: str = "ann", *, for_s: float = 1000) -> sessions.Session:
@@ -24,7 +24,7 @@ def session(id: str, name: str = "ann", *, for_s: float = 1000) -> sessions.Sess
 
 
 async def test_logouts_at_once_in_two_processes_are_all_kept(tmp_path: Path) -> None:
-    here, elsewhere = ended.EndedLogins(tmp_path), ended.EndedLogins(tmp_path)
+    here, elsewhere = ended_logins.EndedLogins(tmp_path), ended_logins.EndedLogins(tmp_path)
     all_sessions = [session(f"s{number}", f"n{number % 3}") for number in range(40)]
     await asyncio.gather(
         *(
@@ -32,13 +32,13 @@ async def test_logouts_at_once_in_two_processes_are_all_kept(tmp_path: Path) -> 
             for number, one in enumerate(all_sessions)
         )
     )
-    for process in (here, elsewhere, ended.EndedLogins(tmp_path)):
+    for process in (here, elsewhere, ended_logins.EndedLogins(tmp_path)):
         assert all(process.has(one) for one in all_sessions)
         assert not process.has(session("another"))
 
 
 def test_an_end_is_known_at_once_to_a_process_that_has_read_the_file(tmp_path: Path) -> None:
-    here, elsewhere = ended.EndedLogins(tmp_path), ended.EndedLogins(tmp_path)
+    here, elsewhere = ended_logins.EndedLogins(tmp_path), ended_logins.EndedLogins(tmp_path)
     here.add(session("first"))
     assert elsewhere.has(session("first"))
     assert not elsewhere.has(session("second"))
@@ -47,7 +47,7 @@ def test_an_end_is_known_at_once_to_a_process_that_has_read_the_file(tmp_path: P
 
 
 def test_a_damaged_file_does_not_mean_that_no_login_was_ended(tmp_path: Path) -> None:
-    logins = ended.EndedLogins(tmp_path)
+    logins = ended_logins.EndedLogins(tmp_path)
     logins.add(session("first"))
     (tmp_path / "ended.json").write_bytes(b'{"ann": {"fir')
     with pytest.raises(errors.Refused, match="damaged"):
@@ -59,8 +59,8 @@ def test_a_damaged_file_does_not_mean_that_no_login_was_ended(tmp_path: Path) ->
 def test_no_end_is_dropped_for_space_and_expired_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ended, "PER_NAME_MAX", 3)
-    logins = ended.EndedLogins(tmp_path)
+    monkeypatch.setattr(ended_logins, "PER_NAME_MAX", 3)
+    logins = ended_logins.EndedLogins(tmp_path)
     for number in range(4):
         logins.add(session(f"s{number}"))
     assert all(logins.has(session(f"s{number}")) for number in range(4))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from muster.testing import process
+from muster.testing import child_process
 from tests.web.conftest import Api, wait_until
 
 NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
@@ -201,7 +201,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
 
 
 async def test_the_playground_says_who_is_reached_and_why_not(furnished, visit):
-    listening = await process.start_muster(
+    listening = await child_process.start_muster(
         "notify", "listen", "--model", "Server", "--state", "load=0.9", "--state", "kind=web",
         "--policy", "alert AND level >= 4", "--as", "s-1", env={"MUSTER_HOME": str(furnished.place)},
     )  # fmt: skip

@@ -9,13 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.core import errors, messages, reports
+from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
-from muster.pipeline import levels, query, results
-from muster.trust import roles
-from muster.web import acts, cache, guard, hearing, past, problems, recent, sessions
-from muster.web.pages import charts, html, overview, routes, view, widgets
+from muster.pipeline.fleet import rollups
+from muster.pipeline.history import rollup_rows, search
+from muster.trust.permissions import roles
+from muster.web import actions, guard, problems
+from muster.web.auth import sessions
+from muster.web.components import charts, html, page, widgets
+from muster.web.data import bus_feed, cache, history_reader, recent
+from muster.web.pages import overview, routes
 from muster.web.rest import base
 from tests.pipeline import test_history, traffic
 
@@ -174,9 +179,9 @@ class NoLink:
         self.published.append(messages.decode(data, messages.Decision))
 
 
-def an_act() -> tuple[NoLink, acts.Desk]:
+def an_act() -> tuple[NoLink, actions.Desk]:
     link = NoLink()
-    return link, acts.Desk(types.SimpleNamespace(link=link, cache=cache.Cache()))  # type: ignore[arg-type]
+    return link, actions.Desk(types.SimpleNamespace(link=link, cache=cache.Cache()))  # type: ignore[arg-type]
 
 
 OLGA = sessions.Session(
@@ -303,7 +308,7 @@ def decision(number: int, outcome: messages.Outcome = messages.Outcome.DONE) -> 
 
 
 async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_in_its_place(monkeypatch):
-    made = hearing.Hearing(None, domain="x")  # type: ignore[arg-type]
+    made = bus_feed.Hearing(None, domain="x")  # type: ignore[arg-type]
     made.decisions.add(decision(1))
 
     class Bus:
@@ -445,7 +450,7 @@ def test_after_a_login_one_lands_on_a_page_of_ours_only(path):
 
 def test_a_page_of_ours_is_gone_back_to_with_its_question():
     assert routes._within("/resources?where=a%20%3D%201") == "/resources?where=a%20%3D%201"
-    assert view.to("/node", name="a&b", none=None) == "/node?name=a%26b"
+    assert page.to("/node", name="a&b", none=None) == "/node?name=a%26b"
 
 
 def test_every_error_has_a_status_and_a_document():
@@ -476,7 +481,7 @@ def test_an_etag_names_a_version():
 
 
 def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
-    rollup = reports.Rollup
+    rollup = columns.Rollup
     standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
     infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
     systems = [(1.0, standard | infected), (2.0, standard)]
@@ -495,11 +500,11 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     """And thins what is between the gaps, never the gaps."""
     start_ms = 1_700_000_000_000
     for number in (*range(40), *range(50, 90)):  # ten windows without a report
-        many = results.Many("system", "", start_ms + number * 10_000)
+        many = rollups.Many("system", "", start_ms + number * 10_000)
         many.cell.fold(test_history._column(float(number)))
-        levels.write([many], 10_000, tmp_path, "r", number)
-    asked = past.levels("system", "", "cpu_percent", start_ms)
-    found = past.plot(tmp_path, asked, 20)
+        rollup_rows.write([many], 10_000, tmp_path, "r", number)
+    asked = history_reader.levels("system", "", "cpu_percent", start_ms)
+    found = history_reader.plot(tmp_path, asked, 20)
     gone = [(one["at_ms"] - start_ms) // 10_000 for one in found if one["mean"] is None]
     assert gone == [40]
     assert [one["mean"] for one in found if one["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
@@ -513,13 +518,13 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
 
 def test_the_history_is_paged_by_its_cursors(tmp_path):
     with pytest.raises(errors.NotFound, match="no history"):
-        past.page(tmp_path / "none", query.Query(), 5, "")
+        history_reader.page(tmp_path / "none", search.Query(), 5, "")
     rows = [traffic.report(f"m{n}", 1, test_history.T0 + n) for n in range(12)]
     test_history.store(tmp_path, 0, rows)
     seen = []
     cursor: str | None = ""
     while cursor is not None:
-        found, cursor = past.page(tmp_path, query.Query(columns=("machine",)), 5, cursor)
+        found, cursor = history_reader.page(tmp_path, search.Query(columns=("machine",)), 5, cursor)
         seen.append([one["machine"] for one in found])
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from muster.testing import process
+from muster.testing import child_process
 from tests.web import conftest
 
 
@@ -18,7 +18,7 @@ async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(t
         with conftest.Api(running, "olga") as olga:
             kept = {"value": "still there"}
             conftest.wait_until(lambda: olga.put("/contexts/kept", json=kept).status_code == 200)
-        standing = await process.start_muster(
+        standing = await child_process.start_muster(
             "web", "serve", "--set", "web.port=0", env={"MUSTER_HOME": str(running.place)}
         )
         async with standing:

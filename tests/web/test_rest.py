@@ -19,7 +19,7 @@ import lxml.html
 import msgspec
 import pytest
 
-from muster.web import sessions
+from muster.web.auth import sessions
 from tests.cli import driver
 from tests.web.conftest import PASSWORDS, Api, Running, wait_until
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from muster.app import identities
-from muster.trust import roles
+from muster.trust.permissions import roles
 from muster.web import server
 from tests.web.conftest import Api, Running
 

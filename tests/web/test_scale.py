@@ -11,12 +11,15 @@ import msgspec
 import psutil
 import pytest
 
-from muster.app import home, identities, web
-from muster.core import messages, reports
-from muster.manage import processor, protocol, records
+from muster.app import home, identities
+from muster.app.components import web
+from muster.core import messages
+from muster.core.reports import columns
+from muster.manage import protocol
+from muster.manage.registry import assignments, record_store
 from muster.monitor import protocol as monitor_protocol
 from muster.store import database
-from muster.trust import roles
+from muster.trust.permissions import roles
 from tests.web import conftest
 from tests.web.conftest import ARTEFACTS, Api, Running, wait_until
 
@@ -37,8 +40,8 @@ async def fill_registry(running: Running) -> None:
                     spec = protocol.Spec(
                         name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
                     )
-                    made = processor.Resource(spec=spec, generation=1, by="admin")
-                    transaction.put(records.RESOURCES, spec.name, msgspec.json.encode(made))
+                    made = assignments.Resource(spec=spec, generation=1, by="admin")
+                    transaction.put(record_store.RESOURCES, spec.name, msgspec.json.encode(made))
 
 
 async def fill_reports(running: Running) -> None:
@@ -46,7 +49,7 @@ async def fill_reports(running: Running) -> None:
     folder = home.Folder(running.settings.domain.folder)
     trust = await asyncio.to_thread(identities.open_, running.settings)
     async with await web.Door(folder, trust).connect("loader", roles.Role.CHANNEL) as bus:
-        stream = await bus.open_stream(reports.REPORTS_STREAM)
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
         now_ms = int(time.time() * 1000)
         for first in range(0, COUNT, 5_000):
             rows = [
@@ -60,8 +63,8 @@ async def fill_reports(running: Running) -> None:
                 )
                 for number in range(first, first + 5_000)
             ]
-            facts = reports.Facts(channel="loader", sequence=first + 1, machines=5_000)
-            data = reports.encode(reports.to_batch(rows), facts, compression="lz4")
+            facts = columns.Facts(channel="loader", sequence=first + 1, machines=5_000)
+            data = columns.encode(columns.to_batch(rows), facts, compression="lz4")
             await stream.publish(monitor_protocol.batch("loader", monitor_protocol.ROOT), data)
 
 
@@ -70,7 +73,7 @@ def web_process(running: Running) -> psutil.Process:
     return next(
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if "muster.app.webserver" in " ".join(child.cmdline())
+        if "muster.app.supervisor.web_process" in " ".join(child.cmdline())
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from muster.testing import process
+from muster.testing import child_process
 from tests.web import conftest
 from tests.web.test_pages import serious
 
@@ -49,7 +49,7 @@ async def test_pages_show_what_spark_made_of_the_fleet(tmp_path, browser):
     rules.write_text(RULES)
     running = await asyncio.to_thread(conftest.start, tmp_path / "home", EXTRA.format(rules=rules))
     try:
-        fleet = await process.start_muster(
+        fleet = await child_process.start_muster(
             *("simulate", "sensors", "--machines", "500", "--groups", "5", "--period", "2s"),
             env={"MUSTER_HOME": str(running.place)},
         )

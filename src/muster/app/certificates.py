@@ -9,22 +9,23 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from muster.app import context as context_
-from muster.app import team
-from muster.bus import locator
+from muster.app.components import component
+from muster.app.components import context as context_
 from muster.bus.brokers import config
-from muster.core import errors, ground
+from muster.bus.locator import server
+from muster.core import errors
+from muster.core.settings import domain
 from muster.trust import certificates
 
 PERIOD_S = 3600.0
 NAME = "brokers"  # one certificate serves all brokers of this machine
 
 
-def folder(settings: ground.Ground) -> Path:
+def folder(settings: domain.Ground) -> Path:
     return settings.domain.folder / "certs"
 
 
-def ensure_authority(settings: ground.Ground) -> None:
+def ensure_authority(settings: domain.Ground) -> None:
     """Make the domain's certificate authority if it has none. Blocks."""
     if not (folder(settings) / "ca.pem").exists():
         certificates.Certificates.create(
@@ -32,7 +33,7 @@ def ensure_authority(settings: ground.Ground) -> None:
         )
 
 
-def ensure(settings: ground.Ground) -> bool:
+def ensure(settings: domain.Ground) -> bool:
     """Make or renew the authority and the brokers' certificate; whether that changed. Blocks."""
     ensure_authority(settings)
     held = _open(settings)
@@ -49,7 +50,7 @@ def ensure(settings: ground.Ground) -> bool:
 def hosts(listening_on: str) -> list[str]:
     """The names and addresses under which brokers that listen there may be reached."""
     named = [listening_on]
-    if listening_on in locator.EVERYWHERE:
+    if listening_on in server.EVERYWHERE:
         named = [socket.gethostname(), *_addresses(socket.gethostname())]
     return list(dict.fromkeys([*named, "localhost", "127.0.0.1", "::1"]))
 
@@ -64,26 +65,26 @@ def _addresses(name: str) -> list[str]:
     return [str(one) for one in parsed if not one.is_loopback]
 
 
-def for_brokers(settings: ground.Ground) -> config.Tls:
+def for_brokers(settings: domain.Ground) -> config.Tls:
     pair = _open(settings).pair(NAME)
     return config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
 
 
-def bundle(settings: ground.Ground) -> Path:
+def bundle(settings: domain.Ground) -> Path:
     """What clients verify brokers against."""
     return _open(settings).bundle
 
 
-def for_clients(settings: ground.Ground) -> ssl.SSLContext:
+def for_clients(settings: domain.Ground) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(bundle(settings)))
 
 
-def report(settings: ground.Ground) -> list[certificates.Status]:
+def report(settings: domain.Ground) -> list[certificates.Status]:
     """How long each still lives. Blocks."""
     return _open(settings).report(renew_at=settings.trust.renew_at)
 
 
-def _open(settings: ground.Ground) -> certificates.Certificates:
+def _open(settings: domain.Ground) -> certificates.Certificates:
     return certificates.Certificates(folder(settings), settings.domain.name)
 
 
@@ -109,13 +110,13 @@ class CertificateKeeper:
     async def stop(self) -> None:
         """Nothing to end but the task, which the domain ends."""
 
-    def health(self) -> team.Health:
+    def health(self) -> component.Health:
         rows = [
             {"name": one.name, "days_left": round(one.days_left, 1), "due": one.due} for one in self._report
         ]
         warned = [one for one in self._report if one.warning_days is not None]
         reason = ", ".join(f"{one.name} ends in {max(0.0, one.days_left):.1f} days" for one in warned)
-        return team.Health(reason=reason, facts={"certificates": rows})
+        return component.Health(reason=reason, facts={"certificates": rows})
 
     async def look(self) -> None:
         """Once, now."""

@@ -20,24 +20,20 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Self, TypeVar
 
 import muster
-from muster.app import (
-    audit,
-    brokers,
-    budgets,
-    certificates,
-    context,
-    control,
-    home,
-    identities,
-    locating,
-    team,
-    web,
-)
-from muster.bus import api, client, exporting, http, pages
-from muster.core import errors, ground, log, metrics, settings
+from muster.app import certificates, home, identities
+from muster.app.brokers import broker_set
+from muster.app.components import component, context, locator, web
+from muster.app.operations import audit, control, retention
+from muster.bus import api
+from muster.bus.client import client
+from muster.bus.http import health, otlp_exporter, server
+from muster.core import errors
+from muster.core.settings import domain, sections
+from muster.core.telemetry import log, metrics
 from muster.store import api as store_api
 from muster.store import database
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 P = TypeVar("P")
 
@@ -52,27 +48,27 @@ class State(enum.Enum):
 
 
 class Domain:
-    def __init__(self, settings: ground.Ground, *, parts: Iterable[team.Part] = ()) -> None:
+    def __init__(self, settings: domain.Ground, *, parts: Iterable[component.Part] = ()) -> None:
         self.settings = settings
         self.folder = home.Folder(settings.domain.folder.absolute())
         self.state = State.STOPPED
         self.metrics = metrics.Metrics(process=True)
-        self.brokers = None if settings.bus.servers else brokers.Brokers(settings, self.folder)
+        self.brokers = None if settings.bus.servers else broker_set.Brokers(settings, self.folder)
         self.trust: keyring.Trust
         self.store: database.Store
         self.bus: api.Bus
-        self._locator = locating.Locator(lambda: self.servers) if settings.bus.locator else None
+        self._locator = locator.Locator(lambda: self.servers) if settings.bus.locator else None
         self._log = log.Events("app", domain=settings.domain.name)
-        self._budgets = budgets.BudgetWatch()
+        self._budgets = retention.BudgetWatch()
         self._parts = (*self._own_parts(), *parts)
-        self._team: team.Team
+        self._team: component.Team
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
-        self._pages: http.Server | None = None
+        self._pages: server.Server | None = None
         self._started_at_s = 0.0
 
-    def _own_parts(self) -> list[team.Part]:
-        own: list[team.Part] = [self._budgets, audit.Audit()]
+    def _own_parts(self) -> list[component.Part]:
+        own: list[component.Part] = [self._budgets, audit.Audit()]
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}
@@ -92,7 +88,7 @@ class Domain:
         self.state = State.STARTING
         self._started_at_s = time.time()
         self._failure = asyncio.get_running_loop().create_future()
-        self._team = team.Team(self._parts, context_for=self._context, on_failure=self._part_failed)
+        self._team = component.Team(self._parts, context_for=self._context, on_failure=self._part_failed)
         try:
             await asyncio.to_thread(self.folder.create)
             await self._hold_folder()
@@ -220,7 +216,7 @@ class Domain:
             return None
         return await asyncio.to_thread(certificates.for_clients, self.settings)
 
-    def _context(self, part: team.Part, spawn: context.Spawn) -> context.Context:
+    def _context(self, part: component.Part, spawn: context.Spawn) -> context.Context:
         return context.Context(
             settings=self.settings,
             folder=self.folder,
@@ -235,7 +231,7 @@ class Domain:
             watch_folder=self._budgets.watch_folder,
         )
 
-    def _part_failed(self, part: team.Part, error: BaseException) -> None:
+    def _part_failed(self, part: component.Part, error: BaseException) -> None:
         self._log.error("part-failed", failed=part.name, vital=part.vital, error=error)
         self.metrics.counter("part_failures", "Parts that failed.", ("failed",)).add(failed=part.name)
         if part.vital:
@@ -253,9 +249,9 @@ class Domain:
 
     async def _serve_pages(self) -> None:
         await self._stack.enter_async_context(
-            exporting.exporting(self.settings.health, PROCESS, self.metrics)
+            otlp_exporter.exporting(self.settings.health, PROCESS, self.metrics)
         )
-        self._pages = await pages.serve(
+        self._pages = await health.serve(
             self.settings.health,
             ready=lambda: self.ready,
             health=self._team.health,
@@ -264,15 +260,15 @@ class Domain:
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)
-            told = await asyncio.to_thread(pages.tell, self.folder.pages, PROCESS, self._pages)
+            told = await asyncio.to_thread(health.tell, self.folder.pages, PROCESS, self._pages)
             self._stack.push_async_callback(asyncio.to_thread, told.unlink, missing_ok=True)
 
-    async def _status_page(self, _: http.Request) -> http.Response:
-        return http.json_response(await self.status())
+    async def _status_page(self, _: server.Request) -> server.Response:
+        return server.json_response(await self.status())
 
     def _told(self) -> list[dict[str, Any]]:
         return [
-            {"process": one.process, "pid": one.pid, "url": one.url} for one in pages.told(self.folder.pages)
+            {"process": one.process, "pid": one.pid, "url": one.url} for one in health.told(self.folder.pages)
         ]
 
     async def _open_store(self) -> None:
@@ -280,14 +276,14 @@ class Domain:
         self._stack.push_async_callback(self.store.close)
 
 
-async def open_store(of: ground.Ground) -> database.Store:
+async def open_store(of: domain.Ground) -> database.Store:
     """The store that these settings name; several processes may have it open."""
     wanted = of.store
     kind, _, path = wanted.url.partition(":")
     in_folder = kind == "sqlite" and path != ":memory:"
     password = None
     if wanted.password:
-        password = await asyncio.to_thread(settings.read_secret, wanted.password, os.environ)
+        password = await asyncio.to_thread(sections.read_secret, wanted.password, os.environ)
     return await database.open(
         f"sqlite:{of.domain.folder.absolute() / path}" if in_folder else wanted.url,
         settings=store_api.Settings(

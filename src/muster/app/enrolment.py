@@ -23,7 +23,8 @@ import msgspec
 from muster.core import errors, files, subjects
 from muster.store import api as store_api
 from muster.store import database
-from muster.trust import credentials, keyring, nkeys, roles
+from muster.trust import credentials, keyring, nkeys
+from muster.trust.permissions import roles
 
 TOKENS = "manage.tokens"
 _KEY = "joining.seed"

@@ -93,7 +93,7 @@ class Folder:
 
     @property
     def pages(self) -> Path:
-        """Where each process tells at which address it says how it is (`muster.bus.pages`)."""
+        """Where each process tells at which address it says how it is (`muster.bus.http.health`)."""
         return self.run / "pages"
 
     @property

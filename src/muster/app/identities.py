@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from muster.bus import client
-from muster.core import errors, ground
+from muster.bus.client import client
+from muster.core import errors
+from muster.core.settings import domain as settings_domain
 from muster.trust import credentials as credentials_
-from muster.trust import keyring, roles
+from muster.trust import keyring
+from muster.trust.permissions import roles
 
 SELF = "bootstrap"  # the domain's own process
 LINK = "link"  # the identity under which our brokers hang on others
@@ -30,11 +32,11 @@ OWN = {
 }
 
 
-def open_(settings: ground.Ground) -> keyring.Trust:
+def open_(settings: settings_domain.Ground) -> keyring.Trust:
     return keyring.Trust.open(settings.keys_folder)
 
 
-def open_or_create(settings: ground.Ground) -> keyring.Trust:
+def open_or_create(settings: settings_domain.Ground) -> keyring.Trust:
     """The domain's keys, made if there are none, with the domain's own identities among them."""
     if settings.keys_folder.exists():
         trust = open_(settings)

@@ -13,27 +13,29 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster.app import audit, control, manage
-from muster.core import messages, reports, subjects
+from muster.app.components import management
+from muster.app.operations import audit, control
+from muster.core import messages, subjects
+from muster.core.reports import columns
 from muster.inform import protocol as inform
 from muster.manage import protocol as managing
 from muster.message import protocol as message
 from muster.monitor import protocol as monitor
 from muster.notify import protocol as notify
 from muster.pipeline import protocol as pipeline
-from muster.trust import roles
+from muster.trust.permissions import roles
 
 #: A title, and the modules whose docstrings list subjects and whose structs are the messages.
 PARTS: dict[str, tuple[ModuleType, ...]] = {
     "Monitoring": (monitor,),
     "Pipeline": (pipeline,),
     "Notification": (notify,),
-    "Management": (managing, manage),
+    "Management": (managing, management),
     "Information": (inform,),
     "Messages (JMS)": (message,),
     "The domain itself": (control, audit),
 }
-SHARED = (messages, reports)
+SHARED = (messages, columns)
 
 _HEAD = """\
 # Subjects and messages

@@ -1,6 +1,6 @@
 """The words in which everybody speaks to the bus.
 
-Two things speak them: the real one over brokers (`muster.bus.client`) and its in-memory twin for simulation
+Two things speak them: the real one over brokers (`muster.bus.client.client`) and its in-memory twin for simulation
 (`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols only.
 
 Durable means: when a call of `Stream` or `KeyValue` that writes returns, what it wrote is synced to disk or
@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from muster.core import trace
+from muster.core.telemetry import trace
 
 Headers = Mapping[str, str]
 

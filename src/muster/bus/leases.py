@@ -5,7 +5,7 @@
             while lease.held:
                 await act(epoch=lease.epoch)
 
-One module for every part of Muster that must be done by one process at a time.  `muster.bus.tenure` decides;
+One module for every part of Muster that must be done by one process at a time.  `muster.bus.lease_state` decides;
 this shell stores, watches and tells.  A holder renews three times in the lease's time to live; whoever waits
 for the lease takes it when it is released, when it expires, and at once when a broker reports that the
 holder's connection is closed.
@@ -29,8 +29,9 @@ from typing import Self
 
 import msgspec
 
-from muster.bus import api, tenure
-from muster.core import errors, log, subjects
+from muster.bus import api, lease_state
+from muster.core import errors, subjects
+from muster.core.telemetry import log
 
 events = log.Events("bus")
 
@@ -199,7 +200,7 @@ class _Run:
         self._alarm: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self.candidate = tenure.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
+        self.candidate = lease_state.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
 
     async def gained(self) -> Lease | None:
         if self._wait:
@@ -240,7 +241,7 @@ class _Run:
                     if entry is not None:
                         seen = True
                         self._obey(self.candidate.observed(entry.revision, _record(entry), now))
-                    elif not seen and self.candidate.phase is tenure.Phase.WAITING:
+                    elif not seen and self.candidate.phase is lease_state.Phase.WAITING:
                         # Free when the watch began. What our first look found may have been released since.
                         self._obey(self.candidate.observed(None, None, now))
         except errors.MusterError as error:
@@ -249,18 +250,18 @@ class _Run:
 
     # Instructions.
 
-    def _obey(self, instructions: Sequence[tenure.Instruction]) -> None:
+    def _obey(self, instructions: Sequence[lease_state.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case tenure.Store():
+                case lease_state.Store():
                     self._start(self._store(instruction))
-                case tenure.Remove(revision):
+                case lease_state.Remove(revision):
                     self._start(self._remove(revision))
-                case tenure.Look():
+                case lease_state.Look():
                     self._start(self._look())
-                case tenure.Gained(epoch):
+                case lease_state.Gained(epoch):
                     self._begin(epoch)
-                case tenure.Lost(reason):
+                case lease_state.Lost(reason):
                     self._finish(reason)
         self._set_alarm()
 
@@ -281,7 +282,7 @@ class _Run:
         self._alarm = None
         self._obey(self.candidate.tick(self._loop.time()))
 
-    async def _store(self, wanted: tenure.Store) -> None:
+    async def _store(self, wanted: lease_state.Store) -> None:
         sent_at = self._loop.time()
         value = msgspec.json.encode(wanted.record)
         try:
@@ -318,7 +319,7 @@ class _Run:
             return
         revision = entry.revision if entry else None
         self._obey(self.candidate.observed(revision, _record(entry), self._loop.time()))
-        held_by_another = entry is not None and self.candidate.phase is tenure.Phase.WAITING
+        held_by_another = entry is not None and self.candidate.phase is lease_state.Phase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)
 
@@ -340,11 +341,11 @@ class _Run:
         self._on_end(self)
 
 
-def _record(entry: api.Entry | None) -> tenure.Record | None:
+def _record(entry: api.Entry | None) -> lease_state.Record | None:
     if entry is None or entry.value is None:
         return None
     try:
-        return msgspec.json.decode(entry.value, type=tenure.Record)
+        return msgspec.json.decode(entry.value, type=lease_state.Record)
     except msgspec.DecodeError:
         # Somebody else's writing. Nobody's lease, but not ours to overwrite either.
-        return tenure.Record(holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision)
+        return lease_state.Record(holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision)

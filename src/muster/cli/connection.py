@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.cli import base
-from muster.cli import config as config_
+from muster.cli import command as cli_command
+from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
     from muster.bus import api
     from muster.cli import profiles
-    from muster.core import metrics
+    from muster.core.telemetry import metrics
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,21 +61,21 @@ def options(command: F) -> F:
 
 
 async def connect(
-    invocation: base.Invocation, to: Options, measure: metrics.Metrics | None = None
+    invocation: cli_command.Invocation, to: Options, measure: metrics.Metrics | None = None
 ) -> api.Bus:
     """A connection by the first source there is; flags override its settings one by one."""
     import ssl
 
-    from muster import connecting
+    from muster import connection
 
     found = resolve(invocation, to)
     tls = ssl.create_default_context(cafile=str(found.ca)) if found.ca else None
-    return await connecting.connect(
+    return await connection.connect(
         found.servers, locator=found.locator, creds=found.creds, tls=tls, measure=measure
     )
 
 
-def resolve(invocation: base.Invocation, to: Options) -> Options:
+def resolve(invocation: cli_command.Invocation, to: Options) -> Options:
     """What the flags, the profile and the home come to."""
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
@@ -84,7 +84,7 @@ def resolve(invocation: base.Invocation, to: Options) -> Options:
     return Options(tuple(servers), creds, ca, locator)
 
 
-def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:
+def _resolve(invocation: cli_command.Invocation, to: Options) -> profiles.Profile:
     from muster.cli import profiles
 
     name = invocation.profile or (None if invocation.home or _named(to) else profiles.current())
@@ -102,7 +102,7 @@ def _of_home(home_: Path | None) -> profiles.Profile:
     from muster.cli import profiles
     from muster.core import errors
 
-    settings = config_.load(base.Invocation(home=home_))
+    settings = config_.load(cli_command.Invocation(home=home_))
     running = home.Folder(settings.domain.folder).running()
     if running is None:
         option = f" --home {home_}" if home_ else ""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import click
 
-from muster.cli import base, interrupts, output
+from muster.cli import command as cli_command
+from muster.cli import interrupts, output
 from muster.core import errors
 
 INTERRUPTED = 130
@@ -91,7 +92,7 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-class Root(base.Group):
+class Root(cli_command.Group):
     """Knows its commands by name and imports one when it is wanted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +155,7 @@ def explain(error: OSError) -> errors.MusterError:
             return errors.MusterError(what)
 
 
-def _report(invocation: base.Invocation, code: str, message: str, hint: str | None) -> None:
+def _report(invocation: cli_command.Invocation, code: str, message: str, hint: str | None) -> None:
     if invocation.output == "json":
         sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
         return
@@ -166,7 +167,7 @@ def _report(invocation: base.Invocation, code: str, message: str, hint: str | No
 
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     """Run one command line and return its exit code. Errors are told on stderr."""
-    invocation = base.Invocation()
+    invocation = cli_command.Invocation()
     try:
         words = sys.argv[1:] if arguments is None else arguments
         with muster.make_context(program, words, obj=invocation) as context:

@@ -17,26 +17,28 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from muster.core import errors, files, hosts, settings, subjects
+from muster.core import errors, files, subjects
+from muster.core.net import hosts
+from muster.core.settings import sections
 
 
-class Profile(settings.Section, frozen=True, kw_only=True):
+class Profile(sections.Section, frozen=True, kw_only=True):
     """How to connect to a domain."""
 
     servers: Annotated[
         tuple[str, ...],
-        settings.doc("URLs of brokers. Name several: a client that knows one broker cannot roam from it."),
+        sections.doc("URLs of brokers. Name several: a client that knows one broker cannot roam from it."),
     ] = ()
     locator: Annotated[
-        str, settings.doc("URL of a locator, which knows the brokers and says which one is best for you.")
+        str, sections.doc("URL of a locator, which knows the brokers and says which one is best for you.")
     ] = ""
-    creds: Annotated[settings.FilePath, settings.doc("File of credentials (`muster creds issue`).")] = ""
+    creds: Annotated[sections.FilePath, sections.doc("File of credentials (`muster creds issue`).")] = ""
     ca: Annotated[
-        settings.FilePath, settings.doc("Certificate authority of the brokers, where they use TLS.")
+        sections.FilePath, sections.doc("Certificate authority of the brokers, where they use TLS.")
     ] = ""
     home: Annotated[
-        settings.FilePath,
-        settings.doc("A home on this machine: connect to the domain that runs there, as its administrator."),
+        sections.FilePath,
+        sections.doc("A home on this machine: connect to the domain that runs there, as its administrator."),
     ] = ""
 
     def __post_init__(self) -> None:
@@ -61,13 +63,13 @@ def current() -> str | None:
 
 
 def load(name: str) -> Profile:
-    return settings.load(Profile, file=_existing(name))
+    return sections.load(Profile, file=_existing(name))
 
 
 def save(name: str, profile: Profile) -> Path:
     path = _path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write(path, settings.to_toml(profile).encode())
+    files.write(path, sections.to_toml(profile).encode())
     return path
 
 

@@ -22,7 +22,7 @@ from muster.bus import api
 from muster.bus.rpc import client as rpc
 from muster.core import errors
 from muster.inform import protocol
-from muster.predicates import parser
+from muster.predicates.syntax import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
 TRY_S = 13.0  # a node waits 10 s for a silent primary; then it is the node that is silent

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
-from muster.bus.rpc import faults
+from muster.bus.rpc import error_replies
 from muster.core import clock, errors, subjects
 
 PART = "inform"
@@ -276,7 +276,7 @@ class Reply(Frame, Generic[T], frozen=True):
     """A result, or what went wrong."""
 
     result: T | None = None
-    fault: faults.Fault | None = None
+    fault: error_replies.Fault | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -406,7 +406,7 @@ def result_of(data: bytes, kind: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"this is no reply: {error}") from error
     if reply.fault is not None:
-        raise faults.error_of(reply.fault)
+        raise error_replies.error_of(reply.fault)
     return cast("T", reply.result)
 
 
@@ -415,7 +415,7 @@ def reply(result: object) -> bytes:
 
 
 def refusal(error: errors.MusterError) -> bytes:
-    return encode(Reply(fault=faults.fault_of(error)))
+    return encode(Reply(fault=error_replies.fault_of(error)))
 
 
 class Codec:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import errors, settings
-from muster.inform import demand, rights
-from muster.inform.mounts import kinds
+from muster.core import errors
+from muster.core.settings import sections
+from muster.inform import access_rules
+from muster.inform.mounts import registry
+from muster.inform.node.replicas import demand
 
-doc = settings.doc
+doc = sections.doc
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 _DAY_S = 86400.0
 
 
-class Inform(settings.Section, frozen=True, kw_only=True):
+class Inform(sections.Section, frozen=True, kw_only=True):
     """Information nodes: where contexts are kept, how many copies, and when copies move."""
 
     enabled: Annotated[bool, doc("Whether information nodes run in this process.")] = True
@@ -130,14 +132,14 @@ class Inform(settings.Section, frozen=True, kw_only=True):
         ),
     ] = _DAY_S
     mounts: Annotated[
-        tuple[kinds.Mount, ...],
+        tuple[registry.Mount, ...],
         doc(
             "Other registries that are searched beside our own: a name, a kind (etcd, uddi), a url, and for "
             "etcd a prefix. Their entries are read under mount/NAME/, and each search asks all of them anew."
         ),
     ] = ()
     rules: Annotated[
-        tuple[rights.Rule, ...],
+        tuple[access_rules.Rule, ...],
         doc("Who may read and write which keys; the first rule that covers a key decides."),
     ] = ()
 

@@ -25,12 +25,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client, faults
-from muster.core import errors, messages, settings, subjects
-from muster.manage import manifest, protocol, secrecy
-from muster.manage.adapters import catalogue
-from muster.predicates import closure, parser
-from muster.trust import sealing
+from muster.bus.rpc import client, error_replies
+from muster.core import errors, messages, subjects
+from muster.core.settings import sections
+from muster.manage import manifest, protocol
+from muster.manage import secrets as manage_secrets
+from muster.manage.adapters import plugins
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+from muster.trust import sealed_box
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
@@ -158,13 +161,13 @@ class Client:
                 return answer["result"]
             case messages.Outcome.IN_DOUBT:
                 raise errors.TimedOut(f"{name}: {operation} is in doubt: {answer['reason']}")
-        fault = faults.Fault(
+        fault = error_replies.Fault(
             code=answer["code"] or errors.Refused.code,
             kind=errors.Refused.code,
             message=f"{name}: {answer['reason']}",
             exit_code=errors.Refused.exit_code,
         )
-        raise faults.error_of(fault)
+        raise error_replies.error_of(fault)
 
     async def logs(self, name: str) -> str:
         return str(await self.execute(name, "logs"))
@@ -282,7 +285,7 @@ class Client:
         self, *names: str, where: str = ""
     ) -> AsyncIterator[AsyncIterator[protocol.State | protocol.Event]]:
         """As `subscribe`; nothing is missed that happens once it is entered."""
-        matches = closure.compile(parser.parse(where)) if where else None
+        matches = python.compile(parser.parse(where)) if where else None
         wanted = set(names)
         queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=65_536)
 
@@ -412,10 +415,10 @@ class Client:
 
     async def set_secret(self, name: str, value: str) -> Row:
         """Keep it in the domain's store; it leaves this process sealed. Tells which resources use it."""
-        if not value or len(value.encode()) > settings.MAX_SECRET_BYTES:
-            raise errors.InvalidInput(f"a secret has 1 to {settings.MAX_SECRET_BYTES} bytes")
+        if not value or len(value.encode()) > sections.MAX_SECRET_BYTES:
+            raise errors.InvalidInput(f"a secret has 1 to {sections.MAX_SECRET_BYTES} bytes")
         public: str = await self._read("secret-key")
-        box = sealing.seal(public, value.encode(), secrecy.kept_about(subjects.token(name)))
+        box = sealed_box.seal(public, value.encode(), manage_secrets.kept_about(subjects.token(name)))
         found: Row = await self._ask("secret-set", name=name, box=box)
         return found
 
@@ -490,13 +493,13 @@ def _is_in(row: Row, state: str | None) -> bool:
 
 
 def _entries(text: str) -> list[Any]:
-    found: list[Any] = msgspec.to_builtins(manifest.read(text, catalogue.checks()))
+    found: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.checks()))
     return found
 
 
 def _check(entry: Mapping[str, Any]) -> None:
     """As a manifest's entries are: fields, type, configuration, open secrets."""
-    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), catalogue.checks())
+    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), plugins.checks())
 
 
 def _fields(one: protocol.State | protocol.Event) -> dict[str, Any]:

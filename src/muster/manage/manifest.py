@@ -30,8 +30,8 @@ import msgspec
 import yaml
 
 from muster.core import errors, subjects
-from muster.manage import ordering, protocol, topologies
-from muster.predicates import parser
+from muster.manage import dependencies, protocol, topologies
+from muster.predicates.syntax import parser
 
 BYTES_MAX = 4 << 20
 NODES_MAX = 200_000
@@ -271,7 +271,7 @@ def _ordered(entries: list[Entry], places: Mapping[str, tuple[str | int, ...]], 
             raise Fault(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
         needs[entry.name] = [name for names in named for name in names if name != entry.name]
         needs[entry.name] += [one for one in entry.depends_on if not one.startswith(GROUP)]
-    circle = ordering.circle(needs)
+    circle = dependencies.circle(needs)
     if circle is not None:
         path = (*places[circle[0]], "depends_on")
         raise Fault(f"a circle: {' -> '.join(circle)}", line=_line(lines, path), field=_dotted(path))

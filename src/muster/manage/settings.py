@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import settings
+from muster.core.settings import sections
 
-doc = settings.doc
+doc = sections.doc
 
 LOCAL = "local"  # this machine's agent, where it is the only one
 
 
-class Manage(settings.Section, frozen=True, kw_only=True):
+class Manage(sections.Section, frozen=True, kw_only=True):
     """Management: registry endpoints, managers and this machine's agent, each a process of its own."""
 
     enabled: Annotated[bool, doc("Whether this domain manages resources.")] = True

@@ -16,11 +16,11 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from muster.core import errors, queues, subjects, topics
-from muster.message import faults
+from muster.core import errors, queue_names, subjects, topics
+from muster.message import errors as message_errors
 
-TEMPORARY: Final = queues.TEMPORARY
-DEAD_LETTERS: Final = queues.DEAD_LETTERS
+TEMPORARY: Final = queue_names.TEMPORARY
+DEAD_LETTERS: Final = queue_names.DEAD_LETTERS
 QUEUE_NAME_BYTES_MAX: Final = 300
 
 
@@ -40,7 +40,7 @@ class Destination:
         if self.is_queue:
             size = len(self.name.encode("utf-8", "replace"))
             if not 1 <= size <= QUEUE_NAME_BYTES_MAX:
-                raise faults.InvalidDestination(
+                raise message_errors.InvalidDestination(
                     f"a queue's name has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
                 )
 
@@ -105,7 +105,7 @@ def _topic(name: str) -> topics.Topic:
     try:
         return topics.Topic.parse(name)
     except errors.InvalidInput as error:
-        raise faults.InvalidDestination(f"{name!r} is no topic: {error.message}") from error
+        raise message_errors.InvalidDestination(f"{name!r} is no topic: {error.message}") from error
 
 
 @functools.lru_cache(8192)
@@ -116,7 +116,7 @@ def _temporary_subject(name: str) -> str:
         requester = f"{subjects.token(identity)}.{subjects.token(session)}"
         return subjects.reply_subject(subjects.APP, requester, subjects.token(number))
     except (ValueError, errors.InvalidInput) as error:
-        raise faults.InvalidDestination(f"{name!r} is no temporary topic") from error
+        raise message_errors.InvalidDestination(f"{name!r} is no temporary topic") from error
 
 
 _KINDS: Final = frozenset(Kind)

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from muster.core import errors
-from muster.message import destinations, faults, values
+from muster.message import destinations, values
+from muster.message import errors as message_errors
 
 HEADER: Final = "Muster-Message"
 FOREIGN: Final = "~"  # so begins a header that holds an AMQP client's own words, not a `Meta`
@@ -97,7 +98,7 @@ def decode_meta(raw: bytes | str) -> Meta:
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise faults.FormatError(f"the header {HEADER} is malformed: {error}") from error
+        raise message_errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
 
 
 class Message:
@@ -154,7 +155,7 @@ class Message:
 
     def _check_writeable(self) -> None:
         if self.frozen:
-            raise faults.NotWriteable("a received message is read-only: clear_body first")
+            raise message_errors.NotWriteable("a received message is read-only: clear_body first")
 
     def _write(self, meta: Meta) -> bytes:
         return b""
@@ -295,9 +296,9 @@ class StreamMessage(Message):
     def read(self, kind: values.Kind) -> values.Value:
         """The next value. A read that fails does not move on."""
         if not self.frozen:
-            raise faults.NotReadable("a stream message that is being written is read after its reset")
+            raise message_errors.NotReadable("a stream message that is being written is read after its reset")
         if self._next >= len(self.items):
-            raise faults.FormatError("the stream message has no more values")
+            raise message_errors.FormatError("the stream message has no more values")
         found = values.read(self.items[self._next], kind)
         self._next += 1
         return found
@@ -360,7 +361,7 @@ class ObjectMessage(Message):
         try:
             return msgspec.json.encode(self._value)
         except TypeError as error:
-            raise faults.FormatError(f"an object message holds what JSON can say: {error}") from error
+            raise message_errors.FormatError(f"an object message holds what JSON can say: {error}") from error
 
     def _read(self, meta: Meta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
@@ -380,7 +381,9 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
     try:
         return _rebuild(meta, data, destination)
     except (ValueError, TypeError, OverflowError) as error:
-        raise faults.FormatError(f"the header {HEADER} and the body do not fit together: {error}") from error
+        raise message_errors.FormatError(
+            f"the header {HEADER} and the body do not fit together: {error}"
+        ) from error
 
 
 def unreadable(meta: Meta) -> Meta:
@@ -396,7 +399,7 @@ def unreadable(meta: Meta) -> Meta:
 def _rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None) -> Message:
     kind = _TYPES.get(meta.kind)
     if kind is None:
-        raise faults.FormatError(f"there is no message type {meta.kind!r}")
+        raise message_errors.FormatError(f"there is no message type {meta.kind!r}")
     message = kind.__new__(kind)
     message.frozen = True
     message.message_id = meta.message_id
@@ -454,9 +457,9 @@ def meta_of(data: bytes, headers: Mapping[str, str]) -> Meta:
 def meta_said(data: bytes, raw: str) -> Meta:
     """What the header `HEADER` says."""
     if raw.startswith(FOREIGN):
-        from muster.message.amqp import codec  # it is built on this module, and seldom needed
+        from muster.message.amqp_format import message_codec  # it is built on this module, and seldom needed
 
-        return codec.meta_of_foreign(raw, data, time.time_ns() // 1_000_000)
+        return message_codec.meta_of_foreign(raw, data, time.time_ns() // 1_000_000)
     return decode_meta(raw)
 
 
@@ -497,4 +500,4 @@ def _json(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise faults.FormatError(f"the body is no JSON of the right shape: {error}") from error
+        raise message_errors.FormatError(f"the body is no JSON of the right shape: {error}") from error

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.bus.rpc import faults as rpc_faults
+from muster.bus.rpc import error_replies as rpc_faults
 from muster.core import errors, subjects
 from muster.message import destinations
 

@@ -13,7 +13,10 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from muster.message import messages
-from muster.predicates import ast, closure, normal, parser
+from muster.predicates import ast
+from muster.predicates.analysis import normal_forms
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 
 K = TypeVar("K", bound=Hashable)
 Matches = Callable[[Callable[[str], object]], bool]
@@ -22,7 +25,7 @@ Matches = Callable[[Callable[[str], object]], bool]
 @functools.lru_cache(4096)
 def compiled(selector: str) -> Matches:
     """`errors.ParseError` where it is no selector of JMS."""
-    return closure.compile(parser.parse(selector, strict=True))
+    return python.compile(parser.parse(selector, strict=True))
 
 
 def accepts(selector: str | None, meta: messages.Meta) -> bool:
@@ -32,7 +35,7 @@ def accepts(selector: str | None, meta: messages.Meta) -> bool:
 @functools.lru_cache(4096)
 def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
     """A name and the values one of which it must have, if the selector says so."""
-    condition = normal.negation_normal(parser.parse(selector, strict=True))
+    condition = normal_forms.negation_normal(parser.parse(selector, strict=True))
     clauses = condition.operands if isinstance(condition, ast.And) else (condition,)
     for clause in clauses:
         match clause:

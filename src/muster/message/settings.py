@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import settings
-from muster.core.settings import doc
+from muster.core.settings import sections
+from muster.core.settings.sections import doc
 
 
-class Message(settings.Section, frozen=True, kw_only=True):
+class Message(sections.Section, frozen=True, kw_only=True):
     """JMS on the bus: whether a dispatcher of the log runs here, and its bounds."""
 
     enabled: Annotated[

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from muster.core import errors
-from muster.message import faults
+from muster.message import errors as message_errors
 
 Value: TypeAlias = bool | int | float | str | bytes | None
 
@@ -72,7 +72,7 @@ def natural(value: Value) -> Kind:
         case str() | None:
             return Kind.STRING
         case _:
-            raise faults.FormatError(f"a {type(value).__name__} cannot be a value of a message")
+            raise message_errors.FormatError(f"a {type(value).__name__} cannot be a value of a message")
 
 
 def typed(value: Value, kind: Kind | None = None) -> Typed:
@@ -82,18 +82,18 @@ def typed(value: Value, kind: Kind | None = None) -> Typed:
     if kind in _BITS:
         bits = _BITS[kind]
         if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-            raise faults.FormatError(f"{value!r} is no {kind.name.lower()} of {bits} bits")
+            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()} of {bits} bits")
     elif kind in (Kind.FLOAT, Kind.DOUBLE):
         if type(value) not in (int, float):
-            raise faults.FormatError(f"{value!r} is no {kind.name.lower()}")
+            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
         number = float(value)  # type: ignore[arg-type]
         return Typed(kind, _single(number) if kind is Kind.FLOAT else number)
     else:
         wanted = {Kind.BOOLEAN: bool, Kind.BYTES: bytes}.get(kind, str)
         if value is not None and type(value) is not wanted:
-            raise faults.FormatError(f"{value!r} is no {kind.name.lower()}")
+            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
         if kind is Kind.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
-            raise faults.FormatError(f"{value!r} is not one character")
+            raise message_errors.FormatError(f"{value!r} is not one character")
     return Typed(kind, value)
 
 
@@ -104,11 +104,11 @@ def read(given: Typed | None, kind: Kind) -> Value:
             return None
         if kind is Kind.BOOLEAN:
             return False  # what Boolean.valueOf(null) gives
-        raise faults.FormatError(f"null cannot be read as {kind.name.lower()}")
+        raise message_errors.FormatError(f"null cannot be read as {kind.name.lower()}")
     if kind is Kind.STRING and given.kind is not Kind.BYTES:
         return _text(given)
     if kind not in _WIDER[given.kind]:
-        raise faults.FormatError(f"a {given.kind.name.lower()} cannot be read as {kind.name.lower()}")
+        raise message_errors.FormatError(f"a {given.kind.name.lower()} cannot be read as {kind.name.lower()}")
     if given.kind is Kind.STRING:
         return _parse(str(given.value), kind)
     return given.value
@@ -160,7 +160,7 @@ def _parse(text: str, kind: Kind) -> Value:
             return typed(int(text), kind).value
         return typed(float(text), kind).value
     except (ValueError, errors.InvalidInput):
-        raise faults.FormatError(f"{text[:60]!r} does not read as {kind.name.lower()}") from None
+        raise message_errors.FormatError(f"{text[:60]!r} does not read as {kind.name.lower()}") from None
 
 
 class Values(MutableMapping[str, Value]):
@@ -188,7 +188,7 @@ class Values(MutableMapping[str, Value]):
 
     def _check_writeable(self) -> None:
         if self.frozen:
-            raise faults.NotWriteable("a received message is read-only: clear it first")
+            raise message_errors.NotWriteable("a received message is read-only: clear it first")
 
     def check_name(self, name: str) -> None:
         if not name:
@@ -230,5 +230,5 @@ class Properties(Values):
 
     def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
         if isinstance(value, bytes) or kind in (Kind.BYTES, Kind.CHAR):
-            raise faults.FormatError("a property holds a boolean, a number or a string")
+            raise message_errors.FormatError("a property holds a boolean, a number or a string")
         super().set(name, value, kind)

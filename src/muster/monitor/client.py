@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, health, messages, reports
+from muster.core import errors, health, messages
+from muster.core.reports import columns
 from muster.monitor import protocol
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Recent(NamedTuple):
     """A batch, and when it reached the top (or, listened to, this process)."""
 
     batch: pa.RecordBatch
-    facts: reports.Facts
+    facts: columns.Facts
     stored_at_ms: int
 
 
@@ -105,7 +106,7 @@ async def listen(bus: api.Bus, producer: protocol.Producer) -> AsyncGenerator[Re
     async with await bus.subscribe(producer.subject) as subscription:
         async for message in subscription:
             with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
-                batch, facts = reports.decode(message.data)
+                batch, facts = columns.decode(message.data)
                 yield Recent(batch, facts, time.time_ns() // 1_000_000)
 
 
@@ -115,7 +116,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
     `errors.NotFound` where no channel ever stored one.
     """
     try:
-        stream = await bus.open_stream(reports.REPORTS_STREAM)
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
     except errors.NotFound as error:
         raise errors.NotFound(
             "no channel has stored a report yet",
@@ -131,7 +132,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
         if message.stored_at_ns > until_ns:
             break
         try:
-            batch, facts = reports.decode(message.data)
+            batch, facts = columns.decode(message.data)
         except errors.MusterError:
             continue  # rubbish in the stream is the pipeline's to count
         found.append(Recent(batch, facts, message.stored_at_ns // 1_000_000))
@@ -141,12 +142,12 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
 async def results(bus: api.Bus, level: str, name: str = "") -> AsyncIterator[bytes]:
     """What pipelines published of a level (``system``, ``group``), oldest first; nothing where none runs."""
     try:
-        stream = await bus.open_stream(reports.SYSTEM_STREAM)
+        stream = await bus.open_stream(columns.SYSTEM_STREAM)
     except errors.NotFound:
         return
     state = await stream.state()
     if state.messages:
-        subject = reports.result_subject("*", level, name)
+        subject = columns.result_subject("*", level, name)
         async for message in stream.read(state.first_sequence, state.last_sequence, subject=subject):
             yield message.data
 

@@ -18,7 +18,8 @@ from typing import Annotated
 import msgspec
 
 from muster.bus import api
-from muster.core import messages, reports, subjects
+from muster.core import messages, subjects
+from muster.core.reports import columns
 
 PART = "monitor"
 ROOT = "root"  # the parent of a channel that has none: the durable stream
@@ -64,8 +65,8 @@ def reports_to(channel: str) -> str:
     return subjects.said_by(PART, "*", "report", channel)
 
 
-def batch(channel: str, parent: str, *, shard: int = 0, schema: str = reports.NODE_SCHEMA) -> str:
-    kind = "batch" if schema == reports.NODE_SCHEMA else "summary"
+def batch(channel: str, parent: str, *, shard: int = 0, schema: str = columns.NODE_SCHEMA) -> str:
+    kind = "batch" if schema == columns.NODE_SCHEMA else "summary"
     where = (ROOT, str(shard)) if parent == ROOT else (parent,)
     return subjects.said_by(PART, channel, kind, *where)
 
@@ -94,7 +95,7 @@ def streams(
             name=name, subjects=(subject,), max_bytes=limit, max_age_s=max_age_s, replicas=replicas
         )
         for name, subject, limit in (
-            (reports.REPORTS_STREAM, reports.REPORTS_SUBJECTS, max_bytes),
-            (reports.SUMMARIES_STREAM, reports.SUMMARIES_SUBJECTS, max_bytes // 8),
+            (columns.REPORTS_STREAM, columns.REPORTS_SUBJECTS, max_bytes),
+            (columns.SUMMARIES_STREAM, columns.SUMMARIES_SUBJECTS, max_bytes // 8),
         )
     ]

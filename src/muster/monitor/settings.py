@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from muster.core import hosts, settings
+from muster.core.net import hosts
+from muster.core.settings import sections
 
-doc = settings.doc
+doc = sections.doc
 
 
-class Channel(settings.Section, frozen=True, kw_only=True):
+class Channel(sections.Section, frozen=True, kw_only=True):
     """A channel inside the domain's own process. Further ones run as `muster channel`."""
 
     enabled: Annotated[bool, doc("Whether this machine runs one. Needs the extra `monitor`.")] = False
@@ -49,7 +50,7 @@ class Channel(settings.Section, frozen=True, kw_only=True):
     ] = "lz4"
 
 
-class Sensor(settings.Section, frozen=True, kw_only=True):
+class Sensor(sections.Section, frozen=True, kw_only=True):
     """The sensor of the domain's own machine. Other machines run `muster sensor`."""
 
     enabled: Annotated[bool, doc("Whether to report this machine. Needs the extra `monitor`.")] = False

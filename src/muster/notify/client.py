@@ -1,4 +1,4 @@
-"""What users call: the parties of a process. Questions about all there are: `muster.notify.asking`.
+"""What users call: the parties of a process. Questions about all there are: `muster.notify.queries`.
 
     async with client.Parties(bus) as parties:
         await parties.define(model)
@@ -30,10 +30,9 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.rpc import client as rpc
-from muster.bus.rpc import faults
+from muster.bus.rpc import error_replies
 from muster.core import errors, messages, subjects
-from muster.notify import asking, known, protocol, receipts
-from muster.notify import model as models
+from muster.notify import authorities, models, protocol, queries, receipts
 from muster.predicates import types
 
 PART = protocol.PART
@@ -97,7 +96,7 @@ class Parties:
 
     async def define(self, model: models.Model) -> None:
         """Make a model of parties or of events known to the domain."""
-        await self._ask(subjects.said_by(PART, self._bus.identity, "define"), known.define_of(model))
+        await self._ask(subjects.said_by(PART, self._bus.identity, "define"), authorities.define_of(model))
         self._vocabulary = None  # to be asked for anew
 
     async def present(self, chain: Sequence[str]) -> None:
@@ -234,8 +233,8 @@ class Parties:
         vocabulary = models.Vocabulary()
         # Whoever admits the event checks it as well.
         with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
-            for one in await asking.defined(self._bus):
-                vocabulary.add(known.model_of(msgspec.convert(one, protocol.Define)))
+            for one in await queries.defined(self._bus):
+                vocabulary.add(authorities.model_of(msgspec.convert(one, protocol.Define)))
         return vocabulary
 
     async def _ask(
@@ -252,7 +251,7 @@ class Parties:
             answer = messages.decode(reply.data, protocol.Answer)
             try:
                 for _, fault in answer.refused:
-                    raise faults.error_of(fault)
+                    raise error_replies.error_of(fault)
                 return answer
             except errors.Overloaded:
                 raise

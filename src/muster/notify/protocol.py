@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import faults
+from muster.bus.rpc import error_replies
 from muster.core import ids, messages, subjects
 from muster.predicates import types
 
@@ -155,7 +155,7 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
     count: int = 0
     parties: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
-    fault: faults.Fault | None = None
+    fault: error_replies.Fault | None = None
 
 
 # -- what notifiers answer
@@ -163,7 +163,7 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
 
 class Answer(messages.Message, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
     sequence: int = 0  # under which a durable event, or the changes, are stored
-    refused: tuple[tuple[int, faults.Fault], ...] = ()  # by the place in the message
+    refused: tuple[tuple[int, error_replies.Fault], ...] = ()  # by the place in the message
 
 
 class Within(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import settings
-from muster.core.settings import doc
+from muster.core.settings import sections
+from muster.core.settings.sections import doc
 
 
-class Notify(settings.Section, frozen=True, kw_only=True):
+class Notify(sections.Section, frozen=True, kw_only=True):
     """Selective notification: whether a notifier runs here, and how patient it is."""
 
     enabled: Annotated[bool, doc("Whether a notifier runs in this process; others may run elsewhere.")] = True

@@ -13,9 +13,10 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.rpc import client
-from muster.core import errors, messages, reports
-from muster.pipeline import alerts as alerts_
+from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.pipeline import protocol
+from muster.pipeline.alerts import tracker as alerts_
 
 M = TypeVar("M", bound=messages.Message)
 TIMEOUT_S = 10.0
@@ -28,15 +29,15 @@ class Client:
 
     # Reports
 
-    async def system(self) -> reports.SystemReport | None:
+    async def system(self) -> columns.SystemReport | None:
         """The latest; None before the first window is over."""
-        return await self._latest("system", "", reports.SystemReport)
+        return await self._latest("system", "", columns.SystemReport)
 
-    async def group(self, name: str) -> reports.GroupReport | None:
-        return await self._latest("group", name, reports.GroupReport)
+    async def group(self, name: str) -> columns.GroupReport | None:
+        return await self._latest("group", name, columns.GroupReport)
 
-    async def zone(self, name: str) -> reports.GroupReport | None:
-        return await self._latest("zone", name, reports.GroupReport)
+    async def zone(self, name: str) -> columns.GroupReport | None:
+        return await self._latest("zone", name, columns.GroupReport)
 
     async def top(self) -> protocol.Top | None:
         return await self._latest("top", "", protocol.Top)
@@ -46,10 +47,10 @@ class Client:
             found = await self._ask(protocol.read, "latest", level=level, name=name)
         except errors.Unavailable:
             try:
-                stream = await self._bus.open_stream(reports.SYSTEM_STREAM)
+                stream = await self._bus.open_stream(columns.SYSTEM_STREAM)
             except errors.NotFound:
                 return None
-            stored = await stream.last_for(reports.result_subject(self._pipeline, level, name))
+            stored = await stream.last_for(columns.result_subject(self._pipeline, level, name))
             return None if stored is None else messages.decode(stored.data, kind)
         return None if found is None else messages.decode(msgspec.json.encode(found), kind)
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import msgspec
 
 from muster.bus import api
-from muster.core import messages, reports, subjects
+from muster.core import messages, subjects
+from muster.core.reports import columns
 
 PART = "pipeline"
 ALERTS_STREAM = "alerts"
@@ -61,7 +62,7 @@ class Top(messages.Message, frozen=True, kw_only=True, tag="top/1"):
 
     from_ms: messages.TimeMs
     to_ms: messages.TimeMs
-    metrics: dict[str, list[reports.Ranked]]
+    metrics: dict[str, list[columns.Ranked]]
 
 
 class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True):
@@ -99,7 +100,7 @@ def progress(pipeline: str) -> str:
 
 
 def top(pipeline: str) -> str:
-    return reports.result_subject(pipeline, "top")
+    return columns.result_subject(pipeline, "top")
 
 
 def read(user: str, verb: str) -> str:
@@ -129,7 +130,7 @@ def streams(
     """Where results are kept. Repeats are dropped: of reports for an hour, of alerts for a day."""
     return [
         api.StreamSettings(
-            name=reports.SYSTEM_STREAM,
+            name=columns.SYSTEM_STREAM,
             subjects=(REPORTS,),
             max_bytes=system_max_bytes,
             max_age_s=7 * 86400.0,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from muster.core import errors, reports, settings
+from muster.core import errors
+from muster.core.reports import columns
+from muster.core.settings import sections
 
-doc = settings.doc
+doc = sections.doc
 
 
-class Pipeline(settings.Section, frozen=True, kw_only=True):
+class Pipeline(sections.Section, frozen=True, kw_only=True):
     """Spark at the root of the monitoring hierarchy. Needs `muster-fabric[spark]`."""
 
     enabled: Annotated[
@@ -66,7 +68,7 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
         "cpu_percent",
         "memory_percent",
     )
-    rules: Annotated[settings.FilePath, doc("The file with alert rules and receivers. Empty: none.")] = ""
+    rules: Annotated[sections.FilePath, doc("The file with alert rules and receivers. Empty: none.")] = ""
     max_messages: Annotated[
         int,
         doc(
@@ -96,10 +98,10 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
         ),
     ] = 2
     checkpoint_dir: Annotated[
-        settings.FilePath, doc("Spark's checkpoint. Empty: `pipeline/checkpoint` in the domain's folder.")
+        sections.FilePath, doc("Spark's checkpoint. Empty: `pipeline/checkpoint` in the domain's folder.")
     ] = ""
     history_dir: Annotated[
-        settings.FilePath, doc("The Parquet history. Empty: `history` in the domain's folder.")
+        sections.FilePath, doc("The Parquet history. Empty: `history` in the domain's folder.")
     ] = ""
     compact: Annotated[bool, doc("Compact the history when an hour and a day are over.")] = True
     operators: Annotated[
@@ -118,7 +120,7 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
         Literal["starttls", "tls", "off"], doc("`off` is refused but for a server on loopback.")
     ] = "starttls"
     mail_user: Annotated[str, doc("Name to log in with. Empty: no login.")] = ""
-    mail_password: Annotated[settings.Secret, doc("Its password.")] = ""
+    mail_password: Annotated[sections.Secret, doc("Its password.")] = ""
 
     def __post_init__(self) -> None:
         if self.stale_after * 1.0 < 1:
@@ -126,5 +128,5 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
         if self.shards % self.partitions:
             raise errors.InvalidInput("shards: a multiple of partitions, so that all have as much to do")
         for name in self.top_metrics:
-            if name not in reports.STANDARD_METRICS:
+            if name not in columns.STANDARD_METRICS:
                 raise errors.InvalidInput(f"top_metrics: {name!r} is no standard metric")

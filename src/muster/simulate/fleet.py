@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from muster.core import errors, reports, units
+from muster.core import errors, units
+from muster.core.reports import columns as reports_columns
 from muster.simulate import realistic
 
 Floats = npt.NDArray[np.float64]
@@ -116,7 +117,7 @@ class Plan:
         if self.profile == "plain":
             return (
                 f"{size}, {self.groups:,} groups and {self.zones} zones of one size, one group in a message, "
-                f"{len(reports.STANDARD_METRICS)} metrics, seed {self.seed}"
+                f"{len(reports_columns.STANDARD_METRICS)} metrics, seed {self.seed}"
             )
         return (
             f"{size}, {self.groups:,} groups (the largest {realistic.largest_share(self.groups):.0%}) and "
@@ -213,9 +214,9 @@ class Fleet:
             heard = moment.reports
         arrays = [
             one if isinstance(one := known[field.name], pa.Array) else pa.array(one, field.type)
-            for field in reports.node_schema()
+            for field in reports_columns.node_schema()
         ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=reports.node_schema())
+        batch = pa.RecordBatch.from_arrays(arrays, schema=reports_columns.node_schema())
         for fault in self.active(at_s, "silent"):
             heard = heard & ~self._hit(slot, fault)
         return batch if heard.all() else batch.filter(pa.array(heard))
@@ -265,7 +266,7 @@ class Fleet:
             "processes": np.floor(120 + slot.cores * 8 + load),
             "uptime_s": np.full(rows, at_s) + np.floor(slot.luck * 1e6),
         }
-        return {name: np.round(values[name], 2) for name in reports.STANDARD_METRICS}
+        return {name: np.round(values[name], 2) for name in reports_columns.STANDARD_METRICS}
 
     def _hit(self, slot: Slot, fault: Fault) -> npt.NDArray[np.bool_]:
         if fault.what == "share":
@@ -309,4 +310,4 @@ def _repeated(value: Any, rows: int) -> pa.Array:
 
 @functools.lru_cache(maxsize=16)
 def _nothing(column: str, rows: int) -> pa.Array:
-    return pa.nulls(rows, reports.node_schema().field(column).type)
+    return pa.nulls(rows, reports_columns.node_schema().field(column).type)

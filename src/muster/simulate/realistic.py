@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from muster.core import reports
+from muster.core.reports import columns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ _APPLICATION = (
 )
 #: Metrics of each role besides the standard ones.
 ROLES = (_HOST, (*_HOST, *_WEB), (*_HOST, *_DATABASE), (*_HOST, *_APPLICATION))
-METRICS_MIN, METRICS_MAX = (len(reports.STANDARD_METRICS) + pick(map(len, ROLES)) for pick in (min, max))
+METRICS_MIN, METRICS_MAX = (len(columns.STANDARD_METRICS) + pick(map(len, ROLES)) for pick in (min, max))
 
 _NAMES = tuple(dict.fromkeys(name for role in ROLES for name in role))
 _WIDTH = max(map(len, ROLES))

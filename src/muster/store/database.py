@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Self, TypeVar
 
 from muster.core import errors
-from muster.store import api, commits, committer, engine, transactions, urls
+from muster.store import api, commit_plan, engine, group_commit, transactions, urls
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ PAGE_BYTES = 4 << 20
 TOLD_POLL_FACTOR = 20  # an engine that tells of commits is polled only in case a word was lost
 
 #: Stands in a store while it is being restored.
-UNFINISHED: commits.Place = ("_unfinished", b"restore")
+UNFINISHED: commit_plan.Place = ("_unfinished", b"restore")
 
 
 async def open(
@@ -92,7 +92,7 @@ class Store:
         self._turn = asyncio.Lock()
         self._listening: asyncio.Task[None] | None = None
         self._closed = False
-        self._committer = committer.Committer(opened, settings.waiting_max, self._wake)
+        self._committer = group_commit.Committer(opened, settings.waiting_max, self._wake)
 
     @property
     def identity(self) -> str:
@@ -259,10 +259,10 @@ class Store:
 
     # -- for backup and restore ------------------------------------------------------------------------------
 
-    async def write(self, writes: Mapping[commits.Place, commits.Write]) -> int:
+    async def write(self, writes: Mapping[commit_plan.Place, commit_plan.Write]) -> int:
         """One commit to any collections, the store's own too."""
-        size_bytes = sum(commits.size(place, len(write.value or b"")) for place, write in writes.items())
-        return await self._committer.submit(commits.Commit(writes), size_bytes)
+        size_bytes = sum(commit_plan.size(place, len(write.value or b"")) for place, write in writes.items())
+        return await self._committer.submit(commit_plan.Commit(writes), size_bytes)
 
     async def is_unfinished(self) -> bool:
         collection, key = UNFINISHED

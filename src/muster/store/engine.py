@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from muster.core import errors
-from muster.store import api, commits
+from muster.store import api, commit_plan
 
 
 class Reader(Protocol):
@@ -16,9 +16,9 @@ class Reader(Protocol):
     @property
     def version(self) -> int: ...
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]: ...
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
     async def everything(
-        self, after: commits.Place, limit: int, max_bytes: int
+        self, after: commit_plan.Place, limit: int, max_bytes: int
     ) -> list[tuple[str, api.Record]]:
         """All collections, ours too, in order: up to ``limit`` records, the last of which may reach beyond
         ``max_bytes``."""
@@ -46,18 +46,18 @@ class Engine(Protocol):
         """As the reader's, at this moment, in one step."""
         ...
 
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commits.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.Head, list[api.Change]]:
         """The changes after that position, and the head they were read with."""
         ...
 
-    async def head(self) -> commits.Head: ...
+    async def head(self) -> commit_plan.Head: ...
     async def disk_bytes(self) -> int: ...
 
-    async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+    async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         """All of the batch in one durable step, each by itself accepted (its version) or refused.
 
         Raises if the engine failed; then nothing of the batch was stored.

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from muster.core import errors
-from muster.store import api, commits, engine
+from muster.store import api, commit_plan, engine
 
 _COLLECTION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{api.COLLECTION_CHARS_MAX - 1}}}\Z")
 
@@ -39,7 +39,7 @@ def encode_key(text: str) -> bytes:
     return data
 
 
-def range_of(collection: str, prefix: str, start: str | None, end: str | None) -> commits.Range:
+def range_of(collection: str, prefix: str, start: str | None, end: str | None) -> commit_plan.Range:
     """Keys with ``prefix``, from ``start`` (included) to ``end`` (not included)."""
     low, high = _encode(prefix, "prefix"), None
     if low:
@@ -49,7 +49,7 @@ def range_of(collection: str, prefix: str, start: str | None, end: str | None) -
     if end is not None:
         bound = _encode(end, "end")
         high = bound if high is None else min(high, bound)
-    return commits.Range(check_collection(collection), low, high)
+    return commit_plan.Range(check_collection(collection), low, high)
 
 
 def _encode(text: str, what: str) -> bytes:
@@ -75,7 +75,7 @@ class Transaction:
     def __init__(
         self,
         source: engine.Engine,
-        submit: Callable[[commits.Commit, int], Awaitable[int]],
+        submit: Callable[[commit_plan.Commit, int], Awaitable[int]],
         settings: api.Settings,
     ) -> None:
         self._source = source
@@ -83,10 +83,10 @@ class Transaction:
         self._settings = settings
         self._stack = AsyncExitStack()
         self._reader: engine.Reader | None = None
-        self._writes: dict[commits.Place, commits.Write] = {}
+        self._writes: dict[commit_plan.Place, commit_plan.Write] = {}
         self._bytes = 0
-        self._keys_read: set[commits.Place] = set()
-        self._ranges_read: list[commits.Range] = []
+        self._keys_read: set[commit_plan.Place] = set()
+        self._ranges_read: list[commit_plan.Range] = []
         self._open = False
         self._version: int | None = None
 
@@ -190,7 +190,7 @@ class Transaction:
         A scope is any name, such as the lease's.  Unlike a record's own epoch it outlives every record, and
         it protects those too that the new holder has not touched yet.
         """
-        self._write((commits.FENCES, encode_key(scope)), b"", None, epoch)
+        self._write((commit_plan.FENCES, encode_key(scope)), b"", None, epoch)
 
     def _put(
         self, collection: str, key: str, value: bytes, expected_version: int | None, epoch: int | None
@@ -204,7 +204,7 @@ class Transaction:
         self._write((collection, encode_key(key)), bytes(value), expected_version, epoch)
 
     def _write(
-        self, place: commits.Place, value: bytes | None, expected_version: int | None, epoch: int | None
+        self, place: commit_plan.Place, value: bytes | None, expected_version: int | None, epoch: int | None
     ) -> None:
         self._check_open()
         _check_integer(expected_version, "an expected version")
@@ -215,14 +215,14 @@ class Transaction:
                 expected_version = earlier.expected_version
             epochs = [one for one in (earlier.epoch, epoch) if one is not None]
             epoch = max(epochs, default=None)
-            self._bytes -= commits.size(place, len(earlier.value or b""))
-        self._bytes += commits.size(place, len(value or b""))
+            self._bytes -= commit_plan.size(place, len(earlier.value or b""))
+        self._bytes += commit_plan.size(place, len(value or b""))
         if self._bytes > self._settings.transaction_bytes_max:
             raise errors.LimitExceeded(
                 f"a transaction of more than {self._settings.transaction_bytes_max} bytes",
                 hint="commit in several parts, or raise transaction_bytes_max",
             )
-        self._writes[place] = commits.Write(value, expected_version, epoch)
+        self._writes[place] = commit_plan.Write(value, expected_version, epoch)
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Transaction:
         if error is not None:
             return
         if self._writes or snapshot is None:
-            commit = commits.Commit(
+            commit = commit_plan.Commit(
                 self._writes, snapshot, frozenset(self._keys_read), tuple(self._ranges_read)
             )
             self._version = await self._submit(commit, self._bytes)
@@ -258,19 +258,19 @@ class Transaction:
         return self._reader
 
 
-def _own(place: commits.Place, write: commits.Write) -> api.Record:
+def _own(place: commit_plan.Place, write: commit_plan.Write) -> api.Record:
     return api.Record(place[1].decode(), write.value or b"", 0, write.epoch or 0)
 
 
 def _covered(
-    wanted: commits.Range, seen: list[api.Record], asked: int | None, reverse: bool
-) -> commits.Range:
+    wanted: commit_plan.Range, seen: list[api.Record], asked: int | None, reverse: bool
+) -> commit_plan.Range:
     """The part of the range that the answer depends on: up to the last record, if the limit cut it."""
     if asked is None or len(seen) < asked:
         return wanted
     if not seen:
-        return commits.Range(wanted.collection, b"", b"")
+        return commit_plan.Range(wanted.collection, b"", b"")
     last = seen[-1].key.encode()
     if reverse:
-        return commits.Range(wanted.collection, last, wanted.high)
-    return commits.Range(wanted.collection, wanted.low, last + b"\0")
+        return commit_plan.Range(wanted.collection, last, wanted.high)
+    return commit_plan.Range(wanted.collection, wanted.low, last + b"\0")

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.bus import client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config as broker_config
 from muster.bus.brokers import network
+from muster.bus.client import client
 from muster.bus.memory import network as simulation
-from muster.testing import clock, evidence, plugin, process
+from muster.testing import child_process, failure_logs, plugin, virtual_clock
 
 TASK_GRACE_S = 0.25
 
 Connect = Callable[..., Awaitable[client.Client]]
-StartProcess = Callable[..., Awaitable[process.Child]]
+StartProcess = Callable[..., Awaitable[child_process.Child]]
 
 
 @pytest_asyncio.fixture
@@ -36,7 +36,7 @@ async def broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
     """A fresh broker with durable storage, which syncs before it acknowledges, as in production."""
     settings = broker_config.BrokerConfig(name="broker", directory=tmp_path / "broker")
     async with brokers.Broker(settings) as started:
-        evidence.keep_file(request.node, "log of broker", settings.log_path)
+        failure_logs.keep_file(request.node, "log of broker", settings.log_path)
         yield started
 
 
@@ -45,7 +45,7 @@ async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     """Three brokers in a mesh, with a leader for their storage."""
     async with network.mesh(3, tmp_path) as mesh:
         for one in mesh.brokers.values():
-            evidence.keep_file(request.node, f"log of {one.name}", one.config.log_path)
+            failure_logs.keep_file(request.node, f"log of {one.name}", one.config.log_path)
         yield mesh
 
 
@@ -73,19 +73,19 @@ def simulated_network(request: pytest.FixtureRequest) -> simulation.Network:
     """The in-memory twin of the bus. Each test has a seed of its own; ``--muster-seed`` gives it another."""
     chosen: int | None = request.config.getoption("muster_seed")
     seed = zlib.crc32(request.node.nodeid.encode()) if chosen is None else chosen
-    evidence.keep(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
+    failure_logs.keep(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
     return simulation.Network(seed)
 
 
 @pytest_asyncio.fixture
 async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartProcess]:
     """`process.start`, for processes that end with the test."""
-    children: list[process.Child] = []
+    children: list[child_process.Child] = []
 
-    async def start(*command: Any, **options: Any) -> process.Child:
-        child = await process.start(*command, **options)
+    async def start(*command: Any, **options: Any) -> child_process.Child:
+        child = await child_process.start(*command, **options)
         children.append(child)
-        evidence.keep(request.node, f"output of {child.name}", child.tail)
+        failure_logs.keep(request.node, f"output of {child.name}", child.tail)
         return child
 
     yield start
@@ -94,9 +94,9 @@ async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartPr
 
 
 @pytest.fixture
-def fake_clock() -> clock.FakeClock:
+def fake_clock() -> virtual_clock.FakeClock:
     """A wall clock that goes where it is told, and with virtual time."""
-    return clock.FakeClock()
+    return virtual_clock.FakeClock()
 
 
 @pytest.hookimpl(trylast=True)

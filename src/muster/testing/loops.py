@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from muster.testing import clock
+from muster.testing import virtual_clock
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)  # of pytest-asyncio, which may be switched off
@@ -15,5 +15,5 @@ def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     if item.get_closest_marker("virtual_time") is not None:
-        return {"virtual": clock.VirtualLoop}
+        return {"virtual": virtual_clock.VirtualLoop}
     return {"real": asyncio.new_event_loop}

@@ -4,12 +4,12 @@ Anyone who has Muster installed gets its fixtures (`muster.testing.fixtures`) an
 rules below are on only where the project's pytest settings say ``muster_strict = true``, as ours do:
 
 - a test that leaves a task, a thread, an open file or socket, or a child process behind fails;
-- Muster's code may not block the event loop (`muster.testing.blocking`);
+- Muster's code may not block the event loop (`muster.testing.blocking_calls`);
 - a skip needs a reason, and under ``CI=true`` a part that is missing is a failure, not a skip.
 
 Markers:
 
-    virtual_time                    run this test in virtual time (`muster.testing.clock`)
+    virtual_time                    run this test in virtual time (`muster.testing.virtual_clock`)
     may_leak(kind, …, reason=…)     kinds: tasks, loop-errors, threads, files, processes
     may_block(reason=…)             this test may block its own event loop
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from muster.testing import blocking, evidence, leaks
+from muster.testing import blocking_calls, failure_logs, leaks
 
 LEAK_KINDS = frozenset({"tasks", "loop-errors", "threads", "files", "processes"})
 
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(loops, loops.__name__)
     if strict(config):
         leaks.adopt_orphans()
-        config.add_cleanup(blocking.forbid())
+        config.add_cleanup(blocking_calls.forbid())
 
 
 def strict(config: pytest.Config) -> bool:
@@ -100,7 +100,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     if mark is None:
         return (yield)
     _need_reason(mark)
-    with blocking.allowed():
+    with blocking_calls.allowed():
         return (yield)
 
 
@@ -125,7 +125,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        evidence.show(item, report)
+        failure_logs.show(item, report)
     if strict(item.config) and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped").strip(": ")
         if reason in ("", "unconditional skip"):

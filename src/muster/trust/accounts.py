@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.core import subjects
-from muster.trust import jwt, roles
+from muster.trust import jwt
+from muster.trust.permissions import roles
 
 _EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
 

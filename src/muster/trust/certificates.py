@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from muster.core import errors, subjects, tls
-from muster.trust import files
+from muster.core import errors, subjects
+from muster.core.net import tls
+from muster.trust import private_files
 
 DAY_S = 86400.0
 WARNING_DAYS = (1, 7, 30)  # the smallest that is reached is the one that is said
@@ -107,8 +108,8 @@ class Certificates:
         if (folder / "ca.pem").exists():
             raise errors.AlreadyExists(f"{folder} has a certificate authority already", hint="rotate it")
         authority = _authority(domain, 1, clock(), lifetime_s)
-        files.write(folder / "bundle.pem", _pem(authority.certificate), mode=files.PUBLIC)
-        files.write(folder / "ca.pem", authority.pem())  # last: it is what makes the rest count
+        private_files.write(folder / "bundle.pem", _pem(authority.certificate), mode=private_files.PUBLIC)
+        private_files.write(folder / "ca.pem", authority.pem())  # last: it is what makes the rest count
         return made
 
     @property
@@ -129,14 +130,14 @@ class Certificates:
         """
         path = self.pair(name).path
         wanted = _names(hosts)
-        with files.locked(self._folder):
+        with private_files.locked(self._folder):
             authority = self._load(_CA)
             if path.exists():
                 held = self._load(name).certificate
                 fits = _issued_by(held, authority.certificate) and _hosts(held) == set(wanted)
                 if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
                     return False
-            files.write(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
+            private_files.write(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
             return True
 
     def pair(self, name: str) -> Pair:
@@ -150,7 +151,7 @@ class Certificates:
         An authority that has expired links to nothing: clients then need the new bundle.
         """
         now = self._clock()
-        with files.locked(self._folder):
+        with private_files.locked(self._folder):
             old = self._load(_CA)
             generation = int(_common_name(old.certificate).rpartition(" ")[2]) + 1
             new = _authority(self._domain, generation, now, lifetime_s)
@@ -159,8 +160,8 @@ class Certificates:
                 links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that counts
             believed = _unexpired(self._believed(), now)
             # The bundle first: whoever is signed by the new one must find it believed.
-            files.write(self.bundle, _pem(new.certificate, *believed), mode=files.PUBLIC)
-            files.write(self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem())
+            private_files.write(self.bundle, _pem(new.certificate, *believed), mode=private_files.PUBLIC)
+            private_files.write(self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem())
 
     def authority_status(self, *, renew_at: float = 2 / 3) -> Status:
         return status(_CA, self._load(_CA).certificate, now=self._clock(), renew_at=renew_at)
@@ -173,7 +174,7 @@ class Certificates:
 
     def _load(self, name: str) -> _Signed:
         path = self._folder / f"{name}.pem"
-        data = files.read(path, f"the certificate {name!r}")
+        data = private_files.read(path, f"the certificate {name!r}")
         try:
             key = serialization.load_pem_private_key(data, None)
             certificate, *chain = x509.load_pem_x509_certificates(data)
@@ -187,7 +188,9 @@ class Certificates:
 
     def _believed(self) -> list[x509.Certificate]:
         try:
-            return x509.load_pem_x509_certificates(files.read(self.bundle, "the bundle of authorities"))
+            return x509.load_pem_x509_certificates(
+                private_files.read(self.bundle, "the bundle of authorities")
+            )
         except ValueError as error:
             raise errors.InvalidInput(f"{self.bundle} is damaged: {error}") from error
 

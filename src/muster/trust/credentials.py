@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from muster.core import errors
-from muster.trust import files, jwt, nkeys, roles
+from muster.trust import jwt, nkeys, private_files
+from muster.trust.permissions import roles
 
 _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]{1,40})-{3,}\s+([A-Za-z0-9._-]+)\s+-{3,}END \1-{3,}")
 _JWT = "NATS USER JWT"
@@ -40,7 +41,7 @@ class Credentials:
 
     @classmethod
     def load(cls, path: pathlib.Path) -> Credentials:
-        return cls.parse(files.read_text(path, "the credentials file"))
+        return cls.parse(private_files.read_text(path, "the credentials file"))
 
     def render(self) -> str:
         return (

@@ -18,7 +18,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from muster.core import errors
-from muster.trust import base64url, nkeys
+from muster.core.formats import base64url
+from muster.trust import nkeys
 
 TIER_MAX = 99
 SIZE_MAX = 16 << 10

@@ -18,7 +18,8 @@ from collections.abc import Collection
 import msgspec
 
 from muster.core import errors
-from muster.trust import base64url, nkeys
+from muster.core.formats import base64url
+from muster.trust import nkeys
 
 SIZE_MAX = 1 << 20  # an account with its role templates and thousands of revocations fits
 UNLIMITED = -1

@@ -32,18 +32,9 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import (
-    accounts,
-    credentials,
-    files,
-    grants,
-    jwt,
-    nkeys,
-    passwords,
-    queues,
-    roles,
-    sealing,
-)
+from muster.trust import accounts, credentials, grants, jwt, nkeys, private_files, sealed_box
+from muster.trust.login import passwords
+from muster.trust.permissions import queue_rights, roles
 
 SYSTEM = "SYS"
 
@@ -81,7 +72,7 @@ class Record:
     bearer: bool
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    queues: queues.Grants
+    queues: queue_rights.Grants
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +101,7 @@ class Trust:
                 f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
                 hint="use the keys that are there, or name another folder",
             )
-        with files.draft(folder) as draft:
+        with private_files.draft(folder) as draft:
             trust = cls(draft, domain, clock=clock)
             trust._new_operator()
             trust._new_account(domain)
@@ -118,7 +109,7 @@ class Trust:
 
     @classmethod
     def open(cls, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> Trust:
-        with files.explained(folder):
+        with private_files.explained(folder):
             if not folder.exists():
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
         return cls(folder, _read(folder / "operator.jwt", jwt.Operator)[1].name, clock=clock)
@@ -133,7 +124,7 @@ class Trust:
     def add_domain(self, domain: str) -> None:
         """An account for another domain of the tree. Tell brokers with `claims_update`."""
         _domain_name(domain)
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             if domain in self.domains():
                 raise errors.AlreadyExists(f"the domain {domain!r} is there already")
             self._new_account(domain)
@@ -146,13 +137,13 @@ class Trust:
     def root_of_grants(self, *, domain: str | None = None) -> str:
         """The public key that `grants.verify` is given; needs no secret to be on this machine."""
         path = self._account(domain or self.domain) / "grants.public"
-        return nkeys.require(files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
+        return nkeys.require(private_files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
 
-    def key_of_secrets(self, *, domain: str | None = None) -> sealing.Key:
+    def key_of_secrets(self, *, domain: str | None = None) -> sealed_box.Key:
         """Opens the secrets that the domain's store keeps sealed."""
         self._existing(domain or self.domain)
-        with files.locked(self.folder):
-            return sealing.Key.kept_in(self._account(domain or self.domain) / "secrets.key")
+        with private_files.locked(self.folder):
+            return sealed_box.Key.kept_in(self._account(domain or self.domain) / "secrets.key")
 
     def passwords(self, *, domain: str | None = None) -> passwords.Passwords:
         """The verifiers of those who log in with a name and a password."""
@@ -171,7 +162,7 @@ class Trust:
         domain: str | None = None,
         public_key: str | None = None,
         topics: tuple[str, ...] | None = None,
-        queue_grants: queues.Grants | None = None,
+        queue_grants: queue_rights.Grants | None = None,
         bearer: bool = False,
     ) -> str:
         """The user JWT of a new identity (or of one that was revoked or has expired, with a new key).
@@ -182,7 +173,7 @@ class Trust:
         domain = self._place(role, domain)
         self._existing(domain)
         subjects.identity(identity)
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             if self._user(domain, identity).exists():
                 record = self.show(identity, domain=domain)
                 if record.status == "valid":
@@ -203,7 +194,7 @@ class Trust:
 
     def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
         """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
             anew = "revoke it and issue it anew: that makes a new key"
             if record.status == "revoked":
@@ -236,7 +227,7 @@ class Trust:
 
     def revoke(self, identity: str, *, domain: str | None = None) -> Record:
         """Brokers refuse it, and drop its connections, once they are told with `claims_update`."""
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
             if record.status == "revoked":
                 return record
@@ -249,7 +240,7 @@ class Trust:
             # The broker voids what was issued up to this second; a clock set back must not let it live on.
             at = max(now, record.issued_at)
             revoked[record.public_key] = Revocation(identity, at, record.expires_at or 0)
-            files.write(self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked))
+            private_files.write(self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked))
             self._refresh(record.domain)
             self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
@@ -293,7 +284,7 @@ class Trust:
     def document(self, identity: str, *, domain: str | None = None) -> str:
         """The user JWT as it was last issued."""
         domain = domain or self.domain
-        return files.read_text(self._user(domain, subjects.token(identity)), "a user's document")
+        return private_files.read_text(self._user(domain, subjects.token(identity)), "a user's document")
 
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
@@ -320,7 +311,7 @@ class Trust:
     def broker(self) -> BrokerTrust:
         """Accounts are brought to the present table of roles first."""
         found = {}
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             for domain in (SYSTEM, *self.domains()):
                 self._refresh(domain)
                 document, claims = self._document(domain)
@@ -334,7 +325,7 @@ class Trust:
         To be sent with credentials of the role ``system``.
         """
         domain = domain or self.domain
-        with files.locked(self.folder):
+        with private_files.locked(self.folder):
             self._refresh(domain)
             return CLAIMS_UPDATE, self._document(domain)[0].encode()
 
@@ -342,24 +333,24 @@ class Trust:
 
     def _new_operator(self) -> None:
         operator, signing = (nkeys.KeyPair.create(nkeys.Kind.OPERATOR) for _ in range(2))
-        files.write(self.folder / "keys" / "operator.seed", operator.seed.encode())
-        files.write(self.folder / "keys" / "signing.seed", signing.seed.encode())
+        private_files.write(self.folder / "keys" / "operator.seed", operator.seed.encode())
+        private_files.write(self.folder / "keys" / "signing.seed", signing.seed.encode())
         self._new_account(SYSTEM)
         claims = jwt.Operator(
             signing_keys=(signing.public,), system_account=self._public(SYSTEM), strict_signing_key_usage=True
         )
         now = int(self._clock())
         document = jwt.issue(operator, operator.public, self.domain, claims, issued_at=now)
-        files.write(self.folder / "operator.jwt", document.encode())
+        private_files.write(self.folder / "operator.jwt", document.encode())
 
     def _new_account(self, domain: str) -> None:
-        files.make_folder(self._account(domain))
+        private_files.make_folder(self._account(domain))
         for name in ("account", "signing"):
             key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-            files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
+            private_files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
         root = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-        files.write(self._account(domain) / "grants.seed", root.seed.encode())
-        files.write(self._account(domain) / "grants.public", root.public.encode())
+        private_files.write(self._account(domain) / "grants.seed", root.seed.encode())
+        private_files.write(self._account(domain) / "grants.public", root.public.encode())
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:
@@ -373,7 +364,7 @@ class Trust:
         # Brokers keep the newer of two documents, and count in seconds: two changes in one must differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
         signer = self._key("keys/signing.seed")
-        files.write(path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode())
+        private_files.write(path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode())
 
     def _describe(self, domain: str, public: str) -> jwt.Account:
         system = domain == SYSTEM
@@ -403,7 +394,7 @@ class Trust:
         now: float,
         expires_at: int | None,
         topics: tuple[str, ...] | None,
-        granted: queues.Grants | None,
+        granted: queue_rights.Grants | None,
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
@@ -428,17 +419,17 @@ class Trust:
             )
         owner = self._account(domain) / "keys" / public
         if not owner.exists():
-            files.write(owner, identity.encode())
-        elif (other := files.read_text(owner, "the owner of a key")) != identity:
+            private_files.write(owner, identity.encode())
+        elif (other := private_files.read_text(owner, "the owner of a key")) != identity:
             raise errors.Refused(
                 f"{identity!r} needs a key of its own: this one was issued to {other!r}",
                 hint="revoking one of the two would revoke both",
             )
         path = self._user(domain, identity)
-        files.write(path, document.encode())  # first: what is not recorded could not be revoked
+        private_files.write(path, document.encode())  # first: what is not recorded could not be revoked
         if key:
             text = credentials.Credentials(document, key.seed).render()
-            files.write(path.with_suffix(".creds"), text.encode())
+            private_files.write(path.with_suffix(".creds"), text.encode())
         else:
             path.with_suffix(".creds").unlink(missing_ok=True)
         return document
@@ -454,7 +445,7 @@ class Trust:
         name = f"accounts/{domain}/roles/{role}.seed"
         if not (self.folder / name).exists() and role not in self._roles(domain):
             key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-            files.write(self.folder / name, key.seed.encode())
+            private_files.write(self.folder / name, key.seed.encode())
         return self._key(name)
 
     def _roles(self, domain: str) -> set[str]:
@@ -467,7 +458,7 @@ class Trust:
     def _key(self, name: str) -> nkeys.KeyPair:
         path = self.folder / name
         try:
-            return nkeys.KeyPair.from_seed(files.read_text(path, "a private key"))
+            return nkeys.KeyPair.from_seed(private_files.read_text(path, "a private key"))
         except errors.InvalidInput as error:
             raise errors.InvalidInput(f"{path}: {error.message}", hint=_RESTORE) from error
 
@@ -483,7 +474,9 @@ class Trust:
         if not path.exists():
             return {}
         try:
-            return msgspec.json.decode(files.read(path, "the revocations"), type=dict[str, Revocation])
+            return msgspec.json.decode(
+                private_files.read(path, "the revocations"), type=dict[str, Revocation]
+            )
         except msgspec.MsgspecError as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint=_RESTORE) from None
 
@@ -505,18 +498,18 @@ class Trust:
         return self._account(domain) / "users" / f"{identity}.jwt"
 
 
-def _queues_in(user: jwt.User) -> queues.Grants | None:
+def _queues_in(user: jwt.User) -> queue_rights.Grants | None:
     """The grants that the document itself names; None: it names none."""
     found = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
-    return tuple(map(queues.Grant.parse, found)) or None
+    return tuple(map(queue_rights.Grant.parse, found)) or None
 
 
-def _queues_of(user: jwt.User, role: roles.Role | None) -> queues.Grants:
+def _queues_of(user: jwt.User, role: roles.Role | None) -> queue_rights.Grants:
     named = _queues_in(user)
     if named is not None or role is None:
         return named or ()
     narrowed = any(tag.startswith(_TOPIC) for tag in user.tags)
-    return queues.of_role(role, narrowed=narrowed)
+    return queue_rights.of_role(role, narrowed=narrowed)
 
 
 def _domain_name(domain: str) -> None:
@@ -526,7 +519,7 @@ def _domain_name(domain: str) -> None:
 
 def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.Claims]:
     """A document of ours from its file, and what it says."""
-    text = files.read_text(path, f"the {kind.__name__.lower()}'s document")
+    text = private_files.read_text(path, f"the {kind.__name__.lower()}'s document")
     try:
         claims = jwt.read(text)
     except errors.MusterError as error:

@@ -16,16 +16,30 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import muster
-from muster.core import errors, log, metrics, tls
-from muster.soap import http11
+from muster.bus.http import asgi_server
+from muster.core import errors
+from muster.core.net import tls
+from muster.core.telemetry import log, metrics
 from muster.trust import certificates, keyring
-from muster.web import acts, guard, link, logins, problems, settings, source
-from muster.web import state as state_
+from muster.web import actions, guard, problems, settings
+from muster.web import request_state as state_
+from muster.web.auth import logins
+from muster.web.data import connections, read_model
 from muster.web.pages import routes as pages
-from muster.web.rest import alerts, audit, base, events, fleet, inform, manage, notify, queues
+from muster.web.rest import (
+    alerts,
+    audit,
+    base,
+    contexts,
+    event_stream,
+    notifications,
+    queues,
+    reports,
+    resources,
+)
 
 API = "/api/v1"
-ROUTERS = (fleet, manage, alerts, inform, notify, queues, audit, events)
+ROUTERS = (reports, resources, alerts, contexts, notifications, queues, audit, event_stream)
 STOP_S = 2
 CONNECTIONS_MAX = 1000
 OF_ADDRESS_MAX = 250
@@ -138,7 +152,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 async def serve(
     wanted: settings.Web,
     *,
-    door: link.Door,
+    door: connections.Door,
     trust: keyring.Trust,
     domain: str,
     folder: Path,
@@ -148,8 +162,8 @@ async def serve(
     measure: metrics.Metrics,
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
-    kept = source.Source(door, history=history, domain=domain)
-    desk = acts.Desk(kept)
+    kept = read_model.Source(door, history=history, domain=domain)
+    desk = actions.Desk(kept)
 
     failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")
 
@@ -182,10 +196,10 @@ async def serve(
         ssl_certfile=wanted.cert or None,
         ssl_keyfile=wanted.key or None,
         ws="none",
-        http=http11.Protocol,
+        http=asgi_server.Protocol,
     )
     await asyncio.to_thread(config.load)
-    server = http11.Server(
+    server = asgi_server.Server(
         config,
         connections_max=CONNECTIONS_MAX,
         of_address_max=None

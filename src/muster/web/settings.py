@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import errors, hosts, settings
+from muster.core import errors
+from muster.core.net import hosts
+from muster.core.settings import sections
 
-doc = settings.doc
+doc = sections.doc
 
 
-class Web(settings.Section, frozen=True, kw_only=True):
+class Web(sections.Section, frozen=True, kw_only=True):
     """The dashboard and the REST interface: a process of its own, started with the domain."""
 
     enabled: Annotated[bool, doc("Whether it runs with the domain. Needs the extra `web`.")] = True
@@ -35,8 +37,8 @@ class Web(settings.Section, frozen=True, kw_only=True):
             "only if every request comes through that proxy, since clients can send the header too."
         ),
     ] = ""
-    cert: Annotated[settings.FilePath, doc("Certificate of the door, in PEM; with it, https.")] = ""
-    key: Annotated[settings.FilePath, doc("Its private key.")] = ""
+    cert: Annotated[sections.FilePath, doc("Certificate of the door, in PEM; with it, https.")] = ""
+    key: Annotated[sections.FilePath, doc("Its private key.")] = ""
     session_s: Annotated[
         float,
         doc("How long a login lasts. Shorter: a stolen one is of less use; longer: fewer logins.", ge=60),

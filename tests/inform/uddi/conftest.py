@@ -11,9 +11,12 @@ import pytest_asyncio
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client, services
-from muster.inform.uddi import inquiry, ports, publication, registry, schema
-from muster.soap import asgi, door, envelope, serving, xml
+from muster.core.formats import xml
+from muster.gateways.soap import asgi, endpoint, envelope
+from muster.gateways.soap import server as soap_server
+from muster.gateways.uddi import endpoints, inquiry, publication, registry
+from muster.gateways.uddi.model import schema
+from muster.inform import client, service_entries
 
 U = schema.UDDI
 PASSWORDS = {"ann": "open-sesame", "bob": "open-simsim"}
@@ -37,7 +40,7 @@ class Uddi:
     http: httpx.AsyncClient
     clock: Clock
     contexts: client.Client
-    services: services.Services
+    services: service_entries.Services
     visit: Callable[[str], contextlib.AbstractAsyncContextManager[api.Bus]]
 
     def publication(self, held: registry.Registry) -> publication.Publication:
@@ -84,10 +87,10 @@ class Uddi:
         return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
 
 
-async def login(name: str, password: str, _: str) -> door.Caller:
+async def login(name: str, password: str, _: str) -> endpoint.Caller:
     if PASSWORDS.get(name) != password:
         raise errors.Unauthorized("wrong name or password")
-    return door.Caller(name, "user")
+    return endpoint.Caller(name, "user")
 
 
 @pytest_asyncio.fixture
@@ -104,11 +107,16 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
         yield buses[name]
 
     clock = Clock()
-    made = ports.Ports(registry.Registry(visit), login, now_s=clock)
+    made = endpoints.Ports(registry.Registry(visit), login, now_s=clock)
     async with (
-        serving.Server(asgi.Application(made.doors())) as server,
+        soap_server.Server(asgi.Application(made.doors())) as server,
         httpx.AsyncClient() as http,
     ):
         yield Uddi(
-            server.url, http, clock, contexts, services.Services(contexts), lambda name: visit(name, "user")
+            server.url,
+            http,
+            clock,
+            contexts,
+            service_entries.Services(contexts),
+            lambda name: visit(name, "user"),
         )

@@ -7,31 +7,23 @@ import contextlib
 import pytest
 
 from muster.bus import api
-from muster.inform import protocol, services
-from muster.inform.uddi import (
-    keys,
-    matching,
-    plain,
-    ports,
-    records,
-    registry,
-    schema,
-    standard,
-    tokens,
-    wsdl,
-)
-from muster.soap import door, faults, xml
-from muster.trust import logins, passwords, roles
+from muster.core.formats import xml
+from muster.gateways.soap import endpoint, faults
+from muster.gateways.uddi import auth_tokens, endpoints, plain_entries, records, registry
+from muster.gateways.uddi.model import keys, matcher, schema, standard_tmodels, wsdl
+from muster.inform import protocol, service_entries
+from muster.trust.login import password_checker, passwords
+from muster.trust.permissions import roles
 from tests.inform.uddi.conftest import U, Uddi
 
-TYPES = standard.TYPES
+TYPES = standard_tmodels.TYPES
 
 
 def _no_bus(_: str, __: str) -> contextlib.AbstractAsyncContextManager[api.Bus]:
     raise AssertionError("no bus is needed")
 
 
-ENTRY = services.Entry(
+ENTRY = service_entries.Entry(
     id="printer",
     name="Printer",
     access=("http://a", "http://b", "http://c"),
@@ -82,7 +74,7 @@ def test_a_reserved_key_needs_no_generator_to_be_refused():
 
 
 async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
-    for key in ("uddi:uddi.org:keygenerator", TYPES, matching.KEYWORDS, matching.LEASE):
+    for key in ("uddi:uddi.org:keygenerator", TYPES, matcher.KEYWORDS, matcher.LEASE):
         detail = await uddi.ask(f"<get_tModelDetail><tModelKey>{key}</tModelKey></get_tModelDetail>")
         assert detail.children[0].get("tModelKey") == key
     found = await uddi.ask("<find_tModel><name>uddi-org:types</name></find_tModel>")
@@ -95,7 +87,7 @@ async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
 
 
 def test_standard_models_keep_to_the_schema():
-    for key, element in standard.MODELS.items():
+    for key, element in standard_tmodels.MODELS.items():
         checked = schema.checked(element)
         assert (checked.get("tModelKey"), keys.is_reserved(key)) == (key, True)
 
@@ -104,17 +96,17 @@ def test_standard_models_keep_to_the_schema():
 
 
 def test_discarded_tokens_lock_out_no_other_publisher():
-    made = tokens.Tokens()
-    mallory, alice = door.Caller("mallory", "user"), door.Caller("alice", "user")
+    made = auth_tokens.Tokens()
+    mallory, alice = endpoint.Caller("mallory", "user"), endpoint.Caller("alice", "user")
     mine = made.make(alice, 0.0)
-    for number in range(tokens.ALL_MAX + 10):
+    for number in range(auth_tokens.ALL_MAX + 10):
         text = made.make(mallory, 1.0)
         if number % 2:
             made.discard(text, 1.0)
     assert made.caller(mine, 2.0) == alice
     assert made.caller(made.make(alice, 3.0), 3.0) == alice
-    assert len(made._all) == 2 + tokens.OF_PUBLISHER_MAX
-    for _ in range(tokens.OF_PUBLISHER_MAX):
+    assert len(made._all) == 2 + auth_tokens.OF_PUBLISHER_MAX
+    for _ in range(auth_tokens.OF_PUBLISHER_MAX):
         made.make(alice, 4.0)
     with pytest.raises(faults.Fault):
         made.caller(mine, 5.0)  # the one that she used longest ago made room
@@ -122,14 +114,14 @@ def test_discarded_tokens_lock_out_no_other_publisher():
 
 
 def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokens, "ALL_MAX", 10)
-    made = tokens.Tokens()
+    monkeypatch.setattr(auth_tokens, "ALL_MAX", 10)
+    made = auth_tokens.Tokens()
     for number in range(10):
-        made.discard(made.make(door.Caller(f"u{number}", "user"), 0.0), 0.0)
+        made.discard(made.make(endpoint.Caller(f"u{number}", "user"), 0.0), 0.0)
     for number in range(10):
-        made.make(door.Caller(f"v{number}", "user"), 1.0)
+        made.make(endpoint.Caller(f"v{number}", "user"), 1.0)
     with pytest.raises(faults.Fault, match="in use"):
-        made.make(door.Caller("one more", "user"), 1.0)
+        made.make(endpoint.Caller("one more", "user"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -137,18 +129,18 @@ def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.Monk
 )
 async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role: roles.Role, password: str):
     known = passwords.Passwords(tmp_path)
-    checked = logins.Logins(known)
+    checked = password_checker.Logins(known)
 
-    async def login(name: str, given: str, address: str) -> door.Caller:
+    async def login(name: str, given: str, address: str) -> endpoint.Caller:
         found = await checked.check(name, given, address)
-        return door.Caller(found.name, found.role.value, found.verifier)
+        return endpoint.Caller(found.name, found.role.value, found.verifier)
 
-    async def stands(caller: door.Caller) -> bool:
+    async def stands(caller: endpoint.Caller) -> bool:
         return await checked.stands(
             passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
 
-    made = ports.Ports(registry.Registry(_no_bus), login, stands=stands)
+    made = endpoints.Ports(registry.Registry(_no_bus), login, stands=stands)
 
     async def token(cred: str) -> str:
         asked = xml.Element(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
@@ -170,7 +162,7 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
 
 
 async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
-    await uddi.services.save(services.Entry(id="printer", name="Printer"))
+    await uddi.services.save(service_entries.Entry(id="printer", name="Printer"))
     service: protocol.Attributes = {"kind": "service", "uddi": True}
     await uddi.contexts.put("service/deep", b"<a>" * 65 + b"</a>" * 65, attributes=service)
     await uddi.contexts.put("service/many", b"<a>" + b"<b/>" * 50_001 + b"</a>", attributes=service)
@@ -196,7 +188,7 @@ async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: U
     asked = xml.Element(U("delete_binding"), xml.Element(U("bindingKey"), "uddi:printer:2"))
     await publication.delete_binding(asked, mine)
     context = await uddi.contexts.get("service/printer", max_staleness_s=0.0)
-    after = services.from_context(context)
+    after = service_entries.from_context(context)
     assert after.access == ("http://a", "http://c")
     assert (after.description, after.metadata, after.categories, after.name) == (
         made.description,
@@ -209,16 +201,16 @@ async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: U
 
 def test_only_what_a_plain_entry_has_a_place_for_is_changed():
     shown = records.from_entry(ENTRY)
-    assert plain.edited(ENTRY, shown) == ENTRY
+    assert plain_entries.edited(ENTRY, shown) == ENTRY
     renamed = [xml.Element(U("name"), "Plotter") if one.local == "name" else one for one in shown.children]
-    changed = plain.edited(ENTRY, xml.Element(shown.name, *renamed, attributes=shown.attributes))
+    changed = plain_entries.edited(ENTRY, xml.Element(shown.name, *renamed, attributes=shown.attributes))
     assert (changed.name, changed.metadata, changed.access) == ("Plotter", ENTRY.metadata, ENTRY.access)
     for more in (xml.Element(U("name"), "second"), xml.Element(U("description"), "text")):
         with pytest.raises(schema.Invalid):
-            plain.edited(ENTRY, xml.Element(shown.name, *shown.children, more))
+            plain_entries.edited(ENTRY, xml.Element(shown.name, *shown.children, more))
     elsewhere = {**shown.attributes, "businessKey": "uddi:example.org:b"}
     with pytest.raises(schema.Invalid):
-        plain.edited(ENTRY, xml.Element(shown.name, *shown.children, attributes=elsewhere))
+        plain_entries.edited(ENTRY, xml.Element(shown.name, *shown.children, attributes=elsewhere))
 
 
 def test_the_description_is_made_once_whatever_host_a_client_names():

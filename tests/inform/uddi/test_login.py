@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from muster.inform.uddi import schema
-from muster.soap import envelope, xml
+from muster.core.formats import xml
+from muster.gateways.soap import envelope
+from muster.gateways.uddi.model import schema
 from tests.cli import driver
 
 U = schema.UDDI

@@ -11,18 +11,20 @@ import httpx
 import pytest
 
 from muster.core import errors
-from muster.inform import client, sessions
-from muster.inform.wscontext import desk, schema
-from muster.soap import asgi, door, envelope, serving, xml
+from muster.core.formats import xml
+from muster.gateways.soap import asgi, endpoint, envelope
+from muster.gateways.soap import server as soap_server
+from muster.gateways.wscontext import handler, schema
+from muster.inform import activities, client
 
 NAME, PASSWORD = "ann", "open-sesame"
 WSCTX = schema.WSCTX
 
 
-async def authenticate(name: str, password: str, _: str) -> door.Caller:
+async def authenticate(name: str, password: str, _: str) -> endpoint.Caller:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return door.Caller(name, "user")
+    return endpoint.Caller(name, "user")
 
 
 @dataclass
@@ -89,17 +91,17 @@ async def doors(start_node, connect) -> AsyncIterator[Doors]:
     taken: list[envelope.Envelope] = []
 
     @contextlib.asynccontextmanager
-    async def visit(caller: door.Caller) -> AsyncIterator[sessions.Sessions]:
+    async def visit(caller: endpoint.Caller) -> AsyncIterator[activities.Sessions]:
         if caller.name not in buses:
             buses[caller.name] = await connect(caller.name)
-        yield sessions.Sessions(client.Client(buses[caller.name]), time.time_ns)
+        yield activities.Sessions(client.Client(buses[caller.name]), time.time_ns)
 
-    async def sink(call: door.Call) -> door.Answer:
+    async def sink(call: endpoint.Call) -> endpoint.Answer:
         taken.append(call.envelope)
-        return door.Answer()
+        return endpoint.Answer()
 
-    listening = asgi.Application({"/replies": door.Door(name="sink", handle=sink)})
-    async with serving.Server(listening) as back, httpx.AsyncClient() as http:
-        made = desk.Desk(visit, callbacks=[f"{back.url}/replies"])
-        async with serving.Server(asgi.Application(made.doors(authenticate))) as server:
+    listening = asgi.Application({"/replies": endpoint.Door(name="sink", handle=sink)})
+    async with soap_server.Server(listening) as back, httpx.AsyncClient() as http:
+        made = handler.Desk(visit, callbacks=[f"{back.url}/replies"])
+        async with soap_server.Server(asgi.Application(made.doors(authenticate))) as server:
             yield Doors(server.url, http, node, taken, f"{back.url}/replies")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.inform import client, protocol, sessions
-from muster.soap import addressing, datatypes, envelope, xml
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, envelope, xsd_types
+from muster.inform import activities, client, protocol
 from muster.testing.eventually import eventually
 from tests.inform.wscontext.conftest import WSCTX
 
@@ -45,7 +46,7 @@ async def test_activities_inside_others(doors):
     assert parent is not None
     assert parent.text_of(WSCTX("context-identifier")) == outer
     ends = [
-        datatypes.parse_moment((await doors.ask("<getContents/>", one)).children[0].get("expiresAt"))
+        xsd_types.parse_moment((await doors.ask("<getContents/>", one)).children[0].get("expiresAt"))
         for one in (outer, inner)
     ]
     assert abs((ends[0] - ends[1]).total_seconds()) < 1  # a child does not outlive its parent
@@ -55,11 +56,11 @@ async def test_activities_inside_others(doors):
 
 
 async def test_timeouts(doors):
-    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+    assert int((await doors.ask("<getTimeout/>")).text) == activities.TIMEOUT_S
     assert (await doors.ask("<setTimeout><timeout>90</timeout></setTimeout>")).local == "timeoutSet"
     assert (await doors.ask("<getTimeout/>")).text == "90"
     doors.user = "bob"
-    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+    assert int((await doors.ask("<getTimeout/>")).text) == activities.TIMEOUT_S
     doors.user = "ann"
     for bad in ("-1", "2147483000", "soon", ""):
         assert (
@@ -68,7 +69,7 @@ async def test_timeouts(doors):
         )
     assert (await doors.ask("<getTimeout/>")).text == "90"
     assert (await doors.ask("<setTimeout><timeout>0</timeout></setTimeout>")).local == "timeoutSet"
-    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+    assert int((await doors.ask("<getTimeout/>")).text) == activities.TIMEOUT_S
 
     short = await doors.begin(body="<begin><timeout>1</timeout></begin>")
 
@@ -112,8 +113,8 @@ async def test_faults_and_nothing_changed(doors, connect):
 
 async def test_contents_that_are_no_xml(doors, connect):
     id = await doors.begin()
-    direct = sessions.Sessions(client.Client(await connect("zoe")), lambda: 0)
-    key = sessions.PREFIX + id.removeprefix("urn:uuid:")
+    direct = activities.Sessions(client.Client(await connect("zoe")), lambda: 0)
+    key = activities.PREFIX + id.removeprefix("urn:uuid:")
     context = await client.Client(await connect("yan")).get(key)
     written = client.Client(await connect("xia"))
     await written.put(key, b"\x00\xff", attributes=context.attributes, lease_s=60)

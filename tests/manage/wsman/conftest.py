@@ -10,27 +10,31 @@ import httpx
 import pytest
 
 from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import asgi, envelope
+from muster.gateways.soap import endpoint as soap_endpoint
+from muster.gateways.soap import server as soap_server
+from muster.gateways.wsman import endpoint
+from muster.gateways.wsman.wire import namespaces
 from muster.manage import client
-from muster.manage.wsman import desk, names
-from muster.soap import asgi, door, envelope, serving, xml
 from muster.testing.eventually import eventually
 
 NAME, PASSWORD = "ann", "open-sesame"
 V12 = envelope.Version.V12
-ANONYMOUS = f"{names.WSA}/role/anonymous"
+ANONYMOUS = f"{namespaces.WSA}/role/anonymous"
 
 
-async def authenticate(name: str, password: str, _: str) -> door.Caller:
+async def authenticate(name: str, password: str, _: str) -> soap_endpoint.Caller:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return door.Caller(name, "viewer" if name == "vic" else "operator")
+    return soap_endpoint.Caller(name, "viewer" if name == "vic" else "operator")
 
 
 @dataclass
 class Door:
     """A door onto a fleet, and a way to say anything to it."""
 
-    desk: desk.Desk
+    desk: endpoint.Desk
     url: str
     http: httpx.AsyncClient
     fleet: Any
@@ -53,7 +57,7 @@ class Door:
         action: str,
         body: str = "",
         *,
-        uri: str = names.RESOURCE,
+        uri: str = namespaces.RESOURCE,
         name: str | None = None,
         headers: str = "",
         reply_to: str = ANONYMOUS,
@@ -63,8 +67,8 @@ class Door:
         if name is not None:
             selectors = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>'
         return await self.post(
-            f"""<s:Envelope xmlns:s="{V12.value}" xmlns:a="{names.WSA}" xmlns:w="{names.WSMAN}"
-            xmlns:n="{names.WSEN}" xmlns:e="{names.WSE}" xmlns:p="{names.RESOURCE}"><s:Header>
+            f"""<s:Envelope xmlns:s="{V12.value}" xmlns:a="{namespaces.WSA}" xmlns:w="{namespaces.WSMAN}"
+            xmlns:n="{namespaces.WSEN}" xmlns:e="{namespaces.WSE}" xmlns:p="{namespaces.RESOURCE}"><s:Header>
             <a:To>{self.url}</a:To><a:Action s:mustUnderstand="true">{action}</a:Action>
             <w:ResourceURI>{uri}</w:ResourceURI><a:MessageID>uuid:1</a:MessageID>
             <w:MaxEnvelopeSize s:mustUnderstand="true">{size}</w:MaxEnvelopeSize>
@@ -88,7 +92,7 @@ def told(answer: envelope.Envelope) -> tuple[str, str, str]:
     assert fault is not None
     assert fault.name == V12("Fault"), fault
     values = [one.text for one in fault.walk() if one.name == V12("Value")]
-    detail = [one.text for one in fault.walk() if one.name == names.WSMAN("FaultDetail")]
+    detail = [one.text for one in fault.walk() if one.name == namespaces.WSMAN("FaultDetail")]
     subcode = values[1] if len(values) > 1 else ""
     return values[0], subcode, detail[0].rpartition("/")[2] if detail else ""
 
@@ -115,11 +119,11 @@ class Sink:
         if status < 300:
             message = envelope.read(xml.parse(data))
             if self.acknowledges:
-                id = message.header(names.WSA("MessageID"))
+                id = message.header(namespaces.WSA("MessageID"))
                 assert id is not None
                 headers = [
-                    xml.Element(names.WSA("Action"), names.ACK),
-                    xml.Element(names.WSA("RelatesTo"), id.text),
+                    xml.Element(namespaces.WSA("Action"), namespaces.ACK),
+                    xml.Element(namespaces.WSA("RelatesTo"), id.text),
                 ]
                 body = envelope.write(V12, [], headers).decode()
             self.taken.put_nowait(message)
@@ -134,7 +138,7 @@ class Sink:
 @pytest.fixture
 async def sink() -> AsyncIterator[Sink]:
     made = Sink()
-    async with serving.Server(made) as server:  # type: ignore[arg-type]
+    async with soap_server.Server(made) as server:  # type: ignore[arg-type]
         made.url = f"{server.url}/events"
         yield made
 
@@ -144,7 +148,7 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[Door]:
     buses: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
-    async def visit(caller: door.Caller) -> AsyncIterator[client.Client]:
+    async def visit(caller: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
         if caller.name not in buses:
             buses[caller.name] = await connect(f"door-{caller.name}")
         yield client.Client(buses[caller.name])
@@ -152,9 +156,9 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[Door]:
     await fleet.registry()
     await fleet.manager()
     await fleet.agent()
-    made = desk.Desk(visit, callbacks=[sink.url])
+    made = endpoint.Desk(visit, callbacks=[sink.url])
     application = asgi.Application({"/wsman": made.opened(authenticate)})
-    async with serving.Server(application) as server, httpx.AsyncClient() as http:
+    async with soap_server.Server(application) as server, httpx.AsyncClient() as http:
         yield Door(made, f"{server.url}/wsman", http, fleet, server.port)
         await made.close()
 

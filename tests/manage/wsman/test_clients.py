@@ -15,7 +15,7 @@ import winrm.exceptions
 import winrm.protocol
 import xmltodict  # type: ignore[import-untyped]
 
-from muster.manage.wsman import names
+from muster.gateways.wsman.wire import namespaces
 from tests import debian
 from tests.manage.wsman.conftest import NAME, PASSWORD
 
@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.may_leak("threads", "files", reason="the clients run in threads and keep connections"),
     pytest.mark.may_block(reason="they are not asyncio's"),
 ]
-P = names.RESOURCE
-ENUMERATE = f"<n:Enumerate xmlns:n='{names.WSEN}' xmlns:w='{names.WSMAN}'>{{}}</n:Enumerate>"
+P = namespaces.RESOURCE
+ENUMERATE = f"<n:Enumerate xmlns:n='{namespaces.WSEN}' xmlns:w='{namespaces.WSMAN}'>{{}}</n:Enumerate>"
 
 
 def named(name: str) -> pypsrp.wsman.SelectorSet:
@@ -60,30 +60,30 @@ async def test_pypsrp(wsman, create):
                 "<p:Agent>host-a</p:Agent></p:Resource>"
             )
             made = client.create(P, resource)
-            assert text(made, names.WSMAN("Selector")) == "second"
+            assert text(made, namespaces.WSMAN("Selector")) == "second"
             with pytest.raises(pypsrp.exceptions.WSManFaultError) as caught:
                 client.create(P, resource)
             assert "already" in str(caught.value)
 
             # Enumerated one by one, as a client gets that asks for no number.
             answer = client.enumerate(P, ET.fromstring(ENUMERATE.format("")))
-            context, seen = text(answer, names.WSEN("EnumerationContext")), []
+            context, seen = text(answer, namespaces.WSEN("EnumerationContext")), []
             while context:
                 pulled = client.pull(
                     P,
                     ET.fromstring(
-                        f"<n:Pull xmlns:n='{names.WSEN}'><n:EnumerationContext>{context}"
+                        f"<n:Pull xmlns:n='{namespaces.WSEN}'><n:EnumerationContext>{context}"
                         "</n:EnumerationContext></n:Pull>"
                     ),
                 )
                 seen += [one.text for one in pulled.iter(P("Name"))]
-                more = pulled.find(f".//{names.WSEN('EnumerationContext')}")
+                more = pulled.find(f".//{namespaces.WSEN('EnumerationContext')}")
                 context = (more.text or "") if more is not None else ""
             assert seen == ["first", "second"]
             optimised = "<w:OptimizeEnumeration/><w:MaxElements>10</w:MaxElements>"
             answer = client.enumerate(P, ET.fromstring(ENUMERATE.format(optimised)))
             assert [one.text for one in answer.iter(P("Name"))] == ["first", "second"]
-            assert answer.find(f".//{names.WSMAN('EndOfSequence')}") is not None
+            assert answer.find(f".//{namespaces.WSMAN('EndOfSequence')}") is not None
 
             # Put what was got, with another wish.
             body = client.get(P, None, selector_set=named("second")).find(f".//{P('Resource')}")
@@ -100,7 +100,7 @@ async def test_pypsrp(wsman, create):
                 f"<p:Rename_INPUT xmlns:p='{P}'><p:NewName>third</p:NewName></p:Rename_INPUT>"
             )
             answer = client.invoke(f"{P}/Rename", P, renamed, selector_set=named("first"))
-            assert text(answer, names.WSMAN("Selector")) == "third"
+            assert text(answer, namespaces.WSMAN("Selector")) == "third"
 
             client.delete(P, selector_set=named("second"))
             with pytest.raises(pypsrp.exceptions.WSManFaultError) as caught:
@@ -128,12 +128,12 @@ async def test_pypsrp_subscribes(wsman, create, sink):
             return work(made)
 
     body = ET.fromstring(
-        f"<e:Subscribe xmlns:e='{names.WSE}' xmlns:a='{names.WSA}'><e:Delivery><e:NotifyTo>"
+        f"<e:Subscribe xmlns:e='{namespaces.WSE}' xmlns:a='{namespaces.WSA}'><e:Delivery><e:NotifyTo>"
         f"<a:Address>{sink.url}</a:Address></e:NotifyTo></e:Delivery><e:Expires>PT1M</e:Expires></e:Subscribe>"
     )
-    answer = await asyncio.to_thread(client, lambda one: one.invoke(names.SUBSCRIBE, P, body))
-    assert text(answer, names.WSE("Expires")) == "PT60S"
-    assert text(answer, names.WSE("Identifier")).startswith("uuid:")
+    answer = await asyncio.to_thread(client, lambda one: one.invoke(namespaces.SUBSCRIBE, P, body))
+    assert text(answer, namespaces.WSE("Expires")) == "PT60S"
+    assert text(answer, namespaces.WSE("Identifier")).startswith("uuid:")
     await wsman.fleet.client.put("a", wanted="down")
     event = await sink.next()
     assert event.first is not None
@@ -158,29 +158,31 @@ async def test_pywinrm(wsman, create):
             found: dict[str, Any] = xmltodict.parse(
                 client.send_message(xmltodict.unparse({"env:Envelope": message})),
                 process_namespaces=True,
-                namespaces={str(P): None, str(names.WSMAN): "w", str(names.WSEN): "n", str(names.WXF): "x",
+                namespaces={str(P): None, str(namespaces.WSMAN): "w", str(namespaces.WSEN): "n", str(namespaces.WXF): "x",
                             "http://www.w3.org/2003/05/soap-envelope": "s"},
             )  # fmt: skip
             return dict(found["s:Envelope"]["s:Body"] or {})
 
-        assert ask(names.GET, {}, "first")["Resource"]["State"] == "up"
+        assert ask(namespaces.GET, {}, "first")["Resource"]["State"] == "up"
         made = {"@xmlns:p": str(P), "p:Name": "second", "p:Type": "memory", "p:Agent": "host-a"}
-        assert "x:ResourceCreated" in ask(names.CREATE, {"p:Resource": made})
-        optimised = {"@xmlns:n": str(names.WSEN), "w:OptimizeEnumeration": None, "w:MaxElements": "10"}
-        items = ask(names.ENUMERATE, {"n:Enumerate": optimised})["n:EnumerateResponse"]["w:Items"]["Resource"]
+        assert "x:ResourceCreated" in ask(namespaces.CREATE, {"p:Resource": made})
+        optimised = {"@xmlns:n": str(namespaces.WSEN), "w:OptimizeEnumeration": None, "w:MaxElements": "10"}
+        items = ask(namespaces.ENUMERATE, {"n:Enumerate": optimised})["n:EnumerateResponse"]["w:Items"][
+            "Resource"
+        ]
         assert [one["Name"] for one in items] == ["first", "second"]
         echo = {"p:echo_INPUT": {"@xmlns:p": str(P), "p:text": "hello"}}
         assert ask(f"{P}/echo", echo, "first")["echo_OUTPUT"]["Result"] == "hello"
-        assert ask(names.DELETE, {}, "second") == {}
+        assert ask(namespaces.DELETE, {}, "second") == {}
         with pytest.raises(winrm.exceptions.WSManFaultError) as caught:
-            ask(names.GET, {}, "nobody")
+            ask(namespaces.GET, {}, "nobody")
         assert caught.value.fault_subcode == "wsa:DestinationUnreachable"
         stranger = winrm.protocol.Protocol(
             endpoint, transport="basic", username=NAME, password="wrong", **plain
         )
         with pytest.raises(winrm.exceptions.InvalidCredentialsError):
             stranger.send_message(
-                xmltodict.unparse({"env:Envelope": stranger.build_wsman_header(names.GET, P)})
+                xmltodict.unparse({"env:Envelope": stranger.build_wsman_header(namespaces.GET, P)})
             )
 
     await asyncio.to_thread(drive)

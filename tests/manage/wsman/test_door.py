@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.manage.wsman import enumeration, names
-from muster.soap import xml
+from muster.core.formats import xml
+from muster.gateways.wsman import enumeration_contexts
+from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
 from tests.manage.wsman.conftest import V12, told
 
-P = names.RESOURCE
+P = namespaces.RESOURCE
 
 
 def child(element: xml.Element | None, name: str) -> xml.Element:
@@ -21,14 +22,14 @@ def child(element: xml.Element | None, name: str) -> xml.Element:
 
 async def test_identify_needs_no_login(wsman):
     said = (
-        f'<s:Envelope xmlns:s="{V12.value}" xmlns:i="{names.WSMID}"><s:Header/>'
+        f'<s:Envelope xmlns:s="{V12.value}" xmlns:i="{namespaces.WSMID}"><s:Header/>'
         "<s:Body><i:Identify/></s:Body></s:Envelope>"
     )
     answer = await wsman.http.post(
         wsman.url, content=said, headers={"content-type": "application/soap+xml;charset=UTF-8"}
     )
     assert answer.status_code == 200
-    assert f"<wsmid:ProtocolVersion>{names.WSMAN}</wsmid:ProtocolVersion>" in answer.text
+    assert f"<wsmid:ProtocolVersion>{namespaces.WSMAN}</wsmid:ProtocolVersion>" in answer.text
     assert "http/basic" in answer.text
     other = await wsman.http.post(
         wsman.url, content=said.replace("Identify", "Other"), headers={"content-type": "application/soap+xml"}
@@ -44,39 +45,39 @@ async def test_create_get_put_rename_delete(wsman):
         '<p:Item Name="l" Type="list"><p:Item>x</p:Item><p:Item Type="boolean">true</p:Item></p:Item>'
         "</p:Item></p:Config></p:Resource>"
     )
-    answer = await wsman.ask(names.CREATE, body)
+    answer = await wsman.ask(namespaces.CREATE, body)
     created = answer.first
     assert created is not None
-    assert created.name == names.WXF("ResourceCreated")
-    assert [one.text for one in created.walk() if one.name == names.WSMAN("Selector")] == ["a-1"]
-    assert (answer.header(names.WSA("RelatesTo")) or created).text == "uuid:1"
-    assert (answer.header(names.WSA("Action")) or created).text == f"{names.CREATE}Response"
+    assert created.name == namespaces.WXF("ResourceCreated")
+    assert [one.text for one in created.walk() if one.name == namespaces.WSMAN("Selector")] == ["a-1"]
+    assert (answer.header(namespaces.WSA("RelatesTo")) or created).text == "uuid:1"
+    assert (answer.header(namespaces.WSA("Action")) or created).text == f"{namespaces.CREATE}Response"
     await wsman.fleet.client.wait("a-1", "up")
     described = await wsman.fleet.client.describe("a-1")
     assert described["spec"]["config"] == {"value": {"n": 7, "l": ["x", True]}}
     assert described["spec"]["labels"] == {"tier": "front"}
     assert described["applied_by"] == "door-ann"
 
-    found = (await wsman.ask(names.GET, name="a-1")).first
+    found = (await wsman.ask(namespaces.GET, name="a-1")).first
     assert found is not None
     assert (found.text_of(P("Name")), found.text_of(P("State"))) == ("a-1", "up")
 
     # What was read is sent back with one property changed.
     sent = xml.write(found).decode().replace("<p:Wanted>up", "<p:Wanted>down")
-    changed = (await wsman.ask(names.PUT, sent, name="a-1")).first
+    changed = (await wsman.ask(namespaces.PUT, sent, name="a-1")).first
     assert changed is not None
     assert changed.text_of(P("Wanted")) == "down"
     assert (await wsman.fleet.client.describe("a-1"))["spec"]["config"] == described["spec"]["config"]
     # …and sent once more, as it was read then: it is of an earlier generation by now.
     stale = sent.replace(">down<", ">drained<")
-    assert await wsman.fault(names.PUT, stale, name="a-1") == ("s:Sender", "wsman:Concurrency", "")
+    assert await wsman.fault(namespaces.PUT, stale, name="a-1") == ("s:Sender", "wsman:Concurrency", "")
 
     # A Put that changes the key renames.
     renamed = xml.write(changed).decode().replace("<p:Name>a-1", "<p:Name>b-1")
-    answer = await wsman.ask(names.PUT, renamed, name="a-1", headers="<w:RequestEPR/>")
-    reference = answer.header(names.WSMAN("RequestedEPR"))
+    answer = await wsman.ask(namespaces.PUT, renamed, name="a-1", headers="<w:RequestEPR/>")
+    reference = answer.header(namespaces.WSMAN("RequestedEPR"))
     assert reference is not None
-    assert [one.text for one in reference.walk() if one.name == names.WSMAN("Selector")] == ["b-1"]
+    assert [one.text for one in reference.walk() if one.name == namespaces.WSMAN("Selector")] == ["b-1"]
     # So does the method, once that is done.
     await wsman.fleet.client.wait("b-1", "down")
     answer = await wsman.ask(
@@ -84,12 +85,12 @@ async def test_create_get_put_rename_delete(wsman):
     )
     assert answer.first is not None
     assert answer.first.name == P("Rename_OUTPUT")
-    assert (answer.header(names.WSA("Action")) or answer.first).text == f"{P}/RenameResponse"
-    assert await wsman.fault(names.GET, name="a-1") == (
+    assert (answer.header(namespaces.WSA("Action")) or answer.first).text == f"{P}/RenameResponse"
+    assert await wsman.fault(namespaces.GET, name="a-1") == (
         "s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI",
     )  # fmt: skip
 
-    answer = await wsman.ask(names.DELETE, name="c-1")
+    answer = await wsman.ask(namespaces.DELETE, name="c-1")
     assert (answer.body, wsman.last.status_code) == ([], 200)
     await wsman.fleet.client.wait_gone("c-1")
 
@@ -105,24 +106,26 @@ async def test_fragments(wsman, create):
         ("p:Wanted/text()", "up"),
         ("/p:Resource/p:Config/p:Item[1]/text()", "1"),
     ]:
-        answer = await wsman.ask(names.GET, name="a", headers=at(path))
+        answer = await wsman.ask(namespaces.GET, name="a", headers=at(path))
         assert f"<wsman:XmlFragment>{expected}</wsman:XmlFragment>" in wsman.last.text
-        assert answer.header(names.WSMAN("FragmentTransfer")) is not None
-    await wsman.ask(names.GET, name="a", headers=at("Nothing"))
+        assert answer.header(namespaces.WSMAN("FragmentTransfer")) is not None
+    await wsman.ask(namespaces.GET, name="a", headers=at("Nothing"))
     assert 'xsi:nil="true"' in wsman.last.text
 
     put = "<w:XmlFragment><Wanted>down</Wanted></w:XmlFragment>"  # without a namespace, as `wsl` does
-    await wsman.ask(names.PUT, put, name="a", headers=at("Wanted"))
+    await wsman.ask(namespaces.PUT, put, name="a", headers=at("Wanted"))
     assert (await wsman.fleet.client.describe("a"))["wanted"] == "down"
-    await wsman.ask(names.PUT, "<w:XmlFragment>up</w:XmlFragment>", name="a", headers=at("Wanted/text()"))
+    await wsman.ask(
+        namespaces.PUT, "<w:XmlFragment>up</w:XmlFragment>", name="a", headers=at("Wanted/text()")
+    )
     described = await wsman.fleet.client.describe("a")
     assert (described["wanted"], described["spec"]["labels"]) == ("up", {"tier": "front"})
 
-    refused = await wsman.fault(names.GET, name="a", headers=at("Wanted", ' Dialect="urn:x"'))
+    refused = await wsman.fault(namespaces.GET, name="a", headers=at("Wanted", ' Dialect="urn:x"'))
     assert refused[1] == "wsman:FragmentDialectNotSupported"
-    assert (await wsman.fault(names.GET, name="a", headers=at("//Wanted[text()='x']")))[0] == "s:Sender"
+    assert (await wsman.fault(namespaces.GET, name="a", headers=at("//Wanted[text()='x']")))[0] == "s:Sender"
     for bad in ("<w:XmlFragment/>", "<p:Wanted>up</p:Wanted>", "<w:XmlFragment><Other/></w:XmlFragment>"):
-        assert await wsman.fault(names.PUT, bad, name="a", headers=at("Wanted")) == (
+        assert await wsman.fault(namespaces.PUT, bad, name="a", headers=at("Wanted")) == (
             "s:Sender", "wxf:InvalidRepresentation", "InvalidFragment",
         )  # fmt: skip
     assert (await wsman.fleet.client.describe("a"))["generation"] == described["generation"]
@@ -149,18 +152,20 @@ async def test_methods(wsman, create):
 async def pull_all(wsman, answer, **options) -> list[xml.Element]:
     """All items, pulled to the end."""
     items: list[xml.Element] = []
-    context = child(answer.first, names.WSEN("EnumerationContext")).text
-    first = answer.first.find(names.WSMAN("Items"))
+    context = child(answer.first, namespaces.WSEN("EnumerationContext")).text
+    first = answer.first.find(namespaces.WSMAN("Items"))
     items += first.children if first else []
     while context:
         more = options.get("pull", "")
         body = f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext>{more}</n:Pull>"
         told = (
-            await wsman.ask(names.PULL, body, uri=options.get("uri", P), size=options.get("size", 153600))
+            await wsman.ask(
+                namespaces.PULL, body, uri=options.get("uri", P), size=options.get("size", 153600)
+            )
         ).first
-        found = told.find(names.WSEN("EnumerationContext"))
-        items += child(told, names.WSEN("Items")).children
-        assert (found is None) == (told.find(names.WSEN("EndOfSequence")) is not None)
+        found = told.find(namespaces.WSEN("EnumerationContext"))
+        items += child(told, namespaces.WSEN("Items")).children
+        assert (found is None) == (told.find(namespaces.WSEN("EndOfSequence")) is not None)
         context = found.text if found is not None else ""
     return items
 
@@ -168,36 +173,38 @@ async def pull_all(wsman, answer, **options) -> list[xml.Element]:
 async def test_enumerations(wsman, create):
     for number in range(5):
         await create(f"r-{number}", tier="front" if number % 2 else "back", text="x" * 900)
-    one_by_one = await pull_all(wsman, await wsman.ask(names.ENUMERATE, "<n:Enumerate/>"))
+    one_by_one = await pull_all(wsman, await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>"))
     assert [one.text_of(P("Name")) for one in one_by_one] == [f"r-{n}" for n in range(5)]
     assert len(wsman.desk.enumerating.open) == 0
 
     # Optimised, in one answer: the context is empty, and the items are WS-Management's.
     body = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements>{}</n:Enumerate>"
-    answer = await wsman.ask(names.ENUMERATE, body.format(""), headers="<w:RequestTotalItemsCountEstimate/>")
-    assert child(answer.first, names.WSEN("EnumerationContext")).text == ""
-    assert child(answer.first, names.WSMAN("EndOfSequence")) is not None
-    assert len(child(answer.first, names.WSMAN("Items")).children) == 5
-    count = answer.header(names.WSMAN("TotalItemsCountEstimate"))
+    answer = await wsman.ask(
+        namespaces.ENUMERATE, body.format(""), headers="<w:RequestTotalItemsCountEstimate/>"
+    )
+    assert child(answer.first, namespaces.WSEN("EnumerationContext")).text == ""
+    assert child(answer.first, namespaces.WSMAN("EndOfSequence")) is not None
+    assert len(child(answer.first, namespaces.WSMAN("Items")).children) == 5
+    count = answer.header(namespaces.WSMAN("TotalItemsCountEstimate"))
     assert count is not None
     assert count.text == "5"
 
     # Modes.
     mode = "<w:EnumerationMode>{}</w:EnumerationMode>"
-    answer = await wsman.ask(names.ENUMERATE, body.format(mode.format("EnumerateEPR")))
-    items = child(answer.first, names.WSMAN("Items")).children
-    assert {one.name for one in items} == {names.WSA("EndpointReference")}
-    answer = await wsman.ask(names.ENUMERATE, body.format(mode.format("EnumerateObjectAndEPR")))
-    items = child(answer.first, names.WSMAN("Items")).children
+    answer = await wsman.ask(namespaces.ENUMERATE, body.format(mode.format("EnumerateEPR")))
+    items = child(answer.first, namespaces.WSMAN("Items")).children
+    assert {one.name for one in items} == {namespaces.WSA("EndpointReference")}
+    answer = await wsman.ask(namespaces.ENUMERATE, body.format(mode.format("EnumerateObjectAndEPR")))
+    items = child(answer.first, namespaces.WSMAN("Items")).children
     assert [one.local for one in items[0].children] == ["Resource", "EndpointReference"]
-    refused = await wsman.fault(names.ENUMERATE, body.format(mode.format("EnumerateNothing")))
+    refused = await wsman.fault(namespaces.ENUMERATE, body.format(mode.format("EnumerateNothing")))
     assert refused == ("s:Sender", "wsman:UnsupportedFeature", "EnumerationMode")
 
     # No more at once than fit into the envelope that was asked for.
     small = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements></n:Enumerate>"
-    answer = await wsman.ask(names.ENUMERATE, small, size=8192)
+    answer = await wsman.ask(namespaces.ENUMERATE, small, size=8192)
     assert len(wsman.last.content) <= 8192
-    assert 0 < len(child(answer.first, names.WSMAN("Items")).children) < 5
+    assert 0 < len(child(answer.first, namespaces.WSMAN("Items")).children) < 5
     pull = "<n:MaxElements>50</n:MaxElements>"
     assert len(await pull_all(wsman, answer, pull=pull, size=8192)) == 5
 
@@ -209,14 +216,14 @@ async def test_filters(wsman, create):
     await create("a", tier="back")
     await create("b", tier="front")
     for space, dialect, text, expected in [
-        ("w", names.PREDICATE, "tier = 'front'", ["b"]),
-        ("n", names.PREDICATE, "name LIKE 'b%'", ["b"]),
-        ("w", names.QUERIES[1], "select * from Resource where Name='a' or tier='front'", ["a", "b"]),
-        ("w", names.QUERIES[2], "SELECT * FROM Resource", ["a", "b"]),
-        ("w", names.SELECTOR_FILTER, SELECTOR_A, ["a"]),
+        ("w", namespaces.PREDICATE, "tier = 'front'", ["b"]),
+        ("n", namespaces.PREDICATE, "name LIKE 'b%'", ["b"]),
+        ("w", namespaces.QUERIES[1], "select * from Resource where Name='a' or tier='front'", ["a", "b"]),
+        ("w", namespaces.QUERIES[2], "SELECT * FROM Resource", ["a", "b"]),
+        ("w", namespaces.SELECTOR_FILTER, SELECTOR_A, ["a"]),
     ]:
         given = f'<{space}:Filter Dialect="{dialect}">{text}</{space}:Filter>'
-        answer = await wsman.ask(names.ENUMERATE, f"<n:Enumerate>{given}</n:Enumerate>")
+        answer = await wsman.ask(namespaces.ENUMERATE, f"<n:Enumerate>{given}</n:Enumerate>")
         assert [one.text_of(P("Name")) for one in await pull_all(wsman, answer)] == expected, text
 
 
@@ -224,21 +231,21 @@ async def test_filters_that_cannot_be(wsman):
     def filtered(dialect: str, text: str) -> str:
         return f'<n:Enumerate><w:Filter Dialect="{dialect}">{text}</w:Filter></n:Enumerate>'
 
-    unknown = await wsman.fault(names.ENUMERATE, filtered("urn:other", "x"))
+    unknown = await wsman.fault(namespaces.ENUMERATE, filtered("urn:other", "x"))
     assert unknown[1] == "wsen:FilterDialectRequestedUnavailable"
-    assert f"<wsen:SupportedDialect>{names.PREDICATE}</wsen:SupportedDialect>" in wsman.last.text
+    assert f"<wsen:SupportedDialect>{namespaces.PREDICATE}</wsen:SupportedDialect>" in wsman.last.text
     for dialect, text in [
-        (names.PREDICATE, "name ="),
-        (names.PREDICATE, "<p:x/>"),
-        (names.QUERIES[0], "drop table Resource"),
-        (names.SELECTOR_FILTER, "x"),
-        (names.SELECTOR_FILTER, '<w:SelectorSet><w:Selector Name="a b">1</w:Selector></w:SelectorSet>'),
+        (namespaces.PREDICATE, "name ="),
+        (namespaces.PREDICATE, "<p:x/>"),
+        (namespaces.QUERIES[0], "drop table Resource"),
+        (namespaces.SELECTOR_FILTER, "x"),
+        (namespaces.SELECTOR_FILTER, '<w:SelectorSet><w:Selector Name="a b">1</w:Selector></w:SelectorSet>'),
     ]:
-        assert (await wsman.fault(names.ENUMERATE, filtered(dialect, text)))[
+        assert (await wsman.fault(namespaces.ENUMERATE, filtered(dialect, text)))[
             1
         ] == "wsen:CannotProcessFilter", text
-    twice = f'<w:Filter Dialect="{names.PREDICATE}">a = 1</w:Filter>' * 2
-    assert (await wsman.fault(names.ENUMERATE, f"<n:Enumerate>{twice}</n:Enumerate>"))[
+    twice = f'<w:Filter Dialect="{namespaces.PREDICATE}">a = 1</w:Filter>' * 2
+    assert (await wsman.fault(namespaces.ENUMERATE, f"<n:Enumerate>{twice}</n:Enumerate>"))[
         1
     ] == "wsen:CannotProcessFilter"
     assert len(wsman.desk.enumerating.open) == 0
@@ -249,8 +256,8 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
     await create("b")
 
     async def begin(more: str = "") -> str:
-        return child((await wsman.ask(names.ENUMERATE, f"<n:Enumerate>{more}</n:Enumerate>")).first,
-                     names.WSEN("EnumerationContext")).text  # fmt: skip
+        return child((await wsman.ask(namespaces.ENUMERATE, f"<n:Enumerate>{more}</n:Enumerate>")).first,
+                     namespaces.WSEN("EnumerationContext")).text  # fmt: skip
 
     def pull(context: str) -> str:
         return f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext></n:Pull>"
@@ -258,48 +265,54 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
     lost = ("s:Receiver", "wsen:InvalidEnumerationContext", "")
     context = await begin()
     release = f"<n:Release><n:EnumerationContext>{context}</n:EnumerationContext></n:Release>"
-    assert (await wsman.ask(names.RELEASE, release)).body == []
-    assert await wsman.fault(names.PULL, pull(context)) == lost
-    assert await wsman.fault(names.RELEASE, release) == lost
-    assert await wsman.fault(names.PULL, pull("made up")) == lost
-    assert await wsman.fault(names.PULL, "<n:Pull/>") == ("s:Sender", "wsman:SchemaValidationError", "")
+    assert (await wsman.ask(namespaces.RELEASE, release)).body == []
+    assert await wsman.fault(namespaces.PULL, pull(context)) == lost
+    assert await wsman.fault(namespaces.RELEASE, release) == lost
+    assert await wsman.fault(namespaces.PULL, pull("made up")) == lost
+    assert await wsman.fault(namespaces.PULL, "<n:Pull/>") == ("s:Sender", "wsman:SchemaValidationError", "")
 
     context = await begin()
     wsman.user = "bob"
-    assert await wsman.fault(names.PULL, pull(context)) == lost
+    assert await wsman.fault(namespaces.PULL, pull(context)) == lost
     wsman.user = "ann"
-    assert (await wsman.fault(names.PULL, pull(context), uri=names.AGENT))[0] == "s:Sender"
+    assert (await wsman.fault(namespaces.PULL, pull(context), uri=namespaces.AGENT))[0] == "s:Sender"
     assert told(
         await wsman.ask(
-            names.PULL, pull(context).replace("</n:Pull>", "<n:MaxElements>x</n:MaxElements></n:Pull>")
+            namespaces.PULL, pull(context).replace("</n:Pull>", "<n:MaxElements>x</n:MaxElements></n:Pull>")
         )
     )
-    assert (await wsman.ask(names.PULL, pull(context))).first is not None
+    assert (await wsman.ask(namespaces.PULL, pull(context))).first is not None
 
     context = await begin("<n:Expires>PT60S</n:Expires>")
     now_s = wsman.desk.enumerating._now_s
     monkeypatch.setattr(wsman.desk.enumerating, "_now_s", lambda: now_s() + 61)
-    assert await wsman.fault(names.PULL, pull(context)) == lost
+    assert await wsman.fault(namespaces.PULL, pull(context)) == lost
     for bad in ("PT0S", "-PT1S", "yesterday", "2001-01-01T00:00:00Z"):
         assert (
-            await wsman.fault(names.ENUMERATE, f"<n:Enumerate><n:Expires>{bad}</n:Expires></n:Enumerate>")
+            await wsman.fault(
+                namespaces.ENUMERATE, f"<n:Enumerate><n:Expires>{bad}</n:Expires></n:Enumerate>"
+            )
         )[1] == ("wsen:InvalidExpirationTime")
-    while len(wsman.desk.enumerating.open) < enumeration.FOR_EACH_MAX:
+    while len(wsman.desk.enumerating.open) < enumeration_contexts.FOR_EACH_MAX:
         await begin()
-    assert (await wsman.fault(names.ENUMERATE, "<n:Enumerate/>"))[1] == "wsman:QuotaLimit"
+    assert (await wsman.fault(namespaces.ENUMERATE, "<n:Enumerate/>"))[1] == "wsman:QuotaLimit"
 
 
 async def test_agents_and_managers_can_be_read(wsman):
     await eventually(wsman.fleet.client.agents)
     await eventually(wsman.fleet.client.managers)
-    for uri, name in ((names.AGENT, "host-a"), (names.MANAGER, "manager-1")):
-        found = (await wsman.ask(names.GET, uri=uri, name=name)).first
+    for uri, name in ((namespaces.AGENT, "host-a"), (namespaces.MANAGER, "manager-1")):
+        found = (await wsman.ask(namespaces.GET, uri=uri, name=name)).first
         assert found is not None
         assert found.text_of(uri("Name")) == name
-        listed = await pull_all(wsman, await wsman.ask(names.ENUMERATE, "<n:Enumerate/>", uri=uri), uri=uri)
+        listed = await pull_all(
+            wsman, await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>", uri=uri), uri=uri
+        )
         assert [one.text_of(uri("Name")) for one in listed] == [name]
-        assert (await wsman.fault(names.DELETE, uri=uri, name=name))[1] == "wsa:ActionNotSupported"
-    assert (await wsman.fault(names.GET, uri=names.AGENT, name="host-z"))[1] == "wsa:DestinationUnreachable"
+        assert (await wsman.fault(namespaces.DELETE, uri=uri, name=name))[1] == "wsa:ActionNotSupported"
+    assert (await wsman.fault(namespaces.GET, uri=namespaces.AGENT, name="host-z"))[
+        1
+    ] == "wsa:DestinationUnreachable"
 
 
 def resource(name: str, more: str) -> str:
@@ -329,26 +342,26 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, str, str]]] = [
     ({"headers": '<w:OptionSet><w:Option Name="x" MustComply="true"/></w:OptionSet>'},
      ("s:Sender", "wsman:InvalidOptions", "NotSupported")),
     ({"headers": '<e:Strange s:mustUnderstand="true"/>'}, ("s:MustUnderstand", "", "")),
-    ({"action": names.PUT, "body": ""}, ("s:Sender", "wxf:InvalidRepresentation", "MissingValues")),
-    ({"action": names.PUT, "body": "<p:Other/>"}, ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": names.PUT, "body": '<Resource xmlns="urn:x"/>'},
+    ({"action": namespaces.PUT, "body": ""}, ("s:Sender", "wxf:InvalidRepresentation", "MissingValues")),
+    ({"action": namespaces.PUT, "body": "<p:Other/>"}, ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": namespaces.PUT, "body": '<Resource xmlns="urn:x"/>'},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidNamespace")),
-    ({"action": names.PUT, "body": resource("a", "<p:Odd/>")},
+    ({"action": namespaces.PUT, "body": resource("a", "<p:Odd/>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": names.PUT, "body": resource("a", "<p:Wanted>sideways</p:Wanted>")},
+    ({"action": namespaces.PUT, "body": resource("a", "<p:Wanted>sideways</p:Wanted>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": names.PUT, "body": resource("a", "<p:Config><p:Item Name='x' Type='date'/></p:Config>")},
+    ({"action": namespaces.PUT, "body": resource("a", "<p:Config><p:Item Name='x' Type='date'/></p:Config>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": names.CREATE, "body": resource("a", "<p:Type>memory</p:Type><p:Agent>host-a</p:Agent>")},
+    ({"action": namespaces.CREATE, "body": resource("a", "<p:Type>memory</p:Type><p:Agent>host-a</p:Agent>")},
      ("s:Sender", "wsman:AlreadyExists", "")),
-    ({"action": names.CREATE, "name": None,
+    ({"action": namespaces.CREATE, "name": None,
       "body": resource("z", "<p:Type>unheard</p:Type><p:Agent>host-a</p:Agent>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": names.CREATE, "body": "<p:Resource><p:Name>z</p:Name></p:Resource>"},
+    ({"action": namespaces.CREATE, "body": "<p:Resource><p:Name>z</p:Name></p:Resource>"},
      ("s:Sender", "wsman:InvalidSelectors", "InvalidValue")),
     ({"action": f"{P}/Rename", "body": "<p:Rename_INPUT><p:NewName>b</p:NewName></p:Rename_INPUT>"},
      ("s:Sender", "wsman:AlreadyExists", "")),
-    ({"action": names.PULL, "body": "<n:Release/>"}, ("s:Sender", "wsman:SchemaValidationError", "")),
+    ({"action": namespaces.PULL, "body": "<n:Release/>"}, ("s:Sender", "wsman:SchemaValidationError", "")),
 ]  # fmt: skip
 
 
@@ -357,11 +370,11 @@ async def test_what_is_refused_has_its_fault_and_changes_nothing(wsman, create):
     await create("b")
     before = {name: await described(wsman, name) for name in ("a", "b")}
     for options, expected in REFUSED:
-        asked: dict[str, Any] = {"action": names.GET, "name": "a", "body": "", **options}
+        asked: dict[str, Any] = {"action": namespaces.GET, "name": "a", "body": "", **options}
         answer = await wsman.ask(asked.pop("action"), asked.pop("body"), **asked)
         assert told(answer) == expected, options
         assert wsman.last.status_code == (400 if expected[0] == "s:Sender" else 500)
-        action = answer.header(names.WSA("Action"))
+        action = answer.header(namespaces.WSA("Action"))
         assert action is not None
         assert action.text.endswith("/fault")
     assert {name: await described(wsman, name) for name in await wsman.fleet.client.names()} == before
@@ -376,7 +389,7 @@ async def described(wsman, name: str) -> dict[str, Any]:
 async def test_hostile_xml(wsman, create):
     await create("a")
     before = await wsman.fleet.client.describe("a")
-    good = (await wsman.ask(names.GET, name="a")) and wsman.last.request.content
+    good = (await wsman.ask(namespaces.GET, name="a")) and wsman.last.request.content
     bomb = b'<!DOCTYPE s [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
     for data, subcode, detail in [
         (bomb + good, "wsman:SchemaValidationError", ""),
@@ -401,8 +414,8 @@ async def test_hostile_xml(wsman, create):
 async def test_a_viewer_looks_and_changes_nothing(wsman, create):
     await create("a")
     wsman.user = "vic"
-    assert (await wsman.ask(names.GET, name="a")).first is not None
-    for action in (names.DELETE, names.PUT, names.CREATE, f"{P}/stop"):
+    assert (await wsman.ask(namespaces.GET, name="a")).first is not None
+    for action in (namespaces.DELETE, namespaces.PUT, namespaces.CREATE, f"{P}/stop"):
         assert (await wsman.fault(action, name="a"))[1] == "wsman:AccessDenied"
     assert [row["state"] for row in await wsman.fleet.client.get("a")] == ["up"]
 

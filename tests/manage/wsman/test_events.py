@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from muster.manage.wsman import eventing, names
-from muster.soap import envelope, faults
+from muster.gateways.soap import envelope, faults
+from muster.gateways.wsman import event_delivery
+from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
 from tests.manage.wsman.conftest import V12, told
 
-P = names.RESOURCE
+P = namespaces.RESOURCE
 
 
 def subscribe(url: str, more: str = "", mode: str = "", end_to: str = "") -> str:
@@ -20,10 +21,10 @@ def subscribe(url: str, more: str = "", mode: str = "", end_to: str = "") -> str
 
 
 async def begin(wsman, *arguments, **options) -> str:
-    answer = (await wsman.ask(names.SUBSCRIBE, subscribe(*arguments, **options))).first
+    answer = (await wsman.ask(namespaces.SUBSCRIBE, subscribe(*arguments, **options))).first
     assert answer is not None
-    assert answer.name == names.WSE("SubscribeResponse"), answer
-    return str(next(one.text for one in answer.walk() if one.name == names.WSE("Identifier")))
+    assert answer.name == namespaces.WSE("SubscribeResponse"), answer
+    return str(next(one.text for one in answer.walk() if one.name == namespaces.WSE("Identifier")))
 
 
 def about(id: str) -> str:
@@ -33,7 +34,9 @@ def about(id: str) -> str:
 async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     await create("a")
     await create("b")
-    id = await begin(wsman, sink.url, f"<w:Filter Dialect=\"{names.PREDICATE}\">resource = 'a'</w:Filter>")
+    id = await begin(
+        wsman, sink.url, f"<w:Filter Dialect=\"{namespaces.PREDICATE}\">resource = 'a'</w:Filter>"
+    )
     assert id.startswith("uuid:")
     await wsman.fleet.client.execute("b", "stop")
     await wsman.fleet.client.put("a", wanted="down")
@@ -45,32 +48,32 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     assert (said["To"], said["Action"], said["key"]) == (sink.url, f"{P}/StateChanged", "7")
 
     answer = await wsman.ask(
-        names.RENEW, "<e:Renew><e:Expires>PT300.000000S</e:Expires></e:Renew>", headers=about(id)
+        namespaces.RENEW, "<e:Renew><e:Expires>PT300.000000S</e:Expires></e:Renew>", headers=about(id)
     )
     assert answer.first is not None
-    assert answer.first.text_of(names.WSE("Expires")) == "PT300S"
-    answer = await wsman.ask(names.GET_STATUS, "<e:GetStatus/>", headers=about(id))
+    assert answer.first.text_of(namespaces.WSE("Expires")) == "PT300S"
+    answer = await wsman.ask(namespaces.GET_STATUS, "<e:GetStatus/>", headers=about(id))
     assert answer.first is not None
 
     wsman.user = "bob"  # it is not his
-    assert (await wsman.fault(names.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id)))[
+    assert (await wsman.fault(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id)))[
         1
     ] == "wsman:InvalidParameter"
     wsman.user = "ann"
-    assert (await wsman.ask(names.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id))).body == []
+    assert (await wsman.ask(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id))).body == []
     assert len(wsman.desk.subscribing.open) == 0
-    assert await wsman.fault(names.RENEW, "<e:Renew/>", headers=about(id)) == (
+    assert await wsman.fault(namespaces.RENEW, "<e:Renew/>", headers=about(id)) == (
         "s:Receiver",
         "wse:UnableToRenew",
         "",
     )
-    assert (await wsman.fault(names.RENEW, "<e:Renew/>"))[1] == "wse:InvalidMessage"
+    assert (await wsman.fault(namespaces.RENEW, "<e:Renew/>"))[1] == "wse:InvalidMessage"
 
 
 async def test_one_resource_by_its_selector(wsman, create, sink):
     await create("a")
     await create("b")
-    answer = await wsman.ask(names.SUBSCRIBE, subscribe(sink.url), name="b")
+    answer = await wsman.ask(namespaces.SUBSCRIBE, subscribe(sink.url), name="b")
     assert answer.first is not None
     assert answer.first.local == "SubscribeResponse"
     for name in ("a", "b"):
@@ -84,24 +87,24 @@ async def test_one_resource_by_its_selector(wsman, create, sink):
 async def test_a_subscription_that_is_not_renewed_ends(wsman, sink):
     id = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
     kept = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
-    await wsman.ask(names.RENEW, "<e:Renew><e:Expires>PT60S</e:Expires></e:Renew>", headers=about(kept))
+    await wsman.ask(namespaces.RENEW, "<e:Renew><e:Expires>PT60S</e:Expires></e:Renew>", headers=about(kept))
     await eventually(lambda: len(wsman.desk.subscribing.open) == 1)
-    assert (await wsman.fault(names.RENEW, "<e:Renew/>", headers=about(id)))[1] == "wse:UnableToRenew"
+    assert (await wsman.fault(namespaces.RENEW, "<e:Renew/>", headers=about(id)))[1] == "wse:UnableToRenew"
     assert wsman.desk.subscribing.open.find(kept, "ann") is not None
 
 
 async def test_acknowledged_delivery(wsman, create, sink):
     await create("a")
     sink.acknowledges = True
-    await begin(wsman, sink.url, mode=names.PUSH_WITH_ACK)
+    await begin(wsman, sink.url, mode=namespaces.PUSH_WITH_ACK)
     await wsman.fleet.client.put("a", wanted="down")
     event = await sink.next()
-    assert event.header(names.WSMAN("AckRequested")) is not None
+    assert event.header(namespaces.WSMAN("AckRequested")) is not None
     assert len(wsman.desk.subscribing.open) == 1
 
 
 async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, create, sink, monkeypatch):
-    monkeypatch.setattr(eventing, "PAUSE_S", 0.01)
+    monkeypatch.setattr(event_delivery, "PAUSE_S", 0.01)
     await create("a")
     end_to = f"<e:EndTo><a:Address>{sink.url}/end</a:Address></e:EndTo>"
     await begin(wsman, sink.url, end_to=end_to)
@@ -110,21 +113,21 @@ async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, cre
     assert (await sink.next()).first is not None  # the third attempt
     while not sink.taken.empty():
         sink.taken.get_nowait()
-    sink.answers = [(500, "")] * eventing.ATTEMPTS
+    sink.answers = [(500, "")] * event_delivery.ATTEMPTS
     await wsman.fleet.client.put("a", wanted="up")
     while True:
         message = await sink.next()
         assert message.first is not None
-        if message.first.name == names.WSE("SubscriptionEnd"):
+        if message.first.name == namespaces.WSE("SubscriptionEnd"):
             break
-    assert message.first.text_of(names.WSE("Status")) == f"{names.WSE}/DeliveryFailure"
+    assert message.first.text_of(namespaces.WSE("Status")) == f"{namespaces.WSE}/DeliveryFailure"
     await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
 
 
 async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     await create("a")
     await begin(wsman, sink.url)
-    refusal = faults.Fault(faults.Code.SENDER, "no", subcode=names.WSMAN("DeliveryRefused"))
+    refusal = faults.Fault(faults.Code.SENDER, "no", subcode=namespaces.WSMAN("DeliveryRefused"))
     sink.answers = [(500, envelope.write_fault(V12, refusal).decode())]
     await wsman.fleet.client.put("a", wanted="down")
     await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
@@ -143,9 +146,9 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
         "file:///etc/passwd",
         "",
     ):
-        assert await wsman.fault(names.SUBSCRIBE, subscribe(url)) == unusable, url
+        assert await wsman.fault(namespaces.SUBSCRIBE, subscribe(url)) == unusable, url
         end_to = f"<e:EndTo><a:Address>{url}</a:Address></e:EndTo>"
-        assert await wsman.fault(names.SUBSCRIBE, subscribe(sink.url, end_to=end_to)) == unusable, url
+        assert await wsman.fault(namespaces.SUBSCRIBE, subscribe(sink.url, end_to=end_to)) == unusable, url
     assert len(wsman.desk.subscribing.open) == 0
     await wsman.fleet.client.put("a", wanted="down")
     await wsman.is_now("a", "down")
@@ -154,18 +157,18 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
 
 async def test_what_is_not_offered_is_refused(wsman, sink):
     for body, expected in [
-        (subscribe(sink.url, mode=f"{names.WORDS}/Pull"), ("wse:DeliveryModeRequestedUnavailable", "")),
+        (subscribe(sink.url, mode=f"{namespaces.WORDS}/Pull"), ("wse:DeliveryModeRequestedUnavailable", "")),
         (subscribe(sink.url, "<w:Bookmark/>"), ("wsman:UnsupportedFeature", "Bookmarks")),
         (subscribe(sink.url, "<e:Filter>x</e:Filter>"), ("wse:FilteringRequestedUnavailable", "")),
         (subscribe(sink.url, "<e:Expires>PT0S</e:Expires>"), ("wse:InvalidExpirationTime", "")),
         ("<e:Subscribe/>", ("wsman:SchemaValidationError", "")),
         ("<e:Subscribe><e:Delivery/></e:Subscribe>", ("wsman:SchemaValidationError", "")),
     ]:
-        assert told(await wsman.ask(names.SUBSCRIBE, body))[1:] == expected, body
+        assert told(await wsman.ask(namespaces.SUBSCRIBE, body))[1:] == expected, body
     heartbeats = subscribe(sink.url).replace(
         "</e:Delivery>", "<w:Heartbeats>PT5S</w:Heartbeats></e:Delivery>"
     )
-    assert told(await wsman.ask(names.SUBSCRIBE, heartbeats))[1:] == (
+    assert told(await wsman.ask(namespaces.SUBSCRIBE, heartbeats))[1:] == (
         "wsman:UnsupportedFeature",
         "Heartbeats",
     )

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from muster.bus import http
-from muster.core import errors, metrics
+from muster.bus.http import server
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import metrics
+from muster.gateways.soap import addressing, envelope, faults
+from muster.gateways.soap import endpoint as soap_endpoint
+from muster.gateways.wsman import endpoint, event_delivery
+from muster.gateways.wsman.wire import fragments, headers, namespaces, representations
 from muster.manage import client, protocol
-from muster.manage.wsman import desk, eventing, fragments, headers, names, representations
-from muster.soap import addressing, door, envelope, faults, xml
 from muster.testing.eventually import eventually
 
-P = names.RESOURCE
-ANN = door.Caller("ann", "viewer")
+P = namespaces.RESOURCE
+ANN = soap_endpoint.Caller("ann", "viewer")
 SINK = "http://127.0.0.1:9/sink"
 
 
@@ -29,7 +33,7 @@ class Events:
         self.queues: list[asyncio.Queue[Any]] = []
 
     @contextlib.asynccontextmanager
-    async def visit(self, _: door.Caller) -> AsyncIterator[client.Client]:
+    async def visit(self, _: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
         yield self  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
@@ -59,14 +63,14 @@ class Receivers:
 
     async def post(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> http.Response:
+    ) -> server.Response:
         if url.endswith("/end"):
             self.ending.set()
             await self.release.wait()
         elif self.dead:
             raise errors.Unavailable("dead")
         self.taken.append(url)
-        return http.Response(202)
+        return server.Response(202)
 
 
 @pytest.fixture
@@ -80,21 +84,21 @@ def receivers() -> Receivers:
 
 
 @pytest.fixture
-async def subscriptions(events: Events, receivers: Receivers) -> AsyncIterator[eventing.Subscriptions]:
-    made = eventing.Subscriptions(events.visit, [SINK], measure=metrics.Metrics(), post=receivers.post)
+async def subscriptions(events: Events, receivers: Receivers) -> AsyncIterator[event_delivery.Subscriptions]:
+    made = event_delivery.Subscriptions(events.visit, [SINK], measure=metrics.Metrics(), post=receivers.post)
     yield made
     receivers.release.set()
     await made.close()
 
 
-def subscription() -> eventing.Subscription:
+def subscription() -> event_delivery.Subscription:
     notify, end = addressing.Endpoint(SINK), addressing.Endpoint(f"{SINK}/end")
-    return eventing.Subscription("ann", notify, end, names.PUSH, "http://here/wsman")
+    return event_delivery.Subscription("ann", notify, end, namespaces.PUSH, "http://here/wsman")
 
 
 @pytest.mark.parametrize("at_ms", [1_800_000_000_000_000, -(1 << 62), 1 << 62])
 async def test_an_agents_timestamp_ends_no_subscription(
-    subscriptions: eventing.Subscriptions, events: Events, receivers: Receivers, at_ms: int
+    subscriptions: event_delivery.Subscriptions, events: Events, receivers: Receivers, at_ms: int
 ):
     for _ in range(3):
         await subscriptions.begin(ANN, subscription(), [], "", 600)
@@ -104,7 +108,7 @@ async def test_an_agents_timestamp_ends_no_subscription(
 
 
 async def test_an_event_that_cannot_be_shown_is_passed_over(
-    subscriptions: eventing.Subscriptions,
+    subscriptions: event_delivery.Subscriptions,
     events: Events,
     receivers: Receivers,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,12 +129,12 @@ async def test_an_event_that_cannot_be_shown_is_passed_over(
 
 
 async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
-    subscriptions: eventing.Subscriptions,
+    subscriptions: event_delivery.Subscriptions,
     events: Events,
     receivers: Receivers,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(eventing, "ATTEMPTS", 1)
+    monkeypatch.setattr(event_delivery, "ATTEMPTS", 1)
     receivers.dead = True
     made = await subscriptions.begin(ANN, subscription(), [], "", 600)
     events.report(protocol.Event(resource="r", what="x", details={}, at_ms=1))
@@ -140,9 +144,9 @@ async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
 
 
 async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_long(
-    subscriptions: eventing.Subscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
+    subscriptions: event_delivery.Subscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(eventing, "CLOSE_S", 0.2)
+    monkeypatch.setattr(event_delivery, "CLOSE_S", 0.2)
     for _ in range(20):
         await subscriptions.begin(ANN, subscription(), [], "", 600)
     began_s = time.monotonic()
@@ -161,9 +165,9 @@ async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_lo
 def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | None):
     items = (xml.Element(P("Item"), one, attributes={"Name": one}) for one in ("one", "two", "three"))
     resource = xml.Element(P("Resource"), xml.Element(P("Name"), "a"), xml.Element(P("Config"), *items))
-    selected, text = fragments.read(xml.Element(names.WSMAN("FragmentTransfer"), path), P)
+    selected, text = fragments.read(xml.Element(namespaces.WSMAN("FragmentTransfer"), path), P)
     new = xml.Element(P("Item"), "new", attributes={"Name": "new"})
-    fragment = xml.Element(names.WSMAN("XmlFragment"), new)
+    fragment = xml.Element(namespaces.WSMAN("XmlFragment"), new)
     if left is None:
         assert fragments.select(resource, selected) == []
         with pytest.raises(faults.Fault, match="nothing at this path"):
@@ -182,7 +186,7 @@ def test_what_is_read_and_put_back_changes_nothing(text: str):
         "reason": "", "since_ms": 0, "drift": "", "restarts": 0, "manager": "m", "epoch": 1,
         "generation": 1, "applied": True,
     }  # fmt: skip
-    body = xml.parse(xml.write(representations.resource(described), names.PREFIXES))
+    body = xml.parse(xml.write(representations.resource(described), namespaces.PREFIXES))
     entry, generation = representations.entry(body)
     assert generation == 1
     assert representations.changes(described, entry) == {}
@@ -194,14 +198,20 @@ def test_what_is_read_and_put_back_changes_nothing(text: str):
 
 @pytest.mark.parametrize(
     ("soap_action", "refused"),
-    [(names.DELETE, True), ("urn:other", True), (names.GET, False), (f'"{names.GET}"', False), ("", False)],
+    [
+        (namespaces.DELETE, True),
+        ("urn:other", True),
+        (namespaces.GET, False),
+        (f'"{namespaces.GET}"', False),
+        ("", False),
+    ],
 )
 async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action: str, refused: bool):
     """A proxy that filters by SOAPAction must not be passed by a message that asks for something else."""
     done: list[str] = []
 
-    async def authenticate(name: str, _: str, __: str) -> door.Caller:
-        return door.Caller(name, "operator")
+    async def authenticate(name: str, _: str, __: str) -> soap_endpoint.Caller:
+        return soap_endpoint.Caller(name, "operator")
 
     class Fleet:
         async def describe(self, name: str) -> dict[str, Any]:
@@ -209,27 +219,30 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
             raise errors.NotFound(name)
 
     @contextlib.asynccontextmanager
-    async def visit(_: door.Caller) -> AsyncIterator[client.Client]:
+    async def visit(_: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
         yield Fleet()  # type: ignore[misc]
 
-    wsa, selector = names.WSA, xml.Element(names.WSMAN("Selector"), "r", attributes={"Name": "Name"})
+    wsa, selector = (
+        namespaces.WSA,
+        xml.Element(namespaces.WSMAN("Selector"), "r", attributes={"Name": "Name"}),
+    )
     data = envelope.write(
         envelope.Version.V12,
         [],
         [
             xml.Element(wsa("To"), "x"),
-            xml.Element(wsa("Action"), names.GET),
+            xml.Element(wsa("Action"), namespaces.GET),
             xml.Element(wsa("MessageID"), "uuid:1"),
-            xml.Element(names.WSMAN("ResourceURI"), str(P)),
+            xml.Element(namespaces.WSMAN("ResourceURI"), str(P)),
             xml.Element(wsa("ReplyTo"), xml.Element(wsa("Address"), addressing.ANONYMOUS[wsa])),
-            xml.Element(names.WSMAN("SelectorSet"), selector),
+            xml.Element(namespaces.WSMAN("SelectorSet"), selector),
         ],
     )
     given = {"content-type": "application/soap+xml", "authorization": "Basic YTpi", "soapaction": soap_action}
     answer = (
-        await desk.Desk(visit)
+        await endpoint.Desk(visit)
         .opened(authenticate)
-        .respond(door.Request("POST", "/wsman", headers=given, body=data))
+        .respond(soap_endpoint.Request("POST", "/wsman", headers=given, body=data))
     )
     assert (b"ActionMismatch" in answer.body) == refused
     assert bool(done) != refused

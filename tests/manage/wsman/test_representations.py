@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.manage.wsman import faults, names, representations
-from muster.soap import xml
+from muster.core.formats import xml
+from muster.gateways.wsman.wire import faults, namespaces, representations
 
 texts = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"), max_size=12
@@ -59,7 +59,7 @@ def described(**spec: Any) -> dict[str, Any]:
 @given(configs, st.dictionaries(st.text(string.ascii_letters, min_size=1, max_size=5), texts, max_size=3))
 def test_what_was_got_and_is_put_back_changes_nothing(config, labels):
     resource = described(config=config, labels=labels, depends_on=["db"], restart={"attempts": 3})
-    sent = xml.parse(xml.write(representations.resource(resource), names.PREFIXES))
+    sent = xml.parse(xml.write(representations.resource(resource), namespaces.PREFIXES))
     entry, generation = representations.entry(sent)
     assert entry["config"] == config
     assert entry["labels"] == labels

@@ -7,17 +7,10 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import (
-    client,
-    consuming,
-    destinations,
-    faults,
-    messages,
-    protocol,
-    service,
-    slowing,
-    values,
-)
+from muster.message import destinations, messages, protocol, values
+from muster.message import errors as message_errors
+from muster.message.client import api, consumers, flow_control
+from muster.message.dispatcher import leadership
 from muster.testing import eventually
 from tests.message import conftest
 
@@ -25,11 +18,13 @@ QUEUE = destinations.queue("orders")
 TOPIC = destinations.topic("news")
 
 
-async def test_2_8_a_context_is_a_connection_and_a_session(dispatcher: service.Service, dial: conftest.Dial):
-    async with client.Context(await dial(), client.Mode.AUTO) as context:
+async def test_2_8_a_context_is_a_connection_and_a_session(
+    dispatcher: leadership.Service, dial: conftest.Dial
+):
+    async with api.Context(await dial(), api.Mode.AUTO) as context:
         await context.send(QUEUE, "four chairs", priority=7)
         assert await context.receive_body(QUEUE, str, 5) == "four chairs"
-        async with context.context(client.Mode.TRANSACTED) as other:
+        async with context.context(api.Mode.TRANSACTED) as other:
             await other.send(QUEUE, "perhaps")
             await other.rollback()
             await other.send(QUEUE, {"amount": 4})
@@ -38,20 +33,20 @@ async def test_2_8_a_context_is_a_connection_and_a_session(dispatcher: service.S
 
 
 async def test_8_2_receive_body_of_another_type_leaves_the_message(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(QUEUE).send("text")
     consumer = await session.consumer(QUEUE)
-    with pytest.raises(faults.FormatError, match="str, not a bytes"):
+    with pytest.raises(message_errors.FormatError, match="str, not a bytes"):
         await consumer.receive_body(bytes, 5)
     assert await consumer.receive_body(str, 5) == "text"
     await consumer.close()
-    transacted = (await dial()).session(client.Mode.TRANSACTED)
+    transacted = (await dial()).session(api.Mode.TRANSACTED)
     for text in ("wrong", "right"):
         await session.producer(QUEUE).send(text)
     consumer = await transacted.consumer(QUEUE)
-    with pytest.raises(faults.FormatError):
+    with pytest.raises(message_errors.FormatError):
         await consumer.receive_body(bytes, 5)
     assert await consumer.receive_body(str, 5) == "right"  # the other is part of the transaction
     await transacted.rollback()
@@ -74,7 +69,7 @@ def _received(message: messages.Message) -> messages.Message:
 )
 def test_3_10_a_received_body_is_read_only_until_it_is_cleared(message, write):
     found = _received(message)
-    with pytest.raises(faults.NotWriteable):
+    with pytest.raises(message_errors.NotWriteable):
         write(found)
     assert found.body() == message.body()
     found.clear_body()
@@ -84,9 +79,9 @@ def test_3_10_a_received_body_is_read_only_until_it_is_cleared(message, write):
 
 def test_3_10_received_properties_are_read_only_until_they_are_cleared():
     found = _received(messages.TextMessage("a", properties={"n": 1}))
-    with pytest.raises(faults.NotWriteable):
+    with pytest.raises(message_errors.NotWriteable):
         found.properties["n"] = 2
-    with pytest.raises(faults.NotWriteable):
+    with pytest.raises(message_errors.NotWriteable):
         del found.properties["n"]
     found.clear_properties()
     found.properties["n"] = 2
@@ -96,16 +91,16 @@ def test_3_10_received_properties_are_read_only_until_they_are_cleared():
 def test_3_11_3_a_stream_is_written_then_reset_then_read():
     stream = messages.StreamMessage()
     stream.write(7)
-    with pytest.raises(faults.NotReadable):
+    with pytest.raises(message_errors.NotReadable):
         stream.read(values.Kind.INT)
     stream.reset()
     assert stream.read(values.Kind.INT) == 7
-    with pytest.raises(faults.NotWriteable):
+    with pytest.raises(message_errors.NotWriteable):
         stream.write(8)
 
 
 async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     producer = session.producer(QUEUE)
@@ -120,7 +115,7 @@ async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
 
 
 async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     heard: list[errors.MusterError | None] = []
@@ -134,13 +129,13 @@ async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
 
 
 async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     sending, receiving = await dial(), await dial()
     consumer = await receiving.session().consumer(TOPIC)
     producer = sending.session().producer(TOPIC, persistent=False)
     await receiving.ask(protocol.Ping(receiving.name))  # known to the dispatcher: it may complain
-    total = 3 * slowing.WAITING_SLOW
+    total = 3 * flow_control.WAITING_SLOW
     sent = 0
 
     async def send() -> None:
@@ -161,5 +156,5 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
         found.append(message.body())
     await working
     assert found == [f"{number}" for number in range(total)]
-    assert isinstance(consumer, consuming.TapConsumer)
+    assert isinstance(consumer, consumers.TapConsumer)
     assert consumer.dropped == 0

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.message import destinations, faults, messages, selectors, values
-from muster.predicates import closure, parser
+from muster.message import destinations, messages, selectors, values
+from muster.message import errors as message_errors
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
 
 K = values.Kind
 SAMPLES: dict[values.Kind, values.Value] = {
@@ -50,7 +52,7 @@ def test_3_5_4_property_conversion(kind, wanted):
     if wanted.value in READABLE[kind]:
         properties.get_as("p", wanted)
     else:
-        with pytest.raises(faults.FormatError):
+        with pytest.raises(message_errors.FormatError):
             properties.get_as("p", wanted)
 
 
@@ -74,12 +76,12 @@ def test_3_5_4_numbers_are_written_as_java_writes_them(number, single, double):
 def test_3_5_4_a_string_that_is_no_number_and_a_missing_property():
     properties = values.Properties({"p": "seven"})
     for wanted in (K.INT, K.DOUBLE):
-        with pytest.raises(faults.FormatError):
+        with pytest.raises(message_errors.FormatError):
             properties.get_as("p", wanted)
     assert properties.get_as("p", K.BOOLEAN) is False
     assert properties.get_as("missing", K.STRING) is None
     assert properties.get_as("missing", K.BOOLEAN) is False
-    with pytest.raises(faults.FormatError):
+    with pytest.raises(message_errors.FormatError):
         properties.get_as("missing", K.INT)
 
 
@@ -92,9 +94,9 @@ def test_3_5_1_property_names_are_identifiers(name):
 def test_3_5_values_must_fit_their_type():
     properties = values.Properties()
     for value, kind in ((128, K.BYTE), (1 << 31, K.INT), ("x", K.INT), (1, K.STRING), (True, K.INT)):
-        with pytest.raises(faults.FormatError):
+        with pytest.raises(message_errors.FormatError):
             properties.set("p", value, kind)
-    with pytest.raises(faults.FormatError):
+    with pytest.raises(message_errors.FormatError):
         properties.set("p", b"raw")
 
 
@@ -139,13 +141,13 @@ def test_3_5_infinities_travel(number):
 
 def test_3_11_3_a_failed_read_of_a_stream_does_not_move_on():
     stream = messages.StreamMessage(["seven"])
-    with pytest.raises(faults.NotReadable):
+    with pytest.raises(message_errors.NotReadable):
         stream.read(K.STRING)
     stream.reset()
-    with pytest.raises(faults.FormatError):
+    with pytest.raises(message_errors.FormatError):
         stream.read(K.INT)
     assert stream.read(K.STRING) == "seven"
-    with pytest.raises(faults.FormatError):
+    with pytest.raises(message_errors.FormatError):
         stream.read(K.STRING)
 
 
@@ -220,7 +222,7 @@ def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pyte
             looked += 1
             return made(get)
 
-        made = closure.compile(parser.parse(selector, strict=True))
+        made = python.compile(parser.parse(selector, strict=True))
         return matches
 
     monkeypatch.setattr(selectors, "compiled", compiled)

@@ -9,7 +9,11 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import client, consuming, destinations, faults, messages, protocol, service
+from muster.message import destinations, messages, protocol
+from muster.message import errors as message_errors
+from muster.message.client import api as client_api
+from muster.message.client import consumers
+from muster.message.dispatcher import leadership
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -17,7 +21,7 @@ ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
 
 
-async def _text(consumer: consuming.Consumer) -> object:
+async def _text(consumer: consumers.Consumer) -> object:
     message = await consumer.receive(30)
     assert message is not None, "nothing came"
     return message.body()
@@ -28,22 +32,22 @@ async def test_6_1_and_6_2_what_is_closed_says_so(dial: conftest.Dial):
     session = connection.session()
     consumer = await session.consumer(NEWS)
     await consumer.close()
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await consumer.receive(1)
     producer = session.producer(NEWS, persistent=False)
     await session.close()
     await session.close()
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await producer.send("x")
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         session.producer(NEWS)
     await connection.close()
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await connection.session().consumer(NEWS)
 
 
 async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial()
     for _ in range(3):
@@ -57,19 +61,19 @@ async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
 
 async def test_6_2_7_and_6_2_10_each_mode_has_its_own_verbs(dial: conftest.Dial):
     connection = await dial()
-    for mode in (client.Mode.AUTO, client.Mode.CLIENT, client.Mode.DUPS_OK):
-        with pytest.raises(faults.IllegalState):
+    for mode in (client_api.Mode.AUTO, client_api.Mode.CLIENT, client_api.Mode.DUPS_OK):
+        with pytest.raises(message_errors.IllegalState):
             await connection.session(mode).commit()
-        with pytest.raises(faults.IllegalState):
+        with pytest.raises(message_errors.IllegalState):
             await connection.session(mode).rollback()
-    with pytest.raises(faults.IllegalState):
-        await connection.session(client.Mode.TRANSACTED).recover()
+    with pytest.raises(message_errors.IllegalState):
+        await connection.session(client_api.Mode.TRANSACTED).recover()
 
 
 async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
-    session = (await dial()).session(client.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.Mode.TRANSACTED)
     done = destinations.queue("done"), destinations.queue("told")
     await (await dial()).session().producer(ORDERS).send("go")
     assert await _text(await session.consumer(ORDERS)) == "go"
@@ -80,7 +84,7 @@ async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
             await producer.send(f"{number} " + "x" * size, to=done[number % 2])
 
     await send(60, 300_000)
-    with pytest.raises(faults.TransactionRolledBack, match="the most is"):
+    with pytest.raises(message_errors.TransactionRolledBack, match="the most is"):
         await session.commit()
     await send(12, 300_000)
     await session.rollback()
@@ -94,7 +98,7 @@ async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
 
 
 async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest.Dial):
-    transacted = (await dial()).session(client.Mode.TRANSACTED)
+    transacted = (await dial()).session(client_api.Mode.TRANSACTED)
     first = await transacted.consumer(NEWS)
     session = (await dial()).session()
     second = await session.consumer(destinations.topic("news/*"))
@@ -110,13 +114,13 @@ async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest
 
 
 async def test_6_2_10_dups_ok_acknowledges_at_the_latest_when_it_closes(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial()
     producer = connection.session().producer(ORDERS)
     for number in range(5):
         await producer.send(f"{number}")
-    session = connection.session(client.Mode.DUPS_OK)
+    session = connection.session(client_api.Mode.DUPS_OK)
     consumer = await session.consumer(ORDERS)
     assert [await _text(consumer) for _ in range(5)] == ["0", "1", "2", "3", "4"]
     await session.close()
@@ -124,7 +128,7 @@ async def test_6_2_10_dups_ok_acknowledges_at_the_latest_when_it_closes(
 
 
 async def test_7_9_a_delayed_message_is_not_browsed_before_its_time(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(ORDERS).send("much later", delay_s=3600)
@@ -133,7 +137,7 @@ async def test_7_9_a_delayed_message_is_not_browsed_before_its_time(
 
 
 async def test_6_2_9_2_delayed_messages_of_a_session_keep_their_order(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     producer = (await dial()).session().producer(ORDERS, delay_s=0.2)
     consumer = await (await dial()).session().consumer(ORDERS)
@@ -145,13 +149,13 @@ async def test_6_2_9_2_delayed_messages_of_a_session_keep_their_order(
 
 
 async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial("clerk")
     session = connection.session()
     producer = (await dial()).session().producer(NEWS)
     consumer = await session.durable_consumer(NEWS, "mine", "n = 1")
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await session.unsubscribe("mine")
     await consumer.close()
     await producer.send(messages.TextMessage("for the old one", properties={"n": 1}))
@@ -161,28 +165,28 @@ async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
     await changed.close()
 
     shared = await session.shared_durable_consumer(NEWS, "ours", "n = 1")
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await session.shared_durable_consumer(NEWS, "ours", "n = 2")
     with pytest.raises(errors.MusterError):
         await session.durable_consumer(NEWS, "ours")  # the name of a shared one
     await shared.close()
     await session.unsubscribe("ours")
     await session.unsubscribe("mine")
-    with pytest.raises(faults.InvalidDestination):
+    with pytest.raises(message_errors.InvalidDestination):
         await session.unsubscribe("mine")
 
 
 async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     here, there = (await dial()).session(), (await dial()).session()
     first = await here.shared_consumer(NEWS, "group", "n = 1")
     second = await there.shared_consumer(NEWS, "group", "n = 1")
     for topic, selector in ((NEWS, "n = 2"), (NEWS, None), (destinations.topic("news/>"), "n = 1")):
-        with pytest.raises(faults.IllegalState, match="another topic or selector"):
+        with pytest.raises(message_errors.IllegalState, match="another topic or selector"):
             await there.shared_consumer(topic, "group", selector)
     await first.close()
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await here.shared_consumer(NEWS, "group", "n = 2")
     await second.close()
     await here.shared_consumer(NEWS, "group", "n = 2")
@@ -192,7 +196,7 @@ async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
 
 
 async def test_8_3_2_a_shared_name_is_free_when_its_client_is_gone(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     gone = await dial()
     await gone.session().shared_consumer(NEWS, "group", "n = 1")
@@ -207,7 +211,7 @@ async def test_8_3_2_a_new_dispatcher_knows_who_shares_what(dial: conftest.Dial,
     async with conftest.serving(connect, "second") as second:
         await second.acting.wait()
         await connection.ask(protocol.Ping(connection.name))
-        with pytest.raises(faults.IllegalState):
+        with pytest.raises(message_errors.IllegalState):
             await other.session().shared_consumer(NEWS, "group", "n = 2")
         producer = other.session().producer(NEWS, persistent=False)
         await producer.send(messages.TextMessage("still heard", properties={"n": 1}))
@@ -242,14 +246,14 @@ async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
 
 
 async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial("clerk")).session()
 
-    async def outcome(asked: Awaitable[consuming.Consumer]) -> bool:
+    async def outcome(asked: Awaitable[consumers.Consumer]) -> bool:
         try:
             await asked
-        except faults.IllegalState:
+        except message_errors.IllegalState:
             return False
         return True
 
@@ -269,7 +273,7 @@ async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
 
 
 async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     first = await (await dial("a")).session().durable_consumer(NEWS, "b:c")
     second = await (await dial("a:b")).session().durable_consumer(NEWS, "c", "n = 1")
@@ -278,7 +282,7 @@ async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(
 
 
 async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
-    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
 ):
     session = (await dial()).session()
     making = asyncio.create_task(session.consumer(ORDERS))
@@ -289,14 +293,14 @@ async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
 
     async with await bus.subscribe("muster.message.from.*.ask", handler=give_up):
         (made,) = await asyncio.gather(making, return_exceptions=True)
-    if isinstance(made, consuming.Consumer):  # the dispatcher was quicker
+    if isinstance(made, consumers.Consumer):  # the dispatcher was quicker
         await made.close()
     await session.producer(ORDERS).send("for the next one")
     assert await _text(await session.consumer(ORDERS)) == "for the next one"
 
 
 async def test_8_3_2_a_shared_subscription_ends_with_its_last_consumer(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session, sending = (await dial()).session(), await dial()
     producer = sending.session().producer(NEWS, persistent=False)

@@ -12,18 +12,12 @@ import pytest
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.core import errors
-from muster.message import (
-    client,
-    consuming,
-    destinations,
-    faults,
-    journal,
-    ledger,
-    messages,
-    protocol,
-    service,
-    settings,
-)
+from muster.message import destinations, messages, protocol, settings
+from muster.message import errors as message_errors
+from muster.message.client import api as client_api
+from muster.message.client import consumers as client_consumers
+from muster.message.dispatcher import leadership
+from muster.message.dispatcher.log import journal, ledger
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -31,7 +25,7 @@ ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
 
 
-async def _texts(consumer: consuming.Consumer, count: int) -> list[object]:
+async def _texts(consumer: client_consumers.Consumer, count: int) -> list[object]:
     found: list[object] = []
     for _ in range(count):
         message = await consumer.receive(30)
@@ -40,7 +34,7 @@ async def _texts(consumer: consuming.Consumer, count: int) -> list[object]:
     return found
 
 
-async def _shared(consumers: tuple[consuming.Consumer, ...], count: int) -> list[object]:
+async def _shared(consumers: tuple[client_consumers.Consumer, ...], count: int) -> list[object]:
     """``count`` messages, whoever of them gets each."""
     found: list[object] = []
     while len(found) < count:
@@ -64,7 +58,7 @@ async def test_7_7_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clie
     assert await _texts(consumer, 1) == ["drawn"]
 
 
-async def test_4_1_queue_survives_and_shares(dispatcher: service.Service, dial: conftest.Dial):
+async def test_4_1_queue_survives_and_shares(dispatcher: leadership.Service, dial: conftest.Dial):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     for number in range(10):
@@ -80,7 +74,7 @@ async def test_4_1_queue_survives_and_shares(dispatcher: service.Service, dial: 
 
 
 async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
-    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
 ):
     away = await dial("reader")
     consumer = await away.session().durable_consumer(NEWS, "all", "size > 1")
@@ -98,7 +92,7 @@ async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
 
 
 async def test_4_2_topics_are_named_by_paths_and_by_tags_with_wildcards(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial("student")).session()
     every = destinations.topic("Course=*,Session=HPJava")
@@ -119,7 +113,7 @@ async def test_4_2_topics_are_named_by_paths_and_by_tags_with_wildcards(
 
 
 async def test_8_3_3_durable_subscriptions_are_no_consumers_of_the_broker(
-    dispatcher: service.Service, dial: conftest.Dial, connect: fixtures.Connect
+    dispatcher: leadership.Service, dial: conftest.Dial, connect: fixtures.Connect
 ):
     session = (await dial("reader")).session()
     consumers = [await session.durable_consumer(NEWS, f"{number}") for number in range(5)]
@@ -146,12 +140,12 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
 
 
 async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     feeding = (await dial()).session().producer(ORDERS)
     for number in range(4):
         await feeding.send(f"{number}")
-    session = (await dial()).session(client.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.Mode.TRANSACTED)
     consumer = await session.consumer(ORDERS)
     done = session.producer(destinations.queue("done"))
     assert await _texts(consumer, 2) == ["0", "1"]
@@ -171,7 +165,7 @@ async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(
     assert await _texts(rest, 2) == ["2", "3"]
 
 
-async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service, dial: conftest.Dial):
+async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: leadership.Service, dial: conftest.Dial):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     await producer.send("gone", ttl_s=0.001)
@@ -191,7 +185,7 @@ async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service
 
 @pytest.mark.parametrize("destination", [ORDERS, NEWS], ids=["queue", "topic"])
 async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
-    dispatcher: service.Service,
+    dispatcher: leadership.Service,
     dial: conftest.Dial,
     destination: destinations.Destination,
     monkeypatch: pytest.MonkeyPatch,
@@ -202,7 +196,7 @@ async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
     await producer.send("gone", ttl_s=60)
     await eventually.eventually(lambda: consumer._arrived)
     in_an_hour = types.SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
-    monkeypatch.setattr(consuming, "time", in_an_hour)
+    monkeypatch.setattr(client_consumers, "time", in_an_hour)
     await producer.send("stays")
     assert await _texts(consumer, 1) == ["stays"]
     if destination is ORDERS:  # the expired message is acknowledged, too
@@ -214,9 +208,9 @@ async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
 
 
 async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
-    session = (await dial()).session(client.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.Mode.TRANSACTED)
     consumer = await session.consumer(ORDERS)
     await (await dial()).session().producer(ORDERS).send("poison")
     for _ in range(10):
@@ -229,19 +223,19 @@ async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(
     assert "10 times" in str(message.properties["JMS_MUSTER_DEAD_REASON"])
 
 
-async def test_6_1_2_client_ids_are_exclusive(dispatcher: service.Service, dial: conftest.Dial):
+async def test_6_1_2_client_ids_are_exclusive(dispatcher: leadership.Service, dial: conftest.Dial):
     first = await dial("only")
-    with pytest.raises(faults.InvalidClientId):
+    with pytest.raises(message_errors.InvalidClientId):
         await dial("only")
     await first.close()
     await dial("only")
 
 
 async def test_6_2_10_unacknowledged_messages_go_to_others_when_their_connection_dies(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     dying = await dial()
-    session = dying.session(client.Mode.CLIENT)
+    session = dying.session(client_api.Mode.CLIENT)
     consumer = await session.consumer(ORDERS)
     await (await dial()).session().producer(ORDERS).send("one")
     assert await _texts(consumer, 1) == ["one"]
@@ -258,7 +252,7 @@ async def test_4_10_a_new_dispatcher_takes_over_with_nothing_lost(
     async with conftest.serving(connect, "first") as first:
         await first.acting.wait()
         connection = await dial("keeper")
-        session = connection.session(client.Mode.CLIENT)
+        session = connection.session(client_api.Mode.CLIENT)
         consumer = await session.consumer(ORDERS)
         durable = await session.durable_consumer(NEWS, "all")
         sending = await dial()
@@ -278,7 +272,7 @@ async def test_4_10_a_new_dispatcher_takes_over_with_nothing_lost(
         await sending.close()
 
 
-async def test_6_2_2_temporary_queue_serves_requests(dispatcher: service.Service, dial: conftest.Dial):
+async def test_6_2_2_temporary_queue_serves_requests(dispatcher: leadership.Service, dial: conftest.Dial):
     asking = await dial()
     session = asking.session()
     replies = await session.temporary_queue()
@@ -296,14 +290,14 @@ async def test_6_2_2_temporary_queue_serves_requests(dispatcher: service.Service
         await serving.consumer(replies)
 
 
-async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: service.Service, dial: conftest.Dial):
+async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: leadership.Service, dial: conftest.Dial):
     producer = (await dial()).session().producer(ORDERS)
     first = await (await dial()).session().consumer(ORDERS)
     second = await (await dial()).session().consumer(ORDERS)
     for number in range(10):
         await producer.send(messages.TextMessage(str(number), properties={"JMSXGroupID": "g"}))
 
-    async def whoever_has_some() -> consuming.Consumer | None:
+    async def whoever_has_some() -> client_consumers.Consumer | None:
         for one in (first, second):
             if await one.receive(0.1) is not None:
                 return one
@@ -315,7 +309,7 @@ async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: service.Service
     assert await (second if taker is first else first).receive(0.1) is None
 
 
-async def test_8_3_1_no_local(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_3_1_no_local(dispatcher: leadership.Service, dial: conftest.Dial):
     connection = await dial("me")
     session = connection.session()
     consumer = await session.durable_consumer(NEWS, "others", no_local=True)
@@ -330,9 +324,9 @@ async def test_8_3_1_no_local(dispatcher: service.Service, dial: conftest.Dial):
     "options", [{"persistent": False}, {}, {"delay_s": 0.2}], ids=["light", "persistent", "delayed"]
 )
 async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_drop_it(
-    broker: brokers.Broker, dispatcher: service.Service, dial: conftest.Dial, options: dict[str, Any]
+    broker: brokers.Broker, dispatcher: leadership.Service, dial: conftest.Dial, options: dict[str, Any]
 ):
-    async with await client.ConnectionFactory(broker.url).connect() as connection:
+    async with await client_api.ConnectionFactory(broker.url).connect() as connection:
         session = connection.session()
         mine = session.producer(NEWS, **options)
         others = (await dial()).session().producer(NEWS, **options)
@@ -340,7 +334,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         durable = await (await dial("desk")).session().durable_consumer(NEWS, "all")
         await mine.send("first")
         tap = await session.consumer(NEWS, no_local=True)
-        assert isinstance(tap, consuming.TapConsumer)
+        assert isinstance(tap, client_consumers.TapConsumer)
         for number in range(3):
             await mine.send(f"mine {number}")
         await connection.speaks.flush()
@@ -357,10 +351,10 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         await tap.close()
 
 
-async def test_8_3_4_shared_durable_subscription(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_3_4_shared_durable_subscription(dispatcher: leadership.Service, dial: conftest.Dial):
     one = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     two = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await (await dial()).session().shared_durable_consumer(NEWS, "share", "size > 1")
     producer = (await dial()).session().producer(NEWS)
     for number in range(6):
@@ -369,7 +363,7 @@ async def test_8_3_4_shared_durable_subscription(dispatcher: service.Service, di
     assert sorted(map(str, found)) == [str(number) for number in range(6)]
 
 
-async def test_8_3_2_shared_non_durable_subscription(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_3_2_shared_non_durable_subscription(dispatcher: leadership.Service, dial: conftest.Dial):
     one = await (await dial()).session().shared_consumer(NEWS, "share")
     two = await (await dial()).session().shared_consumer(NEWS, "share")
     producer = (await dial()).session().producer(NEWS, persistent=False)
@@ -379,21 +373,21 @@ async def test_8_3_2_shared_non_durable_subscription(dispatcher: service.Service
     assert len(set(found)) == 20
 
 
-async def test_8_3_3_one_active_consumer_and_unsubscribe(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_3_3_one_active_consumer_and_unsubscribe(dispatcher: leadership.Service, dial: conftest.Dial):
     session = (await dial("solo")).session()
     consumer = await session.durable_consumer(NEWS, "all")
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await session.durable_consumer(NEWS, "all")
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await session.unsubscribe("all")
     await consumer.close()
     await session.unsubscribe("all")
-    with pytest.raises(faults.InvalidDestination):
+    with pytest.raises(message_errors.InvalidDestination):
         await session.unsubscribe("all")
 
 
 async def test_8_3_3_plain_messages_reach_a_durable_subscription_once(
-    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
 ):
     connection = await dial("reader")
     wide = await connection.session().durable_consumer(destinations.topic("news/>"), "wide")
@@ -407,8 +401,8 @@ async def test_8_3_3_plain_messages_reach_a_durable_subscription_once(
         assert await consumer.receive_nowait() is None
 
 
-async def test_6_2_10_recover_redelivers_in_order(dispatcher: service.Service, dial: conftest.Dial):
-    session = (await dial()).session(client.Mode.CLIENT)
+async def test_6_2_10_recover_redelivers_in_order(dispatcher: leadership.Service, dial: conftest.Dial):
+    session = (await dial()).session(client_api.Mode.CLIENT)
     producer = session.producer(ORDERS)
     for number in range(4):
         await producer.send(str(number))
@@ -423,7 +417,7 @@ async def test_6_2_10_recover_redelivers_in_order(dispatcher: service.Service, d
     await message.acknowledge()
 
 
-async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: service.Service, dial: conftest.Dial):
+async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: leadership.Service, dial: conftest.Dial):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     for number in range(5):
@@ -432,7 +426,9 @@ async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: service.Ser
     assert await _texts(await session.consumer(ORDERS), 5) == ["0", "1", "2", "3", "4"]
 
 
-async def test_4_1_6_a_browser_goes_on_while_others_consume(dispatcher: service.Service, dial: conftest.Dial):
+async def test_4_1_6_a_browser_goes_on_while_others_consume(
+    dispatcher: leadership.Service, dial: conftest.Dial
+):
     """It may show what is taken meanwhile; it shows all that stays, each once and in order."""
     total = 250  # several pages of the dispatcher's answers
     session = (await dial()).session()
@@ -455,7 +451,7 @@ async def test_4_1_6_a_browser_goes_on_while_others_consume(dispatcher: service.
 
 
 async def test_4_1_6_a_browser_sees_what_its_session_did_before(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     producer = session.producer(ORDERS, persistent=False)
@@ -473,7 +469,7 @@ async def test_a_backlog_larger_than_the_window_is_delivered_whole(
 ):
     async with conftest.serving(connect, wanted=settings.Message(window=10, checkpoint_records=10)):
         connection = await dial()
-        session = connection.session(client.Mode.CLIENT)
+        session = connection.session(client_api.Mode.CLIENT)
         producer = session.producer(ORDERS)
         for start in range(0, 100, 20):
             await asyncio.gather(*(producer.send(str(start + number)) for number in range(20)))
@@ -492,7 +488,7 @@ async def test_a_full_log_refuses_messages_and_takes_acknowledgements(
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 0.3
-        session = connection.session(client.Mode.CLIENT)
+        session = connection.session(client_api.Mode.CLIENT)
         producer = session.producer(ORDERS)
 
         async def fill() -> None:

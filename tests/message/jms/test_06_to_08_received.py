@@ -7,35 +7,38 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, consuming, destinations, faults, messages, protocol, service
+from muster.message import destinations, messages, protocol
+from muster.message import errors as message_errors
+from muster.message.client import api, consumers
+from muster.message.dispatcher import leadership
 from muster.testing import fixtures
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
-KEEPING = (client.Mode.CLIENT, client.Mode.TRANSACTED)
+KEEPING = (api.Mode.CLIENT, api.Mode.TRANSACTED)
 
 
-async def _next(consumer: consuming.Consumer) -> messages.Message:
+async def _next(consumer: consumers.Consumer) -> messages.Message:
     message = await consumer.receive(30)
     assert message is not None, "nothing came"
     return message
 
 
-async def _left(session: client.Session) -> list[object]:
+async def _left(session: api.Session) -> list[object]:
     return [message.body() async for message in session.browse(ORDERS)]
 
 
-async def _acknowledge(session: client.Session, message: messages.Message) -> None:
+async def _acknowledge(session: api.Session, message: messages.Message) -> None:
     await (session.commit() if session.transacted else message.acknowledge())
 
 
-async def _give_back(session: client.Session) -> None:
+async def _give_back(session: api.Session) -> None:
     await (session.rollback() if session.transacted else session.recover())
 
 
 async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial()
     plain = connection.session()
@@ -45,7 +48,7 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
 
         async def handle(
             message: messages.Message,
-            session: client.Session = session,
+            session: api.Session = session,
             heard: list[tuple[object, bool]] = heard,
         ) -> None:
             heard.append((message.body(), message.redelivered))
@@ -67,7 +70,7 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
 
 
 async def test_8_7_what_a_listener_had_when_it_was_stopped_has_been_seen(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(ORDERS).send("one")
@@ -90,7 +93,7 @@ async def test_8_7_what_a_listener_had_when_it_was_stopped_has_been_seen(
 
 
 async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     connection = await dial("archive")
     plain, other = connection.session(), await (await dial()).session().consumer(ORDERS, prefetch=1)
@@ -119,7 +122,7 @@ async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
         async with await session.durable_consumer(NEWS, "kept") as subscriber:
             await plain.producer(NEWS).send("goal")
             message = await _next(subscriber)
-        with pytest.raises(faults.IllegalState):
+        with pytest.raises(message_errors.IllegalState):
             await session.unsubscribe("kept")
         await _acknowledge(session, message)
         await session.unsubscribe("kept")
@@ -131,7 +134,7 @@ async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back
 ):
     async with conftest.serving(connect):
         connection = await dial()
-        session = connection.session(client.Mode.TRANSACTED)
+        session = connection.session(api.Mode.TRANSACTED)
         await connection.session().producer(ORDERS).send("there is one")
     await session.producer(ORDERS).send("in doubt")
     connection.in_doubt_s = 0.1
@@ -139,7 +142,7 @@ async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back
         await session.commit()
 
 
-async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: leadership.Service, dial: conftest.Dial):
     """Also what the dispatcher has to read from the log first, and more than it holds at one time."""
     producer = (await dial()).session().producer(ORDERS)
     await asyncio.gather(*(producer.send(f"{number}") for number in range(2500)))
@@ -151,7 +154,7 @@ async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: service.Servi
 
 
 async def test_6_2_2_a_temporary_destination_is_its_connections(
-    dispatcher: service.Service, dial: conftest.Dial
+    dispatcher: leadership.Service, dial: conftest.Dial
 ):
     owner, stranger = await dial(), (await dial("stranger")).session()
     first = owner.session()
@@ -171,7 +174,7 @@ async def test_6_2_2_a_temporary_destination_is_its_connections(
         await session.connection.ask(
             protocol.Attach(owner.name, 99, str(topic), subscription="x", durable=True, shared=True)
         )
-    with pytest.raises(faults.IllegalState):
+    with pytest.raises(message_errors.IllegalState):
         await session.delete_temporary(queue)
     await consumer.close()
     await session.delete_temporary(queue)

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from muster.bus.brokers import binary, config, faults, files, monitor, ports, supervision, topology
-from muster.core import errors
+from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, topology
+from muster.core import backoff, errors
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Broker:
         settings: config.BrokerConfig,
         *,
         program: Path | None = None,
-        supervise: supervision.Supervision | None = None,
+        supervise: backoff.Supervision | None = None,
         outlive_us: bool = False,
         listener: Callable[[Broker], None] | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Broker:
         self.failure: errors.MusterError | None = None  # of the last crash
         self.binary: binary.Binary | None = None
         self._program = program
-        self._supervision = supervise or supervision.Supervision()
+        self._supervision = supervise or backoff.Supervision()
         self._guarded = not outlive_us
         self._listener = listener
         self._held: ports.Held = {}
@@ -150,7 +150,7 @@ class Broker:
         if self.failure is not None and self.state in (State.RESTARTING, State.FAILED):
             return self.failure
         answer = await self.health()
-        return None if answer.ok else faults.unhealthy(self.name, answer.reason)
+        return None if answer.ok else diagnosis.unhealthy(self.name, answer.reason)
 
     # Life
 
@@ -213,9 +213,9 @@ class Broker:
         try:
             await poll(healthy, timeout_s=timeout_s)
         except TimeoutError:
-            raise faults.BrokerFailed(
+            raise diagnosis.BrokerFailed(
                 f"broker {self.name} is not healthy after {timeout_s:g} s: {(await self.health()).reason}",
-                fault=faults.Fault.NOT_READY,
+                fault=diagnosis.Fault.NOT_READY,
                 log_tail=await self.log_tail(),
                 hint="see whether the other brokers of its cluster run and can be reached",
             ) from None
@@ -258,7 +258,7 @@ class Broker:
             if known.id == remote.id:
                 raise errors.AlreadyExists(f"broker {self.name} has a link {remote.id!r} already")
         if timeout_s is not None and not await _addresses(remote.urls):
-            raise faults.unknown_host(self.name, remote.id, remote.urls)
+            raise diagnosis.unknown_host(self.name, remote.id, remote.urls)
         offset = await asyncio.to_thread(files.size, self.config.log_path)
         await self.apply(dataclasses.replace(self.config, remotes=(*self.config.remotes, remote)))
         if timeout_s is None:
@@ -272,7 +272,7 @@ class Broker:
         except TimeoutError:
             said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             await self.unlink(remote.id)
-            raise faults.dead_link(self.name, remote.id, remote.urls, said) from None
+            raise diagnosis.dead_link(self.name, remote.id, remote.urls, said) from None
 
     async def unlink(self, id: str) -> None:
         """Take a leaf link away. When this returns, nothing crosses it any more."""
@@ -301,7 +301,7 @@ class Broker:
                 if (await self.ask("varz"))["config_load_time"] != before:
                     return True
             said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
-            refusal = faults.refused_reload(self.name, said)
+            refusal = diagnosis.refused_reload(self.name, said)
             if refusal is not None:
                 raise refusal
             return False
@@ -345,7 +345,7 @@ class Broker:
             # Not in a thread: whoever is cancelled meanwhile would leave it open.
             output = self.config.output_path.open("wb")
         except OSError as error:
-            raise faults.unwritable(self.name, error) from error
+            raise diagnosis.unwritable(self.name, error) from error
         try:
             far_end, self._leash = os.pipe()
         except OSError as error:
@@ -363,15 +363,15 @@ class Broker:
 
         async def up() -> bool:
             if process.returncode is not None:
-                raise faults.explain(self.name, await self._said(), process.returncode)
+                raise diagnosis.explain(self.name, await self._said(), process.returncode)
             return (await monitor.health(self.monitor_url, "js-enabled-only=true")).ok
 
         try:
             await poll(up, timeout_s=timeout_s)
         except TimeoutError:
-            raise faults.BrokerFailed(
+            raise diagnosis.BrokerFailed(
                 f"broker {self.name} is not ready after {timeout_s:g} s",
-                fault=faults.Fault.NOT_READY,
+                fault=diagnosis.Fault.NOT_READY,
                 log_tail=await self.log_tail(),
             ) from None
         self._set(State.RUNNING)
@@ -381,7 +381,7 @@ class Broker:
         while True:
             assert self._process is not None
             exit_code = await self._ended(self._process)
-            self.failure = faults.explain(self.name, await self._said(), exit_code)
+            self.failure = diagnosis.explain(self.name, await self._said(), exit_code)
             await self._end()
             crashes_at_s.append(time.monotonic())
             if not await self._restart(crashes_at_s):
@@ -396,8 +396,8 @@ class Broker:
                     return await process.wait()
             problem = await self.problem()
             if (
-                isinstance(problem, faults.BrokerFailed)
-                and problem.fault is faults.Fault.DISK_FULL
+                isinstance(problem, diagnosis.BrokerFailed)
+                and problem.fault is diagnosis.Fault.DISK_FULL
                 and await asyncio.to_thread(files.has_room, self.config)
             ):
                 log.warning("broker %s: there is room on its disk again; it is started anew", self.name)
@@ -413,11 +413,11 @@ class Broker:
         """Start it again after a crash, however often that takes; False if it is given up."""
         while True:
             now_s = time.monotonic()
-            crashes_at_s[:] = supervision.recent(self._supervision, crashes_at_s, now_s)
-            pause_s = supervision.next_pause_s(self._supervision, len(crashes_at_s))
+            crashes_at_s[:] = backoff.recent(self._supervision, crashes_at_s, now_s)
+            pause_s = backoff.next_pause_s(self._supervision, len(crashes_at_s))
             if pause_s is None:
                 assert self.failure is not None
-                self.failure = faults.given_up(self.name, len(crashes_at_s), self.failure)
+                self.failure = diagnosis.given_up(self.name, len(crashes_at_s), self.failure)
                 log.error("%s", self.failure.message)
                 self._set(State.FAILED)
                 return False
@@ -457,7 +457,7 @@ class Broker:
 
     async def log_tail(self) -> list[str]:
         """The last lines it wrote since it was started."""
-        return (await self._said()).splitlines()[-faults.TAIL_LINES :]
+        return (await self._said()).splitlines()[-diagnosis.TAIL_LINES :]
 
     async def _said(self) -> str:
         return await asyncio.to_thread(

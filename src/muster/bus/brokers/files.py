@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from muster.bus.brokers import config, faults
+from muster.bus.brokers import config, diagnosis
 
 FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
 
@@ -17,9 +17,9 @@ def prepare(settings: config.BrokerConfig) -> None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             free_bytes = shutil.disk_usage(folder).free
             if free_bytes < FREE_BYTES_MIN:
-                raise faults.disk_full(settings.name, folder, free_bytes)
+                raise diagnosis.disk_full(settings.name, folder, free_bytes)
     except OSError as error:
-        raise faults.unwritable(settings.name, error) from error
+        raise diagnosis.unwritable(settings.name, error) from error
     write_config(settings)
 
 
@@ -39,7 +39,7 @@ def write_config(settings: config.BrokerConfig) -> None:
             file.write(text)
         temporary.replace(settings.config_path)
     except OSError as error:
-        raise faults.unwritable(settings.name, error) from error
+        raise diagnosis.unwritable(settings.name, error) from error
 
 
 def size(path: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from muster.bus import http
+from muster.bus.http import server
 from muster.core import errors
 
 TIMEOUT_S = 2.0
@@ -19,7 +19,7 @@ class Health:
 
 async def ask(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """One of the server's pages (``varz``, ``connz``, ``routez``, ``gatewayz``, ``leafz``, ``jsz?…``)."""
-    response = await http.get(f"{url}/{page}", timeout_s=timeout_s)
+    response = await server.get(f"{url}/{page}", timeout_s=timeout_s)
     if response.status != 200:
         raise errors.Unavailable(f"{url}/{page} answered {response.status}: {response.body[:200]!r}")
     answer = response.json()
@@ -31,7 +31,7 @@ async def ask(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str,
 async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> Health:
     """What the broker says of itself; a broker that does not answer is not healthy."""
     try:
-        response = await http.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
+        response = await server.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
         answer = response.json()
     except errors.MusterError as error:
         return Health(False, error.message)

@@ -19,9 +19,9 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus import line
-from muster.bus.brokers import broker, config, storage, supervision, system, topology
-from muster.core import errors
+from muster.bus.brokers import broker, config, storage, system_account, topology
+from muster.bus.client import connection
+from muster.core import backoff, errors
 
 EVACUATE_TIMEOUT_S = 60.0
 DRAIN_S = 5.0  # before a restart: leadership is handed over, and clients are asked to go elsewhere
@@ -36,9 +36,9 @@ class Network:
         *,
         leaves: Iterable[tuple[str, str]] = (),
         program: Path | None = None,
-        supervise: supervision.Supervision | None = None,
+        supervise: backoff.Supervision | None = None,
         outlive_us: bool = False,
-        system_credentials: line.Credentials | None = None,
+        system_credentials: connection.Credentials | None = None,
     ) -> None:
         """``leaves`` are leaf links, near end and far end, to be made at the start."""
         self.brokers: dict[str, broker.Broker] = {}
@@ -263,8 +263,8 @@ class Network:
         if needed:
             await storage.evacuate(one, others, self._access(one), timeout_s)
 
-    def _access(self, one: broker.Broker) -> system.Access:
-        return system.Access(
+    def _access(self, one: broker.Broker) -> system_account.Access:
+        return system_account.Access(
             credentials=self._system_credentials, password=one.config.system_secret, tls=one.config.tls
         )
 

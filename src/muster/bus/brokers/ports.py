@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from muster.bus.brokers import config, faults
+from muster.bus.brokers import config, diagnosis
 
 Held = dict[str, socket.socket]  # by door
 
@@ -18,7 +18,7 @@ def hold(settings: config.BrokerConfig, held: Held) -> config.BrokerConfig:
             try:
                 held[door] = _bound(host, port)
             except OSError as error:
-                raise faults.unbindable(settings.name, config.authority(host, port), error) from error
+                raise diagnosis.unbindable(settings.name, config.authority(host, port), error) from error
         settings = config.with_port(settings, door, held[door].getsockname()[1])
     return settings
 

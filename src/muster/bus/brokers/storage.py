@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.bus.brokers import broker, system
+from muster.bus.brokers import broker, system_account
 from muster.core import errors
 
 # So long the engine keeps out a broker whose storage was removed.
@@ -32,13 +32,13 @@ async def replicas_max(one: broker.Broker) -> int:
 
 
 async def evacuate(
-    one: broker.Broker, others: Sequence[broker.Broker], access: system.Access, timeout_s: float
+    one: broker.Broker, others: Sequence[broker.Broker], access: system_account.Access, timeout_s: float
 ) -> None:
     """Have everything that this broker stores moved to the others, and wait until it is."""
     assert one.binary is not None
     one.binary.require("storage evacuation")
     addresses = [other.address for other in others]
-    await system.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": one.name})
+    await system_account.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": one.name})
 
     async def empty() -> bool:
         return int((await one.ask("jsz"))["streams"]) == 0
@@ -52,7 +52,7 @@ async def evacuate(
         ) from None
 
 
-async def forget(name: str, others: Sequence[broker.Broker], access: system.Access) -> None:
+async def forget(name: str, others: Sequence[broker.Broker], access: system_account.Access) -> None:
     """Strike a broker that stores no more from the group that the others form.
 
     If it was their leader they elect another first, which takes some seconds: nobody answers meanwhile.
@@ -61,7 +61,7 @@ async def forget(name: str, others: Sequence[broker.Broker], access: system.Acce
 
     async def struck() -> bool:
         try:
-            await system.request(addresses, access, "$JS.API.SERVER.REMOVE", {"peer": name})
+            await system_account.request(addresses, access, "$JS.API.SERVER.REMOVE", {"peer": name})
         except errors.Unavailable:
             return False
         return True

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from muster.bus import api, counting, forms, keyvalue, listening, subscriptions
+from muster.bus import api, message_format
+from muster.bus.client import counters, state_listeners, subscriptions
 from muster.bus.memory import storage, streams
-from muster.core import errors, subjects, trace
+from muster.bus.streams import key_value as streams_key_value
+from muster.core import errors, subjects
+from muster.core.telemetry import trace
 
 if TYPE_CHECKING:
     from muster.bus.memory import network
@@ -44,7 +47,9 @@ class Message:
         return trace.extract(self.headers, self._bus.count_bad_trace)
 
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        await self._bus.publish(forms.answer_subject(self.subject, self.reply), data, headers=headers)
+        await self._bus.publish(
+            message_format.answer_subject(self.subject, self.reply), data, headers=headers
+        )
 
     def respond_now(self, data: bytes) -> bool:
         del data
@@ -71,8 +76,8 @@ class Bus:
         self._identity = identity
         self._connection: api.ConnectionId | None = None
         self._state = api.ConnectionState.CLOSED
-        self._listeners = listening.Listeners()
-        self._counts = counting.Counts(None)
+        self._listeners = state_listeners.Listeners()
+        self._counts = counters.Counts(None)
         self._subscriptions: dict[subscriptions.Subscription, Ear] = {}
         self._unsent: list[Callable[[], None]] = []
         self._session = session
@@ -111,10 +116,10 @@ class Bus:
         return self._counts.statistics()
 
     def count_bad_trace(self, _: str) -> None:
-        self._counts.add(counting.Count.BAD_TRACE)
+        self._counts.add(counters.Count.BAD_TRACE)
 
     def count_full(self) -> None:
-        self._counts.add(counting.Count.FULL)
+        self._counts.add(counters.Count.FULL)
 
     # What the network does to it.
 
@@ -122,7 +127,7 @@ class Bus:
         again = self._state is api.ConnectionState.RECONNECTING
         self._connection = connection
         if again:
-            self._counts.add(counting.Count.RECONNECTED)
+            self._counts.add(counters.Count.RECONNECTED)
         unsent, self._unsent = self._unsent, []
         for action in unsent:
             self.net.hop(self.node, "up", action)
@@ -177,9 +182,9 @@ class Bus:
     async def publish(
         self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
     ) -> None:
-        forms.check_subject(subject)
+        message_format.check_subject(subject)
         if reply is not None:
-            forms.check_subject(reply)
+            message_format.check_subject(reply)
         self._say(subject, data, headers, reply, lambda _: None)
 
     def publish_now(self, messages: Sequence[tuple[str, bytes, api.Headers]]) -> bool:
@@ -195,8 +200,8 @@ class Bus:
         heard_by: Callable[[int], None],
     ) -> None:
         """Publish, and learn at the brokers how many heard it."""
-        with_trace = dict(forms.traced(headers))
-        size = len(data) + (len(forms.encode_headers(with_trace)) if with_trace else 0)
+        with_trace = dict(message_format.traced(headers))
+        size = len(data) + (len(message_format.encode_headers(with_trace)) if with_trace else 0)
         if size > MAX_PAYLOAD:
             raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {MAX_PAYLOAD}")
 
@@ -216,8 +221,8 @@ class Bus:
         max_pending_bytes: int = 64 << 20,
         overflow: api.Overflow = api.Overflow.DROP_OLDEST,
     ) -> subscriptions.Subscription:
-        forms.check_subject(subject, wildcards=True)
-        forms.check_group(group or "")
+        message_format.check_subject(subject, wildcards=True)
+        message_format.check_group(group or "")
         subscription = subscriptions.Subscription(
             subject,
             handler=handler,
@@ -274,7 +279,7 @@ class Bus:
         timeout_s: float,
     ) -> tuple[list[Message], bool]:
         """The answers, and whether nobody listens."""
-        forms.check_subject(subject)
+        message_format.check_subject(subject)
         answers: list[Message] = []
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -407,9 +412,9 @@ class Bus:
 
         await self.call(operation)
 
-    async def key_value(self, settings: api.KeyValueSettings) -> keyvalue.KeyValue:
-        stream = await self._ensure(keyvalue.stream_settings(settings), markers=True)
-        return keyvalue.KeyValue(settings.bucket, stream)
+    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.KeyValue:
+        stream = await self._ensure(streams_key_value.stream_settings(settings), markers=True)
+        return streams_key_value.KeyValue(settings.bucket, stream)
 
     async def budgets(self) -> list[api.Budget]:
         def operation() -> list[api.Budget]:

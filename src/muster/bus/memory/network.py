@@ -5,7 +5,7 @@
     net.cut("sensor-1")
 
 Everything that can happen by chance is drawn from one seed, and time is the event loop's, so under a virtual
-loop (`muster.testing.clock`) a run of hours takes seconds and repeats exactly.
+loop (`muster.testing.virtual_clock`) a run of hours takes seconds and repeats exactly.
 
 Each connection lives on a node (named after its identity unless told otherwise).  A message takes two hops,
 to the brokers and on to its receiver; each has a delay, keeps order unless reordering says otherwise, and may
@@ -28,7 +28,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from muster.bus import api, matching
+from muster.bus import api, subject_patterns
 from muster.bus.memory import connection, storage
 from muster.core import errors, subjects
 
@@ -79,7 +79,7 @@ class Ears:
                 self.remove(ear)
 
     def for_subject(self, subject: str) -> list[connection.Ear]:
-        wild = [ear for ear in self._wild if matching.matches(ear.subject, subject)]
+        wild = [ear for ear in self._wild if subject_patterns.matches(ear.subject, subject)]
         return [*self._exact.get(subject, ()), *wild]
 
 

@@ -10,7 +10,8 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from muster.bus import api, forms, keyvalue, matching
+from muster.bus import api, message_format, subject_patterns
+from muster.bus.streams import key_value
 from muster.core import errors, subjects
 
 OVERHEAD_BYTES = 34  # of a stored message, about what the real one takes
@@ -28,7 +29,7 @@ class Consumption:
 
     def wants(self, subject: str) -> bool:
         filters = self.settings.filter_subjects
-        return not filters or any(matching.matches(pattern, subject) for pattern in filters)
+        return not filters or any(subject_patterns.matches(pattern, subject) for pattern in filters)
 
 
 def check_settings(settings: api.StreamSettings) -> None:
@@ -36,7 +37,7 @@ def check_settings(settings: api.StreamSettings) -> None:
     if settings.max_bytes <= 0:
         raise errors.InvalidInput(f"the stream {settings.name!r} needs a budget: max_bytes must be positive")
     for subject in settings.subjects:
-        forms.check_subject(subject, wildcards=True)
+        message_format.check_subject(subject, wildcards=True)
 
 
 class Log:
@@ -54,7 +55,7 @@ class Log:
         self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
 
     def covers(self, subject: str) -> bool:
-        return any(matching.matches(pattern, subject) for pattern in self.settings.subjects)
+        return any(subject_patterns.matches(pattern, subject) for pattern in self.settings.subjects)
 
     def reconfigure(self, settings: api.StreamSettings) -> None:
         """To new settings, but for the budget."""
@@ -147,7 +148,7 @@ class Log:
         sequences = self._by_subject.setdefault(message.subject, deque())
         sequences.append(self.last)
         if message.ttl_s is not None:
-            expires_ns = now_ns + forms.whole_seconds(message.ttl_s) * 1_000_000_000
+            expires_ns = now_ns + message_format.whole_seconds(message.ttl_s) * 1_000_000_000
             heapq.heappush(self._expiry, (expires_ns, self.last))
         limit = self.settings.max_messages_per_subject
         while limit and len(sequences) > limit:
@@ -172,7 +173,7 @@ class Log:
         gone = [
             sequence
             for sequence, message in self.messages.items()
-            if (subject is None or matching.matches(subject, message.subject))
+            if (subject is None or subject_patterns.matches(subject, message.subject))
             and (before is None or sequence < before)
         ]
         for sequence in gone:
@@ -200,10 +201,10 @@ class Log:
                 continue
             newest = self.last_of(message.subject) == message.sequence
             self.remove(message.sequence)
-            marker = keyvalue.MARKER_REASON in message.headers or keyvalue.OPERATION in message.headers
+            marker = key_value.MARKER_REASON in message.headers or key_value.OPERATION in message.headers
             if self.markers and newest and not marker:
-                headers = {keyvalue.MARKER_REASON: "MaxAge"}
-                ttl_s = keyvalue.EXPIRY_MARKER_TTL_S
+                headers = {key_value.MARKER_REASON: "MaxAge"}
+                ttl_s = key_value.EXPIRY_MARKER_TTL_S
                 self._append(api.Outgoing(message.subject, b"", headers, ttl_s=ttl_s), now_ns)
 
     # Reading.
@@ -226,7 +227,8 @@ class Log:
         for sequence in range(max(first, next(iter(self.messages), 1)), self.last + 1):
             message = self.messages.get(sequence)
             if message is not None and (
-                not patterns or any(matching.matches(pattern, message.subject) for pattern in patterns)
+                not patterns
+                or any(subject_patterns.matches(pattern, message.subject) for pattern in patterns)
             ):
                 found.append(message)
                 if len(found) == count:
@@ -238,7 +240,7 @@ class Log:
         return sorted(
             sequences[-1]
             for subject, sequences in self._by_subject.items()
-            if matching.matches(pattern, subject)
+            if subject_patterns.matches(pattern, subject)
         )
 
     # Consumers.

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from muster.bus import api, forms, keyvalue, publishing
+from muster.bus import api, message_format
+from muster.bus.streams import key_value, publisher
 from muster.core import errors, subjects
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ REPLAYED_AT_ONCE = 2  # a replay takes several moments, in between which others 
 RETRY_S = 0.25
 
 
-class Stream(publishing.Publishing):
+class Stream(publisher.Publishing):
     """See `api.Stream`."""
 
     def __init__(self, bus: connection.Bus, name: str) -> None:
@@ -37,10 +38,10 @@ class Stream(publishing.Publishing):
     async def publish_batch(
         self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
-        forms.check_count(len(messages))
+        message_format.check_count(len(messages))
         log = self._net.logs.get(self._name)
         for message in messages:
-            forms.check_outgoing(message)
+            message_format.check_outgoing(message)
             if log is not None and not log.covers(message.subject):
                 raise errors.InvalidInput(f"the stream {self._name!r} does not cover {message.subject!r}")
         traced = [_traced(message) for message in messages]
@@ -74,7 +75,7 @@ class Stream(publishing.Publishing):
         return found
 
     async def last_for(self, subject: str) -> api.StoredMessage | None:
-        forms.check_subject(subject)
+        message_format.check_subject(subject)
 
         def operation() -> api.StoredMessage | None:
             log = self._net.log(self._name)
@@ -187,8 +188,8 @@ class Stream(publishing.Publishing):
 
 
 def _traced(message: api.Outgoing) -> api.Outgoing:
-    headers = dict(forms.traced(message.headers))
-    forms.encode_headers(headers)
+    headers = dict(message_format.traced(message.headers))
+    message_format.encode_headers(headers)
     return api.Outgoing(
         message.subject,
         message.data,
@@ -207,10 +208,10 @@ class _Reading(abc.ABC):
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._ready: deque[api.StoredMessage | keyvalue.Mark] = deque()
+        self._ready: deque[api.StoredMessage | key_value.Mark] = deque()
         self._closed = asyncio.Event()
 
-    async def step(self) -> api.StoredMessage | keyvalue.Mark:
+    async def step(self) -> api.StoredMessage | key_value.Mark:
         while not self._ready:
             if self._closed.is_set():
                 raise StopAsyncIteration
@@ -299,7 +300,7 @@ class LastOfEach(_Reading):
             over = self._stream.connection
             self._replay = await self._stream.newest_of_each(self._pattern)
             self._over, self._next, self._current = over, 1, False
-            self._ready.append(keyvalue.Mark.REPLAY)
+            self._ready.append(key_value.Mark.REPLAY)
             if self._replay:
                 self._next = self._replay[-1] + 1
             return
@@ -317,7 +318,7 @@ class LastOfEach(_Reading):
                 await self._change(state.last_sequence)
             else:
                 self._current = True
-                self._ready.append(keyvalue.Mark.CURRENT)
+                self._ready.append(key_value.Mark.CURRENT)
 
 
 class Delivery:

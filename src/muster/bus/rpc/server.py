@@ -30,8 +30,9 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import answers, auditing, faults, origin, requests
-from muster.core import errors, log, messages, subjects
+from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, requests
+from muster.core import errors, messages, subjects
+from muster.core.telemetry import log
 
 events = log.Events("rpc")
 
@@ -152,7 +153,7 @@ class Json:
         return msgspec.json.encode({"result": value})
 
     def error(self, error: errors.MusterError) -> bytes:
-        return msgspec.json.encode({"error": faults.fault_of(error)})
+        return msgspec.json.encode({"error": error_replies.fault_of(error)})
 
 
 async def allow(call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
@@ -174,7 +175,7 @@ class Server:
         part: str,
         operations: Iterable[Operation],
         *,
-        audit: auditing.Audit | None = None,
+        audit: request_audit.Audit | None = None,
         authorize: Authorize = allow,
         codec: Codec | None = None,
         group: str | None = None,
@@ -188,7 +189,7 @@ class Server:
         self._bus = bus
         self._part = part
         self._operations = {one.name: one for one in operations}
-        self._audit = audit or auditing.Audit(bus, part)
+        self._audit = audit or request_audit.Audit(bus, part)
         self._authorize = authorize
         self._codec: Codec = codec or Json()
         self._group = group
@@ -201,7 +202,7 @@ class Server:
         self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
-        self._answers = answers.Answers()
+        self._answers = answer_memory.Answers()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from muster.core import errors
-from muster.inform import plans, protocol
+from muster.inform import protocol, search_plan
 
 PREFIX = "mount/"
 ENTRIES_MAX = 10_000
@@ -47,13 +47,13 @@ class Mounted:
         self._backend = backend
         self._timeout_s = timeout_s
 
-    def may_have(self, plan: plans.Plan, after: str) -> bool:
+    def may_have(self, plan: search_plan.Plan, after: str) -> bool:
         """Whether anything here can be what the plan selects, behind ``after``."""
         prefix = self._key("")
         return plan.reaches(prefix) and (after < prefix or after.startswith(prefix))
 
     async def find(
-        self, plan: plans.Plan, after: str, limit: int, may_read: Callable[[str, str], bool]
+        self, plan: search_plan.Plan, after: str, limit: int, may_read: Callable[[str, str], bool]
     ) -> protocol.FoundHere:
         """``may_read``: of a key and its writer, who is nobody here."""
         entries = await self._within(self._backend.entries())

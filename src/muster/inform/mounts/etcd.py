@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from muster.bus import http
+from muster.bus.http import server
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base
@@ -39,7 +39,7 @@ class Etcd:
         question: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
         if end is not None:
             question["range_end"] = _encoded(end)
-        answer = await http.post(
+        answer = await server.post(
             f"{self._url}/v3/kv/range",
             json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},

@@ -27,7 +27,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from muster.bus.brokers import config
-from muster.core import errors, settings
+from muster.core import errors
+from muster.core.settings import sections
 from muster.manage import protocol
 
 OPERATION_PREFIX = "do_"
@@ -66,7 +67,7 @@ class Place:
         kind, _, name = reference.get("secret", "").partition(":")
         if kind != "store":
             return await asyncio.to_thread(
-                settings.read_secret, reference.get("secret", ""), self.environment, folder=self.folder
+                sections.read_secret, reference.get("secret", ""), self.environment, folder=self.folder
             )
         if self.stored is None:
             raise errors.Unavailable("there is no domain here whose store could have it")

@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from muster.bus.brokers import broker, config, supervision
-from muster.core import errors, health
+from muster.bus.brokers import broker, config
+from muster.core import backoff, errors, health
 from muster.manage import protocol
 from muster.manage.adapters import base
 
@@ -103,7 +103,7 @@ class Broker(base.Adapter):
         await self.do_stop()
         self._access = access = await self._broker_access()
         made = broker.Broker(
-            self._settings(self._config, access), supervise=supervision.NO_RESTART, listener=self._changed
+            self._settings(self._config, access), supervise=backoff.NO_RESTART, listener=self._changed
         )
         self.broker = made
         try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from muster.bus import http as bus_http
+from muster.bus.http import server as bus_http
 from muster.core import errors, health
 from muster.manage import protocol
 from muster.manage.adapters import base

@@ -23,9 +23,10 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from muster.core import errors, health, log
-from muster.manage import manifest, pids, protocol
-from muster.manage.adapters import base, checks, shim
+from muster.core import errors, health
+from muster.core.telemetry import log
+from muster.manage import manifest, protocol
+from muster.manage.adapters import base, health_checks, os_process, shim
 
 events = log.Events("manage")
 
@@ -51,7 +52,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     environment: dict[str, Value] = {}
     directory: str = ""
-    health: checks.Check = msgspec.field(default_factory=checks.Check)
+    health: health_checks.Check = msgspec.field(default_factory=health_checks.Check)
     limits: Limits = msgspec.field(default_factory=Limits)
     stop_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 10.0  # then it is killed
     pid_file: str = ""  # adopt the process whose number stands there, if it runs and wrote the file
@@ -224,15 +225,15 @@ class Process(base.Adapter):
         ended, loop = self._watching, asyncio.get_running_loop()
         assert ended is not None
         until = loop.time() + (config.stop_s if config else 0)
-        leads, self._followers_may_finish = pids.leads_session(pid), True
+        leads, self._followers_may_finish = os_process.leads_session(pid), True
         self._signal(pid, signal.SIGTERM)
         await asyncio.wait([ended], timeout=until - loop.time())
         if not ended.done():
             self._signal(pid, signal.SIGKILL)
             await asyncio.wait([ended])
-        while leads and await asyncio.to_thread(pids.has_followers, pid):
+        while leads and await asyncio.to_thread(os_process.has_followers, pid):
             if loop.time() > until:
-                pids.signal_followers(pid, signal.SIGKILL)
+                os_process.signal_followers(pid, signal.SIGKILL)
             await asyncio.sleep(FOLLOWERS_LOOK_S)
         self._reason = "stopped"
 
@@ -272,12 +273,12 @@ class Process(base.Adapter):
         """
         command = self._command_pid
         if number == signal.SIGKILL and command not in (None, pid):
-            pids.signal_session(command, number)
-            pids.signal_session(pid, signal.SIGCONT)
+            os_process.signal_session(command, number)
+            os_process.signal_session(pid, signal.SIGCONT)
             return
-        if command is not None and pids.group_of(command) not in (None, pids.group_of(pid)):
-            pids.signal_session(command, number)
-        pids.signal_session(pid, number)
+        if command is not None and os_process.group_of(command) not in (None, os_process.group_of(pid)):
+            os_process.signal_session(command, number)
+        os_process.signal_session(pid, number)
 
     def _record_path(self) -> pathlib.Path | None:
         return None if self.place.folder is None else self.place.folder / "exit"
@@ -302,7 +303,7 @@ class Process(base.Adapter):
         runtime = self.place.runtime
         leader, birth, token = runtime.get("leader"), runtime.get("birth"), runtime.get("token")
         if isinstance(leader, int) and birth:
-            return leader if pids.birth(leader) == birth else None
+            return leader if os_process.birth(leader) == birth else None
         return shim.find(token) if token and record.exit_code is None else None
 
     async def _adopt_from_file(self) -> None:
@@ -319,7 +320,7 @@ class Process(base.Adapter):
     def _watch(self, pid: int, command_pid: int | None) -> None:
         self._pid, self._command_pid, self._followers_may_finish = pid, command_pid, False
         try:
-            birth = pids.birth(pid)
+            birth = os_process.birth(pid)
         except OSError:  # no descriptor left: after a restart it is found again by its token
             birth = ""
         self.place.runtime |= {"leader": pid, "birth": birth}
@@ -343,7 +344,7 @@ class Process(base.Adapter):
         return health.State.UP, ""
 
     async def _until_it_ends(self, pid: int, birth: str) -> None:
-        leads, end = pids.leads_session(pid), asyncio.ensure_future(pids.end_of(pid, birth))
+        leads, end = os_process.leads_session(pid), asyncio.ensure_future(os_process.end_of(pid, birth))
         try:
             while not (await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0]:
                 if self.place.folder is not None:
@@ -353,7 +354,7 @@ class Process(base.Adapter):
             end.cancel()
             await asyncio.gather(end, return_exceptions=True)
         if leads and not self._followers_may_finish:  # or two would be at work when it is started again
-            pids.signal_followers(pid, signal.SIGKILL)
+            os_process.signal_followers(pid, signal.SIGKILL)
         if "token" in self.place.runtime:
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
@@ -408,8 +409,8 @@ class Process(base.Adapter):
         began, failed = loop.time(), 0
         while True:
             try:
-                problem = await checks.problem(check)
-            except checks.Inconclusive as error:
+                problem = await health_checks.problem(check)
+            except health_checks.Inconclusive as error:
                 events.warning("not-checked", resource=self.place.name, error=error)
                 await asyncio.sleep(check.every_s)
                 continue
@@ -437,7 +438,7 @@ def _retrieved(task: asyncio.Task[None]) -> None:
 
 def _identity(config: Config) -> str:
     """The digest of all that a running process cannot take over without a restart."""
-    lasting = msgspec.structs.replace(config, health=checks.Check(), limits=Limits(), stop_s=0.0)
+    lasting = msgspec.structs.replace(config, health=health_checks.Check(), limits=Limits(), stop_s=0.0)
     return manifest.digest(msgspec.to_builtins(lasting))
 
 
@@ -456,7 +457,7 @@ def _running_by(config: Config) -> int | None:
     path = pathlib.Path(config.pid_file)
     with contextlib.suppress(OSError, ValueError):
         written_at_s, pid = path.stat().st_mtime, int(path.read_text().strip())
-        started_at_s = pids.started_at_s(pid) if pid > 1 and pid != os.getpid() else None
+        started_at_s = os_process.started_at_s(pid) if pid > 1 and pid != os.getpid() else None
         if started_at_s is None:
             return None
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]

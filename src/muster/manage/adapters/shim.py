@@ -19,7 +19,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.manage import pids
+from muster.manage.adapters import os_process
 
 TOKEN = "MUSTER_RUN"
 SHELL = "/bin/sh"
@@ -111,7 +111,7 @@ def exit_code(status: int | None) -> int | None:
 
 def find(token: str) -> int | None:
     """The shim that carries ``token``, if it runs."""
-    return next((pid for pid in _carriers(token) if pids.leads_session(pid)), None)
+    return next((pid for pid in _carriers(token) if os_process.leads_session(pid)), None)
 
 
 def kill_rest(token: str) -> None:

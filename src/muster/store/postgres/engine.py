@@ -30,7 +30,7 @@ import psycopg
 import psycopg.conninfo
 
 from muster.core import errors
-from muster.store import api, commits, urls
+from muster.store import api, commit_plan, urls
 from muster.store.postgres import connections, statements
 
 T = TypeVar("T")
@@ -82,15 +82,15 @@ class Engine:
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commits.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.Head, list[api.Change]]:
         return await self._read(lambda reading: statements.changes(reading, after, collection, limit))
 
-    async def head(self) -> commits.Head:
+    async def head(self) -> commit_plan.Head:
         return await self._read(statements.head)
 
     async def disk_bytes(self) -> int:
@@ -124,7 +124,7 @@ class Engine:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+    async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         """Again at once where that cannot do it twice: a dead connection, or the server's own wish."""
         try:
             return await self._commit(batch)
@@ -137,13 +137,13 @@ class Engine:
         except psycopg.Error as error:
             raise connections.translated(error, self._connections.shown) from error
 
-    async def _commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+    async def _commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         connection = await self._connections.writer()
         token = secrets.token_bytes(16)
         try:
             with self._connections.deadline(connection):
                 now = await statements.begin_batch(connection)
-                plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
+                plan = await statements.plan(connection, batch, now, commit_plan.limits(self._settings))
                 if plan.writes:
                     await statements.carry_out(
                         connection, plan, self._settings.history_bytes_max, self._channel, token
@@ -258,11 +258,11 @@ class Reader:
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._answered(statements.get_many(self._connection, collection, keys))
 
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._answered(statements.scan(self._connection, wanted, limit, reverse))
 
     async def everything(
-        self, after: commits.Place, limit: int, max_bytes: int
+        self, after: commit_plan.Place, limit: int, max_bytes: int
     ) -> list[tuple[str, api.Record]]:
         return await self._answered(statements.everything(self._connection, after, limit, max_bytes))
 

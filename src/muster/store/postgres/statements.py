@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 import psycopg.sql
 
-from muster.store import api, commits
+from muster.store import api, commit_plan
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -88,14 +88,14 @@ async def rows(
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-async def begin(connection: Connection) -> commits.Head:
+async def begin(connection: Connection) -> commit_plan.Head:
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     return await head(connection)  # the first read fixes the moment
 
 
-async def head(connection: Connection) -> commits.Head:
+async def head(connection: Connection) -> commit_plan.Head:
     (row,) = await rows(connection, "SELECT position, trimmed, record_bytes, history_bytes FROM head")
-    return commits.Head(*row)
+    return commit_plan.Head(*row)
 
 
 async def get_many(connection: Connection, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
@@ -109,7 +109,7 @@ async def get_many(connection: Connection, collection: str, keys: Sequence[bytes
 
 
 async def scan(
-    connection: Connection, wanted: commits.Range, limit: int | None, reverse: bool
+    connection: Connection, wanted: commit_plan.Range, limit: int | None, reverse: bool
 ) -> list[api.Record]:
     bounds = (wanted.low,) if wanted.high is None else (wanted.low, wanted.high)
     found = await rows(
@@ -126,7 +126,7 @@ async def scan(
 
 
 async def everything(
-    connection: Connection, after: commits.Place, limit: int, max_bytes: int
+    connection: Connection, after: commit_plan.Place, limit: int, max_bytes: int
 ) -> list[tuple[str, api.Record]]:
     # Sizes first, and then only the values that fit: a page may hold many of the largest.
     found = await rows(
@@ -175,7 +175,7 @@ async def _fetch(connection: Connection, cursor: psycopg.sql.Identifier, limit: 
 
 async def changes(
     connection: Connection, after: int, collection: str | None, limit: int
-) -> tuple[commits.Head, list[api.Change]]:
+) -> tuple[commit_plan.Head, list[api.Change]]:
     now = await begin(connection)
     found = await rows(connection, _CHANGES, after, collection, collection, limit)
     return now, [
@@ -191,7 +191,7 @@ def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
 # -- writing ---------------------------------------------------------------------------------------------
 
 
-async def begin_batch(connection: Connection) -> commits.Head:
+async def begin_batch(connection: Connection) -> commit_plan.Head:
     """Locks the store."""
     async with connection.cursor() as cursor:
         # In one trip.  (Not with the driver's pipeline: after one, PostgreSQL 15 and 16 do not disconnect a
@@ -201,28 +201,31 @@ async def begin_batch(connection: Connection) -> commits.Head:
         )
         cursor.nextset()
         (row,) = await cursor.fetchall()
-    return commits.Head(*row)
+    return commit_plan.Head(*row)
 
 
 async def plan(
-    connection: Connection, batch: Sequence[commits.Commit], now: commits.Head, limits: commits.Limits
-) -> commits.Plan:
-    stored: dict[commits.Place, commits.Stored] = {}
-    if places := list(commits.touched(batch)):
+    connection: Connection,
+    batch: Sequence[commit_plan.Commit],
+    now: commit_plan.Head,
+    limits: commit_plan.Limits,
+) -> commit_plan.Plan:
+    stored: dict[commit_plan.Place, commit_plan.Stored] = {}
+    if places := list(commit_plan.touched(batch)):
         for collection, key, *known in await rows(connection, _STORED, *_columns(2, places)):
-            stored[collection, key] = commits.Stored(*known)
-    recent: Iterator[tuple[int, commits.Place]] = iter(())
-    oldest = commits.oldest_snapshot(batch)
+            stored[collection, key] = commit_plan.Stored(*known)
+    recent: Iterator[tuple[int, commit_plan.Place]] = iter(())
+    oldest = commit_plan.oldest_snapshot(batch)
     if oldest is not None and oldest < now.position:
         found = await rows(
             connection, "SELECT position, collection, key FROM change WHERE position > %s ORDER BY 1", oldest
         )
         recent = ((position, (collection, key)) for position, collection, key in found)
-    return commits.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
+    return commit_plan.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
 async def carry_out(
-    connection: Connection, plan: commits.Plan, history_bytes_max: int, channel: str, batch: bytes
+    connection: Connection, plan: commit_plan.Plan, history_bytes_max: int, channel: str, batch: bytes
 ) -> None:
     """``batch`` is a random token. The last change of the batch keeps it, for `was_committed`."""
     (row,) = await rows(
@@ -238,10 +241,10 @@ async def carry_out(
         channel,
         *msgspec.structs.astuple(plan.head),
     )
-    now = commits.Head(*row)
-    while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
+    now = commit_plan.Head(*row)
+    while (further := commit_plan.trim_to(now, history_bytes_max)) > now.trimmed:
         (row,) = await rows(connection, _TRIM, further, further)
-        now = commits.Head(*row)
+        now = commit_plan.Head(*row)
 
 
 async def was_committed(connection: Connection, position: int, batch: bytes) -> bool | None:

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from muster.core import errors
-from muster.store import api, commits, urls
+from muster.store import api, commit_plan, urls
 from muster.store.sqlite import statements
 
 T = TypeVar("T")
@@ -90,15 +90,15 @@ class Engine:
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._read_once(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._read_once(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commits.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.Head, list[api.Change]]:
         return await self._read_once(lambda reading: statements.changes(reading, after, collection, limit))
 
-    async def head(self) -> commits.Head:
+    async def head(self) -> commit_plan.Head:
         return await self._read_once(statements.head)
 
     async def disk_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Engine:
     async def listen(self, wake: Callable[[], None]) -> None:
         """SQLite has no one to tell."""
 
-    async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+    async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         writer = self._writer
         assert writer is not None
         return await self._hop(self._writing, lambda: statements.commit(writer, batch, self._settings))
@@ -227,11 +227,11 @@ class Reader:
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def everything(
-        self, after: commits.Place, limit: int, max_bytes: int
+        self, after: commit_plan.Place, limit: int, max_bytes: int
     ) -> list[tuple[str, api.Record]]:
         return await self._read(lambda reading: statements.everything(reading, after, limit, max_bytes))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from muster.core import errors
-from muster.store import api, commits
+from muster.store import api, commit_plan
 
 APPLICATION_ID = 0x4D557374
 SCHEMA_VERSION = 1
@@ -82,7 +82,7 @@ def _execute_each(connection: sqlite3.Connection, script: str) -> None:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def begin(connection: sqlite3.Connection) -> commits.Head:
+def begin(connection: sqlite3.Connection) -> commit_plan.Head:
     connection.execute("BEGIN")
     return head(connection)  # the first read fixes the moment
 
@@ -95,9 +95,9 @@ def end(connection: sqlite3.Connection) -> None:
                 connection.rollback()
 
 
-def head(connection: sqlite3.Connection) -> commits.Head:
+def head(connection: sqlite3.Connection) -> commit_plan.Head:
     row = connection.execute("SELECT position, trimmed, record_bytes, history_bytes FROM head").fetchone()
-    return commits.Head(*row)
+    return commit_plan.Head(*row)
 
 
 def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
@@ -112,7 +112,7 @@ def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[byt
 
 
 def scan(
-    connection: sqlite3.Connection, wanted: commits.Range, limit: int | None, reverse: bool
+    connection: sqlite3.Connection, wanted: commit_plan.Range, limit: int | None, reverse: bool
 ) -> list[api.Record]:
     below = "" if wanted.high is None else "AND key < :high"
     rows = connection.execute(
@@ -124,7 +124,7 @@ def scan(
 
 
 def everything(
-    connection: sqlite3.Connection, after: commits.Place, limit: int, max_bytes: int
+    connection: sqlite3.Connection, after: commit_plan.Place, limit: int, max_bytes: int
 ) -> list[tuple[str, api.Record]]:
     # Sizes first, and then only the values that fit: a page may hold many of the largest.
     rows = connection.execute(
@@ -161,7 +161,7 @@ def load(
 
 def changes(
     connection: sqlite3.Connection, after: int, collection: str | None, limit: int
-) -> tuple[commits.Head, list[api.Change]]:
+) -> tuple[commit_plan.Head, list[api.Change]]:
     rows = connection.execute(_CHANGES, {"after": after, "collection": collection, "limit": limit})
     return head(connection), [
         api.Change(position, version, name, key.decode(), value, epoch)
@@ -177,11 +177,11 @@ def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
 
 
 def commit(
-    connection: sqlite3.Connection, batch: Sequence[commits.Commit], settings: api.Settings
+    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], settings: api.Settings
 ) -> list[int | errors.MusterError]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        plan = _plan(connection, batch, commits.limits(settings))
+        plan = _plan(connection, batch, commit_plan.limits(settings))
         if plan.writes:
             _carry_out(connection, plan, settings.history_bytes_max)
         connection.execute("COMMIT")
@@ -191,28 +191,28 @@ def commit(
 
 
 def _plan(
-    connection: sqlite3.Connection, batch: Sequence[commits.Commit], limits: commits.Limits
-) -> commits.Plan:
+    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], limits: commit_plan.Limits
+) -> commit_plan.Plan:
     now = head(connection)
-    stored: dict[commits.Place, commits.Stored] = {}
-    for place in commits.touched(batch):
+    stored: dict[commit_plan.Place, commit_plan.Stored] = {}
+    for place in commit_plan.touched(batch):
         row = connection.execute(
             "SELECT version, position, epoch, length(value) FROM record WHERE collection = ? AND key = ?",
             place,
         ).fetchone()
         if row is not None:
-            stored[place] = commits.Stored(*row)
-    recent: Iterator[tuple[int, commits.Place]] = iter(())
-    oldest = commits.oldest_snapshot(batch)
+            stored[place] = commit_plan.Stored(*row)
+    recent: Iterator[tuple[int, commit_plan.Place]] = iter(())
+    oldest = commit_plan.oldest_snapshot(batch)
     if oldest is not None and oldest < now.position:
         rows = connection.execute(
             "SELECT position, collection, key FROM change WHERE position > ? ORDER BY position", (oldest,)
         )
         recent = ((position, (collection, key)) for position, collection, key in rows)
-    return commits.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
+    return commit_plan.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
-def _carry_out(connection: sqlite3.Connection, plan: commits.Plan, history_bytes_max: int) -> None:
+def _carry_out(connection: sqlite3.Connection, plan: commit_plan.Plan, history_bytes_max: int) -> None:
     connection.executemany(
         "UPDATE change SET value = (SELECT value FROM record WHERE collection = ? AND key = ?)"
         " WHERE position = ?",
@@ -231,7 +231,7 @@ def _carry_out(connection: sqlite3.Connection, plan: commits.Plan, history_bytes
         [(c.position, c.version, *c.place, c.deleted, c.epoch, c.value) for c in plan.changes],
     )
     now = _trimmed(connection, plan.head, plan.head.trimmed)
-    while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
+    while (further := commit_plan.trim_to(now, history_bytes_max)) > now.trimmed:
         now = _trimmed(connection, now, further)
     connection.execute(
         "UPDATE head SET position = ?, trimmed = ?, record_bytes = ?, history_bytes = ?",
@@ -239,7 +239,7 @@ def _carry_out(connection: sqlite3.Connection, plan: commits.Plan, history_bytes
     )
 
 
-def _trimmed(connection: sqlite3.Connection, now: commits.Head, upto: int) -> commits.Head:
+def _trimmed(connection: sqlite3.Connection, now: commit_plan.Head, upto: int) -> commit_plan.Head:
     rows = connection.execute(
         "DELETE FROM change WHERE position <= ? RETURNING coalesce(length(value), 0)", (upto,)
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.core import messages
-from muster.web.pages import view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.components import page, widgets
+from muster.web.components.html import Child, Markup, join, tag
 
 
-async def listed(seen: view.View, found: Sequence[messages.Alert]) -> Markup:
+async def listed(seen: page.View, found: Sequence[messages.Alert]) -> Markup:
     if not found and not await seen.known.source.judged():
         hint = join("No pipeline judges rules: ", tag("code", "muster pipeline run"), ".")
         return widgets.empty("Every budget has room.", hint)
@@ -43,7 +43,7 @@ def _about(about: str) -> Child:
     return about
 
 
-def alerts(seen: view.View) -> view.Page:
+def alerts(seen: page.View) -> page.Page:
     source = seen.known.source
 
     async def firing() -> Markup:
@@ -89,11 +89,11 @@ def alerts(seen: view.View) -> view.Page:
             ),
             cls="panel",
         )
-    return view.Page(
+    return page.Page(
         "Alerts",
         (
-            view.Section("alerts", "Not resolved", firing, ("alerts",), 5.0),
-            view.Section("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
+            page.Section("alerts", "Not resolved", firing, ("alerts",), 5.0),
+            page.Section("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="What the pipeline's rules and the streams' budgets find wrong, the worst first.",
         head=form,

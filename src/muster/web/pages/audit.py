@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.web import acts, hearing, sessions
-from muster.web.pages import view, widgets
-from muster.web.pages.html import Child, Markup, join
+from muster.web import actions
+from muster.web.auth import sessions
+from muster.web.components import page, widgets
+from muster.web.components.html import Child, Markup, join
+from muster.web.data import bus_feed
 from muster.web.rest import audit as rest
 from muster.web.rest import base
 
 SHOWN = 100
 
 
-def audit(seen: view.View) -> view.Page:
+def audit(seen: page.View) -> page.Page:
     who, what, target = seen.asked("who"), seen.asked("what"), seen.asked("target")
 
     async def rows() -> Markup:
         found = rest.select(seen.known, who=who, what=what, target=target)
-        some, next_ = base.behind(found, seen.asked("after"), SHOWN, hearing.decision_key)
+        some, next_ = base.behind(found, seen.asked("after"), SHOWN, bus_feed.decision_key)
         made: list[list[Child]] = [
             [
                 widgets.moment(one.at_ms),
@@ -42,9 +44,9 @@ def audit(seen: view.View) -> view.Page:
             widgets.pages(seen, next_, total=len(found), shown=len(made)),
         )
 
-    return view.Page(
+    return page.Page(
         "Audit",
-        (view.Section("rows", "Decisions", rows, ("audit",), 5.0),),
+        (page.Section("rows", "Decisions", rows, ("audit",), 5.0),),
         lead="Who decided or did what, to what, and what became of it: by this page, by REST, by the command "
         "line, and by managers themselves. The latest are shown; the stream keeps a year.",
         head=widgets.search(
@@ -56,8 +58,8 @@ def audit(seen: view.View) -> view.Page:
     )
 
 
-def logins(seen: view.View) -> view.Page:
-    acts.require(seen.person, sessions.Role.ADMIN, "see who may log in")
+def logins(seen: page.View) -> page.Page:
+    actions.require(seen.person, sessions.Role.ADMIN, "see who may log in")
 
     async def rows() -> Markup:
         found = await asyncio.to_thread(rest.listed, seen.known)
@@ -88,9 +90,9 @@ def logins(seen: view.View) -> view.Page:
         widgets.field("Password", "password", kind="password", required=True, auto="new-password"),
         widgets.field("Role", "role", "viewer", options=[(one.value, one.value) for one in sessions.Role]),
     )
-    return view.Page(
+    return page.Page(
         "Logins",
-        (view.Section("rows", "Who may log in", rows, (), 10.0),),
+        (page.Section("rows", "Who may log in", rows, (), 10.0),),
         lead="A viewer looks; an operator acts; an admin also changes brokers and logins.",
         foot=form,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.components import charts, page, widgets
+from muster.web.components.html import Child, Markup, join, tag
 
 
-def brokers(seen: view.View) -> view.Page:
+def brokers(seen: page.View) -> page.Page:
     source = seen.known.source
 
     def rates() -> dict[str, float]:
@@ -108,13 +108,13 @@ def brokers(seen: view.View) -> view.Page:
             )
         )
 
-    return view.Page(
+    return page.Page(
         "Brokers",
         (
-            view.Section("picture", "The network", picture, ("brokers",), 3.0),
-            view.Section("listed", "Brokers", listed, ("brokers",), 3.0),
-            view.Section("links", "Links", links, ("brokers",), 5.0),
-            view.Section("load", "Messages into each broker", load, (), 5.0),
+            page.Section("picture", "The network", picture, ("brokers",), 3.0),
+            page.Section("listed", "Brokers", listed, ("brokers",), 3.0),
+            page.Section("links", "Links", links, ("brokers",), 5.0),
+            page.Section("load", "Messages into each broker", load, (), 5.0),
         ),
         lead="Brokers carry every message. A larger circle has more traffic; a thicker link carries more.",
     )

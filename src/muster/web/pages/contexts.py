@@ -7,15 +7,15 @@ from typing import Any
 
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
-from muster.notify import notation
-from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
+from muster.notify import documents
+from muster.web.components import charts, page, widgets
+from muster.web.components.html import Child, Markup, join, tag
 
 SHOWN = 100
 PAST = 20
 
 
-def contexts(seen: view.View) -> view.Page:
+def contexts(seen: page.View) -> page.Page:
     source = seen.known.source
     where = seen.asked("where")
 
@@ -78,11 +78,11 @@ def contexts(seen: view.View) -> view.Page:
             widgets.pages(seen, found["next"], shown=len(made)),
         )
 
-    return view.Page(
+    return page.Page(
         "Contexts",
         (
-            view.Section("nodes", "Information nodes", nodes, ("inform",), 2.0),
-            view.Section("rows", "Contexts", rows, ("inform",), 3.0),
+            page.Section("nodes", "Information nodes", nodes, ("inform",), 2.0),
+            page.Section("rows", "Contexts", rows, ("inform",), 3.0),
         ),
         lead="Pieces of metadata with a key. Permanent copies stay; temporary ones go where readers are.",
         head=join(
@@ -101,7 +101,7 @@ def contexts(seen: view.View) -> view.Page:
     )
 
 
-def _writing(seen: view.View, current: inform_protocol.Context | None = None) -> Markup:
+def _writing(seen: page.View, current: inform_protocol.Context | None = None) -> Markup:
     """A form for a new context, or for the next version of ``current``: with all that this version has."""
     if not seen.may_act:
         return Markup("")
@@ -131,10 +131,10 @@ def _writing(seen: view.View, current: inform_protocol.Context | None = None) ->
 
 def _written(value: Any) -> str:
     """As `doing.pairs` reads it back, with its type."""
-    return notation.written(frozenset(value) if isinstance(value, list | tuple) else value)
+    return documents.written(frozenset(value) if isinstance(value, list | tuple) else value)
 
 
-def context(seen: view.View) -> view.Page:
+def context(seen: page.View) -> page.Page:
     key = seen.asked("key")
     source = seen.known.source
 
@@ -205,13 +205,13 @@ def context(seen: view.View) -> view.Page:
         _row(current)  # refused where it is too long
         return _writing(seen, current)
 
-    writing = (view.Section("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
-    return view.Page(
+    writing = (page.Section("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
+    return page.Page(
         f"Context {key}",
         (
-            view.Section("copies", "Where its copies live", copies, ("inform",), 2.0),
-            view.Section("value", "What it holds", value, ("inform",), 2.0, wide=False),
-            view.Section("past", "What it was", past, ("inform",), 5.0, wide=False),
+            page.Section("copies", "Where its copies live", copies, ("inform",), 2.0),
+            page.Section("value", "What it holds", value, ("inform",), 2.0, wide=False),
+            page.Section("past", "What it was", past, ("inform",), 5.0, wide=False),
             *writing,
         ),
         head=tag(
@@ -227,7 +227,7 @@ def context(seen: view.View) -> view.Page:
 
 
 def _row(found: Any) -> dict[str, Any]:
-    from muster.web import rows
+    from muster.web.data import rows
 
     row = rows.context_row(found)
     if len(row.get("value", "")) > 20_000:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from muster.core import errors, messages, reports
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.web.components import charts, page, widgets
+from muster.web.components.html import Markup, join, tag
 from muster.web.pages import alerts as alerts_
-from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Markup, join, tag
 
 CHANGES_SHOWN = 8
 LINES_MAX = 3
 
-Systems = Sequence[tuple[float, reports.Rollups]]
+Systems = Sequence[tuple[float, columns.Rollups]]
 
 
-def overview(seen: view.View) -> view.Page:
+def overview(seen: page.View) -> page.Page:
     source = seen.known.source
 
     async def figures() -> Markup:
@@ -33,7 +34,7 @@ def overview(seen: view.View) -> view.Page:
                 f"{stale:,}",
                 "silent for over 2.5 periods",
                 look="warn" if stale else "good" if machines["machines"] else "",
-                href=view.to("/tree", state="stale"),
+                href=page.to("/tree", state="stale"),
             ),
             widgets.tile(
                 "Age of a report",
@@ -117,7 +118,7 @@ def overview(seen: view.View) -> view.Page:
         units = {" %" if share else widgets.unit(name) for name in names}
         return join(
             charts.lines(drawn, label=label, unit=units.pop() if len(units) == 1 else ""),
-            widgets.more("Farther back", view.to("/history", metric=names[0])),
+            widgets.more("Farther back", page.to("/history", metric=names[0])),
         )
 
     async def firing() -> Markup:
@@ -146,17 +147,17 @@ def overview(seen: view.View) -> view.Page:
             cls="feed",
         )
 
-    return view.Page(
+    return page.Page(
         "Overview",
         (
-            view.Section("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
-            view.Section("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
-            view.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
-            view.Section("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
-            view.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
-            view.Section("alerts", "Alerts", firing, ("alerts",), 5.0),
-            view.Section("through", "Throughput", through, (), 5.0, wide=False),
-            view.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
+            page.Section("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
+            page.Section("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
+            page.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
+            page.Section("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
+            page.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
+            page.Section("alerts", "Alerts", firing, ("alerts",), 5.0),
+            page.Section("through", "Throughput", through, (), 5.0, wide=False),
+            page.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
         ),
     )
 
@@ -174,7 +175,7 @@ async def _no_system(source: Any) -> Markup:
 
 def watched(systems: Systems) -> list[str]:
     """What to draw: metrics that only this fleet has (a window may lack them), else its processors' load."""
-    own = {name for _, metrics in systems for name in metrics} - {*reports.STANDARD_METRICS}
+    own = {name for _, metrics in systems for name in metrics} - {*columns.STANDARD_METRICS}
     return (sorted(own) or ["cpu_percent"])[:LINES_MAX]
 
 

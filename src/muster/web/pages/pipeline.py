@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import time
 
-from muster.core import errors, reports, units
+from muster.core import errors, units
+from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.web import source as source_
-from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.components import charts, page, widgets
+from muster.web.components.html import Child, Markup, join, tag
+from muster.web.data import read_model as source_
 
 LASTS = {
     "15m": "15 minutes",
@@ -33,7 +34,7 @@ LEVELS = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
 ROWS_SHOWN = 50
 
 
-def progress(seen: view.View) -> view.Page:
+def progress(seen: page.View) -> page.Page:
     source = seen.known.source
 
     async def now() -> Markup:
@@ -99,19 +100,19 @@ def progress(seen: view.View) -> view.Page:
             [series("lag_s", "age of the newest", "line-1")], label="Lag behind the newest report", unit=" s"
         )
 
-    return view.Page(
+    return page.Page(
         "Pipeline",
         (
-            view.Section("now", "The job", now, ("pipeline",), 3.0),
-            view.Section("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
-            view.Section("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
-            view.Section("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
+            page.Section("now", "The job", now, ("pipeline",), 3.0),
+            page.Section("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
+            page.Section("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
+            page.Section("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
         ),
         lead="Spark Structured Streaming over the stream of reports.",
     )
 
 
-def history(seen: view.View) -> view.Page:
+def history(seen: page.View) -> page.Page:
     source = seen.known.source
     level = seen.asked("level", "system")
     name = seen.asked("name")
@@ -194,12 +195,12 @@ def history(seen: view.View) -> view.Page:
         widgets.field("Of the last", "last", last, options=list(LASTS.items())),
         widgets.field("List reports where", "where", where, placeholder="cpu_percent > 90"),
     )
-    return view.Page(
+    return page.Page(
         "History",
         (
-            view.Section("plot", metric, plot, ("history",), 10.0, wide=False),
-            view.Section("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
-            view.Section("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
+            page.Section("plot", metric, plot, ("history",), 10.0, wide=False),
+            page.Section("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
+            page.Section("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
         lead="From the Parquet files that the pipeline writes.",
         head=form,
@@ -211,7 +212,7 @@ def _metrics(source: source_.Source, chosen: str) -> list[str]:
     newest = next(reversed(source.systems), None)
     own = set(newest[1]) if newest is not None else set()
     return list(
-        dict.fromkeys([*sorted({chosen, *own} - {*reports.STANDARD_METRICS}), *reports.STANDARD_METRICS])
+        dict.fromkeys([*sorted({chosen, *own} - {*columns.STANDARD_METRICS}), *columns.STANDARD_METRICS])
     )
 
 
@@ -243,7 +244,7 @@ def _none() -> Markup:
     )
 
 
-def capacity(seen: view.View) -> view.Page:
+def capacity(seen: page.View) -> page.Page:
     source = seen.known.source
 
     async def now() -> Markup:
@@ -307,12 +308,12 @@ def capacity(seen: view.View) -> view.Page:
             none="No channel runs.",
         )
 
-    return view.Page(
+    return page.Page(
         "Staleness",
         (
-            view.Section("now", "Predicted against measured", now, (), 3.0),
-            view.Section("chart", "Over time", chart, (), 3.0),
-            view.Section("channels", "Channels", channels, (), 10.0),
+            page.Section("now", "Predicted against measured", now, (), 3.0),
+            page.Section("chart", "Over time", chart, (), 3.0),
+            page.Section("channels", "Channels", channels, (), 10.0),
         ),
         lead="How old a report is when it reaches the top: the analytic model says at most the holding times "
         "of the channels it passes.",

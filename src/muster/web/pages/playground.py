@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from muster.notify import model as models_
+from muster.notify import models as models_
 from muster.notify import protocol
-from muster.predicates import explain, types
-from muster.web.pages import doing, view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
-from muster.web.rest import notify
+from muster.predicates import types
+from muster.predicates.analysis import explanation
+from muster.web.components import page, widgets
+from muster.web.components.html import Child, Markup, join, tag
+from muster.web.pages import forms
+from muster.web.rest import notifications
 
 SHOWN = 50
 
 
-def playground(seen: view.View) -> view.Page:
+def playground(seen: page.View) -> page.Page:
     source = seen.known.source
     address = seen.asked("address")
     kind, content = seen.asked("type"), seen.asked("content")
     policy, receiver = seen.asked("policy"), seen.asked("receiver")
-    sender = seen.asked("sender") or f"{seen.person.name}/{notify.PARTY}"
+    sender = seen.asked("sender") or f"{seen.person.name}/{notifications.PARTY}"
 
     def event() -> protocol.Send | None:
         if not kind:
             return None
-        made = notify.Event(type=kind, content=doing.pairs(content))
-        return notify.send_of(made, address=address or "TRUE", party=sender.partition("/")[2] or notify.PARTY)
+        made = notifications.Event(type=kind, content=forms.pairs(content))
+        return notifications.send_of(
+            made, address=address or "TRUE", party=sender.partition("/")[2] or notifications.PARTY
+        )
 
     async def reached() -> Markup:
         if not address:
@@ -32,7 +36,7 @@ def playground(seen: view.View) -> view.Page:
         names: list[list[Child]] = [
             [
                 one,
-                tag("a", "explain", href=view.to(seen.path, **{**seen.query, "receiver": one}))
+                tag("a", "explain", href=page.to(seen.path, **{**seen.query, "receiver": one}))
                 if kind
                 else "",
             ]
@@ -74,7 +78,7 @@ def playground(seen: view.View) -> view.Page:
         if made is not None:
             attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
             condition = models_.parse_policy(policy)
-            missing = explain.nearest(condition, attributes)
+            missing = explanation.nearest(condition, attributes)
             of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.found)]
             if len(of_sender) < len(missing):
                 words = "does not accept this event"
@@ -82,7 +86,7 @@ def playground(seen: view.View) -> view.Page:
                 words = "accepts this event if the sender is right"
             else:
                 words = "accepts this event"
-            because = missing or explain.explain(condition, attributes).because
+            because = missing or explanation.explain(condition, attributes).because
             parts.append(tag("p", tag("b", f"It {words}."), " The sender's attributes are not known here."))
             parts.append(tag("ul", *(tag("li", str(one)) for one in because)))
         return join(*parts)
@@ -155,7 +159,7 @@ def playground(seen: view.View) -> view.Page:
         ),
         widgets.field("Event", "type", kind, placeholder="alert"),
         widgets.field(
-            "From", "sender", seen.asked("sender"), placeholder=f"{seen.person.name}/{notify.PARTY}"
+            "From", "sender", seen.asked("sender"), placeholder=f"{seen.person.name}/{notifications.PARTY}"
         ),
         widgets.field(
             "Its content", "content", content, rows=2, placeholder="level=4", hint="One on a line."
@@ -185,15 +189,15 @@ def playground(seen: view.View) -> view.Page:
         action="/playground",
         cls="panel",
     )
-    return view.Page(
+    return page.Page(
         "Notification",
         (
-            view.Section("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
-            view.Section("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
-            view.Section("judged", "The policy", judged, ("notify",), 30.0, wide=False),
-            view.Section("explained", "Why", explained, ("notify",), 3.0, wide=False),
-            view.Section("parties", "Parties", parties, ("notify",), 3.0),
-            view.Section("models", "Models", models, ("notify",), 30.0),
+            page.Section("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
+            page.Section("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
+            page.Section("judged", "The policy", judged, ("notify",), 30.0, wide=False),
+            page.Section("explained", "Why", explained, ("notify",), 3.0, wide=False),
+            page.Section("parties", "Parties", parties, ("notify",), 3.0),
+            page.Section("models", "Models", models, ("notify",), 30.0),
         ),
         lead="An event reaches a party if the address is true of its state, and its policy of the event and "
         "of the sender. Trying sends nothing.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from muster.message import destinations
-from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.components import charts, page, widgets
+from muster.web.components.html import Child, Markup, join, tag
 from muster.web.rest import base
 
 SHOWN = 50
@@ -14,7 +14,7 @@ REASON = "JMS_MUSTER_DEAD_REASON"
 FROM = "JMS_MUSTER_DEAD_FROM"
 
 
-def queues(seen: view.View) -> view.Page:
+def queues(seen: page.View) -> page.Page:
     source = seen.known.source
 
     async def all_queues() -> Markup:
@@ -97,18 +97,18 @@ def queues(seen: view.View) -> view.Page:
             again,
         )
 
-    return view.Page(
+    return page.Page(
         "Queues",
         (
-            view.Section("queues", "Queues", all_queues, ("message",), 2.0),
-            view.Section("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
-            view.Section("dead", "Dead letters", dead, ("message",), 5.0),
+            page.Section("queues", "Queues", all_queues, ("message",), 2.0),
+            page.Section("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
+            page.Section("dead", "Dead letters", dead, ("message",), 5.0),
         ),
         lead="Messages that wait, as JMS has them: in queues, and for subscribers that are away.",
     )
 
 
-def queue(seen: view.View) -> view.Page:
+def queue(seen: page.View) -> page.Page:
     name = seen.asked("name")
     selector = seen.asked("selector")
 
@@ -150,9 +150,9 @@ def queue(seen: view.View) -> view.Page:
         ),
         cls="acts",
     )
-    return view.Page(
+    return page.Page(
         f"Queue {name}",
-        (view.Section("waiting", "What waits", waiting, ("message",), 2.0),),
+        (page.Section("waiting", "What waits", waiting, ("message",), 2.0),),
         head=join(
             widgets.search(
                 "/queue",

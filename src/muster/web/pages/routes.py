@@ -16,40 +16,39 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from muster.core import errors, log, messages
-from muster.web import acts, problems, sessions, state
+from muster.core import errors, messages
+from muster.core.telemetry import log
+from muster.web import actions, problems, request_state
+from muster.web.auth import sessions
+from muster.web.components import html, layout, page, widgets
 from muster.web.pages import (
     alerts,
     audit,
     brokers,
     contexts,
-    doing,
-    fleet,
-    html,
-    manage,
+    forms,
     overview,
     pipeline,
     playground,
     queues,
-    shell,
-    view,
-    widgets,
+    reports,
+    resources,
 )
-from muster.web.rest import events
+from muster.web.rest import event_stream
 
 router = APIRouter()
 log_events = log.Events("web")
 
-PAGES: dict[str, view.Build] = {
+PAGES: dict[str, page.Build] = {
     "/": overview.overview,
-    "/tree": fleet.tree,
-    "/group": fleet.group,
-    "/node": fleet.node,
+    "/tree": reports.tree,
+    "/group": reports.group,
+    "/node": reports.node,
     "/alerts": alerts.alerts,
     "/history": pipeline.history,
-    "/resources": manage.resources,
-    "/resource": manage.resource,
-    "/managers": manage.managers,
+    "/resources": resources.resources,
+    "/resource": resources.resource,
+    "/managers": resources.managers,
     "/playground": playground.playground,
     "/contexts": contexts.contexts,
     "/contexts/one": contexts.context,
@@ -73,15 +72,15 @@ THEME = "muster-theme"
 
 def _theme(request: Request) -> str:
     chosen = request.cookies.get(THEME, "auto")
-    return chosen if chosen in shell.THEMES else "auto"
+    return chosen if chosen in layout.THEMES else "auto"
 
 
-def _view(request: Request, person: sessions.Session, path: str, query: dict[str, str]) -> view.View:
-    known = state.state_of(request)
-    return view.View(known, person, path, query, known.logins.form_token(person))
+def _view(request: Request, person: sessions.Session, path: str, query: dict[str, str]) -> page.View:
+    known = request_state.state_of(request)
+    return page.View(known, person, path, query, known.logins.form_token(person))
 
 
-async def _inside(one: view.Section, within_s: float) -> html.Markup | None:
+async def _inside(one: page.Section, within_s: float) -> html.Markup | None:
     """A section's content, or what is wrong with it; None where that takes longer."""
     making = asyncio.ensure_future(one.make())
     try:
@@ -98,21 +97,21 @@ async def _inside(one: view.Section, within_s: float) -> html.Markup | None:
 
 async def _show(request: Request) -> Response:
     try:
-        person = await state.cookie_session(request)
+        person = await request_state.cookie_session(request)
     except errors.Unauthorized:
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        where = view.to("/login", next=asked) if asked != "/" else "/login"
+        where = page.to("/login", next=asked) if asked != "/" else "/login"
         return RedirectResponse(where, status_code=303)
     path = request.url.path
     seen = _view(request, person, path, dict(request.query_params))
     made = PAGES[path](seen)
     contents = await asyncio.gather(*(_inside(one, FIRST_S) for one in made.sections))
     sections = [
-        shell.section(one, LOADING if inside is None else inside)
+        layout.section(one, LOADING if inside is None else inside)
         for one, inside in zip(made.sections, contents, strict=True)
     ]
     note = _read_note(request)
-    response = HTMLResponse(shell.page(seen, made, sections, theme=_theme(request), note=note))
+    response = HTMLResponse(layout.page(seen, made, sections, theme=_theme(request), note=note))
     if note:
         response.delete_cookie(NOTE)
     response.headers["Cache-Control"] = "no-store"
@@ -126,7 +125,7 @@ for _path in PAGES:
 @router.get("/live")
 async def live(request: Request) -> Response:
     """Sections of a page as they change: ``{id: markup}``."""
-    person = await state.cookie_session(request)
+    person = await request_state.cookie_session(request)
     query = dict(request.query_params)
     path = query.pop("page", "")
     if path not in PAGES:
@@ -145,7 +144,7 @@ async def live(request: Request) -> Response:
                 touched.clear()
                 now_s = time.monotonic()
                 changed: dict[str, str] = {}
-                looked: list[view.Section] = []
+                looked: list[page.Section] = []
                 for one in made.sections:
                     turn = sum(source.cache.turn(name) for name in (*one.tags, "link"))
                     if turns.get(one.id) != turn or now_s >= due.get(one.id, 0.0):
@@ -159,13 +158,15 @@ async def live(request: Request) -> Response:
                     if shown.get(one.id) != digest:
                         shown[one.id] = digest
                         changed[one.id] = str(inside)
-                yield events.event({"sections": changed, "connected": source.link.is_up}, name="sections")
+                yield event_stream.event(
+                    {"sections": changed, "connected": source.link.is_up}, name="sections"
+                )
                 await asyncio.sleep(LIVE_S)
                 wait_s = max(0.0, min(due.values(), default=now_s + 5.0) - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(touched.wait(), min(wait_s, 5.0))
 
-    return events.stream(request, changes)
+    return event_stream.stream(request, changes)
 
 
 @router.get("/static/{name}")
@@ -199,8 +200,8 @@ async def ask_login(request: Request, next: str = "/") -> Response:
 async def _login_page(
     request: Request, next_: str, error: errors.MusterError | None = None, name: str = ""
 ) -> Response:
-    known = state.state_of(request)
-    made = shell.login(
+    known = request_state.state_of(request)
+    made = layout.login(
         domain=known.source.domain,
         next_=_within(next_),
         problem=error.message if error else "",
@@ -230,13 +231,13 @@ async def _form(request: Request) -> dict[str, str]:
 async def login(request: Request) -> Response:
     if request.headers.get("origin") is None:
         raise errors.Forbidden("logins come from our own page", hint="programs use POST /api/v1/tokens")
-    known = state.state_of(request)
-    acts.address.set(state.address_of(request))
+    known = request_state.state_of(request)
+    actions.address.set(request_state.address_of(request))
     given = await _form(request)
     name, next_ = given.get("name", ""), given.get("next", "/")
     try:
         text, session = await known.logins.begin(
-            name, given.get("password", ""), state.address_of(request), sessions.Kind.COOKIE
+            name, given.get("password", ""), request_state.address_of(request), sessions.Kind.COOKIE
         )
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
         if isinstance(error, errors.Forbidden):  # a wrong password is recorded where it is checked
@@ -252,7 +253,7 @@ async def login(request: Request) -> Response:
     await known.desk.record(name, "login", name, "", messages.Outcome.DONE, kind=sessions.Kind.COOKIE)
     response = RedirectResponse(_within(next_), status_code=303)
     response.set_cookie(
-        state.COOKIE,
+        request_state.COOKIE,
         text,
         max_age=int(session.until - time.time()),
         httponly=True,
@@ -264,11 +265,11 @@ async def login(request: Request) -> Response:
 
 @router.post("/logout")
 async def logout(request: Request) -> Response:
-    session = await state.cookie_session(request)
-    state.check_form(request, session, (await _form(request)).get("form", ""))
-    await state.state_of(request).logins.end(session)
+    session = await request_state.cookie_session(request)
+    request_state.check_form(request, session, (await _form(request)).get("form", ""))
+    await request_state.state_of(request).logins.end(session)
     response = RedirectResponse("/login", status_code=303)
-    response.delete_cookie(state.COOKIE)
+    response.delete_cookie(request_state.COOKIE)
     response.headers["Clear-Site-Data"] = '"cache"'
     return response
 
@@ -278,12 +279,12 @@ async def logout(request: Request) -> Response:
 
 @router.post("/do/{act}")
 async def do(request: Request, act: str) -> Response:
-    session = await state.cookie_session(request)
+    session = await request_state.cookie_session(request)
     given = await _form(request)
-    state.check_form(request, session, given.pop("form", ""))
+    request_state.check_form(request, session, given.pop("form", ""))
     back = _within(given.pop("back", "/"))
     try:
-        said = await doing.do(state.state_of(request), session, act, given)
+        said = await forms.do(request_state.state_of(request), session, act, given)
     except errors.MusterError as error:
         said = f"Not done: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)
@@ -305,7 +306,7 @@ async def failed(request: Request, error: errors.MusterError) -> Response:
         return Response(status_code=problems.status_of(error), headers=problems.headers(error))
     if isinstance(error, errors.Unauthorized):
         return RedirectResponse("/login", status_code=303)
-    made: Any = shell.failure(
+    made: Any = layout.failure(
         error.code.replace("-", " ").capitalize(), error.message, error.hint or "", theme=_theme(request)
     )
     return HTMLResponse(made, status_code=problems.status_of(error))

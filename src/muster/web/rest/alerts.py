@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from muster.core import messages
 from muster.pipeline import client, protocol
-from muster.web import source, state
+from muster.web import request_state
+from muster.web.data import read_model
 from muster.web.rest import base
-from muster.web.rest.manage import Strict
+from muster.web.rest.resources import Strict
 
 router = base.router("alerts")
 
@@ -36,15 +37,20 @@ class NewSilence(Strict):
     **base.answers(base.items(base.kind(messages.Alert))),
 )
 async def alerts(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.alerts(), cursor, limit, source.alert_order)
+    return base.cut(await known.source.alerts(), cursor, limit, read_model.alert_order)
 
 
 @router.post(
     "/alerts/acknowledgements", summary="Say that an alert is in hand", **base.answers(None, status=204)
 )
-async def acknowledge(known: state.Known, person: state.Person, wanted: Acknowledgement) -> Response:
+async def acknowledge(
+    known: request_state.Known, person: request_state.Person, wanted: Acknowledgement
+) -> Response:
     await known.desk.do(
         person,
         "acknowledge",
@@ -57,7 +63,10 @@ async def acknowledge(known: state.Known, person: state.Person, wanted: Acknowle
 
 @router.get("/silences", summary="Silences and maintenance windows", **base.answers(base.items()))
 async def silences(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
     return base.cut(await known.source.silences(), cursor, limit, lambda row: (row["id"],))
 
@@ -65,7 +74,7 @@ async def silences(
 @router.post(
     "/silences", summary="Tell nobody of some alerts", **base.answers({"type": "object"}, status=201)
 )
-async def silence(known: state.Known, person: state.Person, wanted: NewSilence) -> Response:
+async def silence(known: request_state.Known, person: request_state.Person, wanted: NewSilence) -> Response:
     async def act(bus: Any) -> Any:
         return await client.Client(bus).silence(
             wanted.covers, for_s=wanted.for_s, from_ms=wanted.from_ms, reason=wanted.reason
@@ -77,8 +86,8 @@ async def silence(known: state.Known, person: state.Person, wanted: NewSilence) 
 
 @router.delete("/silences/{id}", summary="End a silence", **base.answers(None, status=204))
 async def unsilence(
-    known: state.Known,
-    person: state.Person,
+    known: request_state.Known,
+    person: request_state.Person,
     id: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")],
 ) -> Response:
     await known.desk.do(
@@ -92,7 +101,7 @@ async def unsilence(
     summary="How the pipeline's job fares",
     **base.answers(base.kind(protocol.Progress)),
 )
-async def progress(known: state.Known, person: state.Person) -> Response:
+async def progress(known: request_state.Known, person: request_state.Person) -> Response:
     return base.reply(await known.source.progress())
 
 
@@ -102,7 +111,10 @@ async def progress(known: state.Known, person: state.Person) -> Response:
     **base.answers(base.items(base.kind(protocol.Progress))),
 )
 async def batches(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
     newest_first = list(reversed(known.source.batches))
     rows, next_ = base.behind(newest_first, cursor, limit, lambda one: f"{one.at_ms}-{one.batch}")

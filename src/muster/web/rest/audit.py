@@ -10,10 +10,12 @@ from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import messages
-from muster.trust import roles
-from muster.web import acts, hearing, sessions, state
+from muster.trust.permissions import roles
+from muster.web import actions, request_state
+from muster.web.auth import sessions
+from muster.web.data import bus_feed
 from muster.web.rest import base
-from muster.web.rest.manage import Strict
+from muster.web.rest.resources import Strict
 
 router = base.router("access")
 
@@ -37,8 +39,8 @@ class NewLogin(Strict):
     **base.answers(base.items(base.kind(messages.Decision))),
 )
 async def audit(
-    known: state.Known,
-    person: state.Person,
+    known: request_state.Known,
+    person: request_state.Person,
     who: Annotated[str, Query(max_length=256)] = "",
     what: Annotated[str, Query(max_length=256)] = "",
     target: Annotated[str, Query(max_length=256, description="Only those whose target holds this.")] = "",
@@ -46,11 +48,13 @@ async def audit(
     cursor: base.Cursor = "",
 ) -> Response:
     found = select(known, who=who, what=what, target=target)
-    rows, next_ = base.behind(found, cursor, limit, hearing.decision_key)
+    rows, next_ = base.behind(found, cursor, limit, bus_feed.decision_key)
     return base.page(rows, next_, total=len(found))
 
 
-def select(known: state.State, *, who: str = "", what: str = "", target: str = "") -> list[messages.Decision]:
+def select(
+    known: request_state.State, *, who: str = "", what: str = "", target: str = ""
+) -> list[messages.Decision]:
     if not known.source.decisions:
         known.source.must_hear()
     return [
@@ -68,12 +72,12 @@ def select(known: state.State, *, who: str = "", what: str = "", target: str = "
     openapi_extra={"security": []},
     **base.answers(base.row(token="string", name="string", role="string", until="integer"), status=201),
 )
-async def token(request: Request, known: state.Known, given: Credentials) -> Response:
-    acts.address.set(state.address_of(request))
+async def token(request: Request, known: request_state.Known, given: Credentials) -> Response:
+    actions.address.set(request_state.address_of(request))
     made, session = await known.logins.begin(
         given.name,
         given.password,
-        state.address_of(request),
+        request_state.address_of(request),
         sessions.Kind.TOKEN,
         lifetime_s=given.lifetime_s,
     )
@@ -85,7 +89,7 @@ async def token(request: Request, known: state.Known, given: Credentials) -> Res
 
 
 @router.delete("/tokens/current", summary="End the token of this request", **base.answers(None, status=204))
-async def end_token(known: state.Known, person: state.Person) -> Response:
+async def end_token(known: request_state.Known, person: request_state.Person) -> Response:
     await known.logins.end(person)
     return Response(status_code=204)
 
@@ -95,19 +99,22 @@ async def end_token(known: state.Known, person: state.Person) -> Response:
     summary="Who asks",
     **base.answers(base.row(name="string", role="string", kind="string", until="integer")),
 )
-async def me(known: state.Known, person: state.Person) -> Response:
+async def me(known: request_state.Known, person: request_state.Person) -> Response:
     return base.reply({"name": person.name, "role": person.role, "kind": person.kind, "until": person.until})
 
 
 @router.get("/logins", summary="Who may log in, and as what", **base.answers(base.items()))
 async def logins(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    acts.require(person, sessions.Role.ADMIN, "see who may log in")
+    actions.require(person, sessions.Role.ADMIN, "see who may log in")
     return base.cut(await asyncio.to_thread(listed, known), cursor, limit, lambda row: (row["name"],))
 
 
-def listed(known: state.State) -> list[dict[str, Any]]:
+def listed(known: request_state.State) -> list[dict[str, Any]]:
     passwords = known.trust.passwords()
     found = [passwords.get(name) for name in passwords.names()]
     return [
@@ -122,7 +129,9 @@ def listed(known: state.State) -> list[dict[str, Any]]:
 
 
 @router.put("/logins/{name}", summary="Let somebody log in, or change how", **base.answers(None, status=204))
-async def set_login(known: state.Known, person: state.Person, name: LoginName, wanted: NewLogin) -> Response:
+async def set_login(
+    known: request_state.Known, person: request_state.Person, name: LoginName, wanted: NewLogin
+) -> Response:
     async def act(_: Any) -> None:
         viewer = wanted.role is sessions.Role.VIEWER
         await asyncio.to_thread(
@@ -138,7 +147,7 @@ async def set_login(known: state.Known, person: state.Person, name: LoginName, w
 
 
 @router.delete("/logins/{name}", summary="Let somebody log in no more", **base.answers(None, status=204))
-async def remove_login(known: state.Known, person: state.Person, name: LoginName) -> Response:
+async def remove_login(known: request_state.Known, person: request_state.Person, name: LoginName) -> Response:
     async def act(_: Any) -> None:
         await asyncio.to_thread(known.trust.passwords().remove, name)
 

@@ -9,9 +9,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from muster.message import destinations, protocol
-from muster.web import source, state
+from muster.web import request_state
+from muster.web.data import read_model
 from muster.web.rest import base
-from muster.web.rest.manage import Strict
+from muster.web.rest.resources import Strict
 
 router = base.router("messages")
 
@@ -27,14 +28,20 @@ class Moving(Strict):
 
 @router.get("/queues", summary="Queues, their depth and consumers", **base.answers(base.items()))
 async def queues(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
     return base.cut(await known.source.queues(), cursor, limit, lambda row: (row["queue"],))
 
 
 @router.get("/subscriptions", summary="Durable subscriptions", **base.answers(base.items()))
 async def subscriptions(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
     rows = await known.source.subscriptions()
     return base.cut(rows, cursor, limit, _subscription)
@@ -46,8 +53,8 @@ async def subscriptions(
     **base.answers(base.items()),
 )
 async def browse(
-    known: state.Known,
-    person: state.Person,
+    known: request_state.Known,
+    person: request_state.Person,
     name: Queue,
     selector: Selector = "",
     limit: base.Limit = base.LIMIT,
@@ -62,7 +69,9 @@ async def browse(
     summary="Throw away what waits in a queue",
     **base.answers(base.row(queue="string", purged="integer")),
 )
-async def purge(known: state.Known, person: state.Person, name: Queue, selector: Selector = "") -> Response:
+async def purge(
+    known: request_state.Known, person: request_state.Person, name: Queue, selector: Selector = ""
+) -> Response:
     done = await known.desk.do(
         person, "purge", f"queue:{name}", _asks(protocol.Purge(name, selector or None)), touches="message"
     )
@@ -74,7 +83,9 @@ async def purge(known: state.Known, person: state.Person, name: Queue, selector:
     summary="Move what waits in a queue to another destination",
     **base.answers(base.row(queue="string", moved="integer")),
 )
-async def move(known: state.Known, person: state.Person, name: Queue, wanted: Moving) -> Response:
+async def move(
+    known: request_state.Known, person: request_state.Person, name: Queue, wanted: Moving
+) -> Response:
     asked = protocol.Move(name, wanted.to, wanted.selector, wanted.limit)
     done = await known.desk.do(person, "move", f"queue:{name}", _asks(asked), touches="message")
     return base.reply({"queue": name, "moved": done.count})
@@ -84,7 +95,10 @@ async def move(known: state.Known, person: state.Person, name: Queue, wanted: Mo
     "/dead-letters", summary="Messages that could not be delivered, and why", **base.answers(base.items())
 )
 async def dead_letters(
-    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
     rows, next_ = await known.source.browse(
         destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
@@ -98,6 +112,6 @@ def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def _asks(asked: protocol.Ask) -> Any:
     async def act(bus: Any) -> protocol.Answer:
-        return await source.dispatch(bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0)
+        return await read_model.dispatch(bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0)
 
     return act

@@ -1,0 +1,1 @@
+"""The domain's own brokers and their configuration."""

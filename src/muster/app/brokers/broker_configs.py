@@ -1,0 +1,126 @@
+"""From the settings of a domain to what each of its brokers is told. Pure."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.app import log_files
+from muster.bus.brokers import config
+from muster.bus.locator import server
+from muster.core.settings import bus as settings_bus
+from muster.core.settings import domain as settings_domain
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """What brokers are given besides settings. ``secret`` opens the routes between them."""
+
+    operator: config.OperatorTrust
+    secret: str
+    tls: config.Tls | None = None
+
+
+def brokers(settings: settings_domain.Ground, trusted: Trusted, folder: Path) -> list[config.BrokerConfig]:
+    """The brokers of the domain's layout, each with a folder of its own below ``folder``.
+
+    Leaves of a tree come last and without their links: where their parents listen is known only at run time.
+    """
+    bus = settings.bus
+    name = settings.domain.name
+    clusters = bus.clusters if bus.layout == "super-cluster" else 1
+    found: list[config.BrokerConfig] = []
+
+    def add(own_name: str, **differences: Any) -> None:
+        found.append(_broker(settings, trusted, folder, own_name, len(found), **differences))
+
+    for cluster_name in _numbered(name, clusters, "c"):
+        joined = bus.layout == "super-cluster"
+        cluster = cluster_name if bus.brokers > 1 or joined else None
+        for number, own_name in enumerate(_numbered(cluster_name, bus.brokers, ""), start=1):
+            add(own_name, stores=_stores(bus, number), cluster=cluster, joined=joined)
+    for number in range(1, bus.leaves + 1):
+        add(f"{name}-leaf-{number}", stores=True, leaf=True)
+    return found
+
+
+def extra(
+    settings: settings_domain.Ground, trusted: Trusted, folder: Path, name: str, *, storage: bool
+) -> config.BrokerConfig:
+    """A broker beyond those of the settings, on free ports, with a storage of its own."""
+    return _broker(settings, trusted, folder, name, None, stores=storage, leaf=True)
+
+
+def _broker(
+    settings: settings_domain.Ground,
+    trusted: Trusted,
+    folder: Path,
+    name: str,
+    index: int | None,  # from 0, where ports are counted up from the settings'; None: free ones
+    *,
+    stores: bool,
+    cluster: str | None = None,
+    joined: bool = False,
+    leaf: bool = False,
+) -> config.BrokerConfig:
+    bus = settings.bus
+
+    def port(first: int) -> int:
+        return first + index if first and index is not None else 0
+
+    return config.BrokerConfig(
+        name=name,
+        directory=folder / name,
+        host=bus.host,
+        port=port(bus.port),
+        tls=trusted.tls,
+        # Else it would tell clients the addresses of its machine, which its certificate need not be for.
+        advertise=socket.gethostname() if trusted.tls and bus.host in server.EVERYWHERE else None,
+        plaintext=bus.tls == "off",
+        storage=_storage(bus, name if leaf else None) if stores else None,
+        cluster=config.Cluster(name=cluster, secret=trusted.secret) if cluster else None,
+        gateway=config.Gateway(name=cluster, secret=trusted.secret) if cluster and joined else None,
+        websocket=config.Listener(port=port(bus.websocket_port)) if bus.websocket else None,
+        mqtt=config.Listener(port=port(bus.mqtt_port)) if bus.mqtt and stores else None,
+        trust=trusted.operator,
+        payload_bytes_max=bus.max_payload_bytes,
+        connections_max=bus.max_connections,
+        ping_interval_s=bus.ping_interval_s,
+        log_bytes_max=log_files.broker_file_bytes(settings, broker_count(settings)),
+    )
+
+
+def broker_count(settings: settings_domain.Ground) -> int:
+    bus = settings.bus
+    return (bus.clusters if bus.layout == "super-cluster" else 1) * bus.brokers + bus.leaves
+
+
+def parents(settings: settings_domain.Ground) -> dict[str, str]:
+    """Which broker each leaf hangs below: level by level, ``fan_out`` below each."""
+    bus = settings.bus
+    roots = list(_numbered(settings.domain.name, bus.brokers, ""))
+    leaves = [f"{settings.domain.name}-leaf-{number}" for number in range(1, bus.leaves + 1)]
+    holders = [*roots, *leaves]
+    return {leaf: holders[index // bus.fan_out] for index, leaf in enumerate(leaves)}
+
+
+def _numbered(name: str, count: int, mark: str) -> Iterator[str]:
+    for number in range(1, count + 1):
+        yield name if mark and count == 1 else f"{name}-{mark}{number}"
+
+
+def _stores(bus: settings_bus.Bus, number: int) -> bool:
+    return bus.storage_brokers == 0 or number <= bus.storage_brokers
+
+
+def _storage(bus: settings_bus.Bus, domain: str | None) -> config.Storage:
+    """``domain`` keeps the storage of a leaf apart from that of the brokers it hangs on."""
+    return config.Storage(
+        file_bytes_max=bus.storage_disk_bytes,
+        memory_bytes_max=bus.storage_memory_bytes,
+        sync_interval_s=None if bus.sync == "always" else bus.sync_interval_s,
+        domain=domain,
+    )

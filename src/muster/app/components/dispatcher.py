@@ -1,0 +1,107 @@
+"""The dispatcher of the messaging log as a part of a domain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.core import errors, health, subjects
+from muster.message import settings as settings_
+from muster.message.dispatcher import leadership
+from muster.trust import keyring
+from muster.trust.permissions import queue_rights, roles
+
+IDENTITY = "message"
+PERMISSIONS_KEPT_S = 10.0
+DECISIONS_KEPT = 1000  # of one identity
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the credentials of an identity said when they were read, and what followed from that."""
+
+    read_at: float
+    record: keyring.Record | None
+    decided: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+
+class Permissions:
+    """Which topics and queues an identity may use; see `desk.May`.
+
+    Of topics, what the broker would say, for what we do in its name. Queues only the dispatcher guards.
+    """
+
+    def __init__(self, trust: keyring.Trust) -> None:
+        self._trust = trust
+        self._known: dict[str, _Known] = {}
+
+    def __call__(self, identity: str, action: str, what: str) -> bool:
+        known = self._known.get(identity)
+        if known is None or time.monotonic() - known.read_at > PERMISSIONS_KEPT_S:
+            known = self._known[identity] = _Known(time.monotonic(), self._read(identity))
+        decision = known.decided.get((action, what))
+        if decision is None:
+            decision = known.record is not None and _allows(known.record, action, what)
+            if len(known.decided) < DECISIONS_KEPT:
+                known.decided[action, what] = decision
+        return decision
+
+    def _read(self, identity: str) -> keyring.Record | None:
+        try:
+            found = self._trust.show(identity)
+        except errors.MusterError:
+            return None
+        return found if found.status == "valid" else None
+
+
+#: Who may do what with durable subscriptions that other identities made; see `desk.May`.
+_SUBSCRIPTIONS: Final = {
+    "list": (roles.Role.OPERATOR, roles.Role.GATEWAY, roles.Role.WEB, roles.Role.VIEWER),
+    "end": (roles.Role.OPERATOR,),
+}
+
+
+def _allows(record: keyring.Record, action: str, what: str) -> bool:
+    if action == "subscriptions":
+        return record.role in _SUBSCRIPTIONS[what]
+    if action in set(queue_rights.Right):
+        return queue_rights.allows(record.queues, what, action)
+    allowed = record.publish if action == "pub" else record.subscribe
+    return any(pattern == what or subjects.matches(pattern, what) for pattern in allowed)
+
+
+class Dispatcher:
+    """Keeps the domain's queues and durable subscriptions, or waits to take them over."""
+
+    name = "message"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, settings: settings_.Message) -> None:
+        self._settings = settings
+        self._service: leadership.Service | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
+        self._service = leadership.Service(
+            bus,
+            self._settings,
+            max_bytes=context.settings.retention.messages.max_bytes,
+            may=Permissions(context.trust),
+            replicas=context.settings.bus.replicas,
+            measure=context.metrics,
+        )
+        context.spawn(self._service.run())
+
+    async def stop(self) -> None:
+        if self._service is not None:
+            await self._bus.close()
+
+    def health(self) -> component.Health:
+        if self._service is None:
+            return component.Health(health.State.STARTING)
+        return component.Health(facts={"acting": self._service.acting.is_set()})

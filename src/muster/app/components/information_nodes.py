@@ -1,0 +1,80 @@
+"""Information nodes as a part of a domain."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.core import errors, health
+from muster.core.settings import domain
+from muster.inform import settings
+from muster.inform.node import node as node_node
+from muster.trust import keyring
+from muster.trust.permissions import roles
+
+PREFIX = "inform-"
+
+
+class InformationNodes:
+    name = "inform"
+    depends_on: Sequence[str] = ()
+    vital = False  # contexts stay in their log, and other nodes have copies
+
+    def __init__(self, wanted: settings.Inform) -> None:
+        self._wanted = wanted
+        self._stack = contextlib.AsyncExitStack()
+        self.nodes: list[node_node.Node] = []
+
+    async def start(self, context: context_.Context) -> None:
+        for number in range(1, self._wanted.nodes + 1):
+            bus = await context.connect(
+                f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
+            )
+            self._stack.push_async_callback(bus.close)
+            node = await node_node.start(
+                bus,
+                settings=self._wanted,
+                store=context.store,
+                **as_of_domain(context.settings, context.trust),
+            )
+            self._stack.push_async_callback(node.close)
+            self.nodes.append(node)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+        self.nodes.clear()
+
+    def health(self) -> component.Health:
+        for node in self.nodes:
+            failure = node.failure()
+            if failure is not None:
+                return component.Health(health.State.FAILED, f"{node.name}: {failure}")
+            if node.view_failure is not None:
+                return component.Health(health.State.LATE, f"{node.name} cannot store: {node.view_failure}")
+            age_s = node.desk.now_s() - node.desk.fresh_at_s
+            if age_s > 3 * self._wanted.timeout_s:
+                return component.Health(
+                    health.State.LATE, f"{node.name} has not heard the log for {age_s:.0f} s"
+                )
+        return component.Health()
+
+
+def as_of_domain(settings: domain.Ground, trust: keyring.Trust) -> dict[str, Any]:
+    """What every node of a domain is started with, in whichever process: its log, and who may do what."""
+    return {
+        "max_bytes": settings.retention.contexts.max_bytes,
+        "replicas": settings.bus.replicas,
+        "role_of": functools.lru_cache(1024)(functools.partial(_role_of, trust)),
+        "zone": settings.domain.zone,
+    }
+
+
+def _role_of(trust: keyring.Trust, identity: str) -> str | None:
+    try:
+        return str(trust.show(identity).role)
+    except errors.MusterError:
+        return None

@@ -1,0 +1,322 @@
+"""Management as a part of a domain: the active bootstrap node.
+
+It starts registry endpoints, managers and this machine's agent as processes of their own, starts anew what
+falls, makes and spends enrolment tokens, and kills on request (drills).
+
+    muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.app import certificates, enrolment, identities, log_files
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.app.supervisor import fork_server, restarts, worker
+from muster.bus import api
+from muster.bus.http import health as http_health
+from muster.bus.http import server as http_server
+from muster.bus.rpc import client as rpc
+from muster.bus.rpc import server
+from muster.core import errors, health, subjects
+from muster.manage import client as manage_client
+from muster.manage import protocol, settings
+from muster.manage.adapters import os_process
+from muster.trust.permissions import roles
+
+if TYPE_CHECKING:
+    from muster.core.settings import domain
+
+KIND = "domain"
+ENROL = f"{KIND}.enrol"
+LOOK_S = 2.0
+SILENT_S = 20.0  # one that runs and does not say so for so long is ended, and started anew
+STOP_S = 5.0
+
+_ROLES = {
+    "registry": roles.Role.REGISTRY,
+    "manager": roles.Role.MANAGER,
+    "agent": roles.Role.AGENT,
+}
+
+
+async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
+    subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
+    return await manage_client.call(bus, subject, arguments, timeout_s=timeout_s)
+
+
+async def waiting(bus: api.Bus) -> list[dict[str, Any]]:
+    """Machines that have asked and wait for approval."""
+    subject = subjects.said_by(protocol.PART, bus.identity, KIND, "waiting")
+    return [row async for row in rpc.pages(bus, subject)]
+
+
+class Manage:
+    name = "manage"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, wanted: settings.Manage) -> None:
+        self._wanted = wanted
+        self._context: context_.Context
+        self._care = restarts.Care(_names(wanted), silent_s=SILENT_S)
+        self._children: dict[str, int] = {}
+        self._unready: set[str] = set()
+        self._nursery: fork_server.Nursery
+        self._changed = asyncio.Event()
+        self._server: server.Server | None = None
+        self._desk: enrolment.Desk
+        self._stopping = False
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        self._desk = enrolment.Desk(context.store, context.trust)
+        self._nursery = fork_server.Nursery(self._unready.discard)
+        context.spawn(self._keep())
+        if context.settings.health.enabled:
+            context.spawn(self._listen())
+        self._server = server.Server(
+            context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
+        )
+        await self._server.start()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._server is not None:
+            await self._server.close()
+        await self._nursery.close()
+        waits = [asyncio.create_task(os_process.end_of(pid)) for pid in self._children.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=STOP_S)
+            if late:
+                for pid in self._children.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                await asyncio.wait(late)
+
+    def health(self) -> component.Health:
+        missing = [
+            name
+            for name, ward in self._care.wards.items()
+            if ward.phase is restarts.Phase.MISSING or name in self._unready
+        ]
+        facts = {"management": self._processes()}
+        if missing:
+            return component.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
+        return component.Health(facts=facts)
+
+    def _processes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "state": ward.phase.value,
+                "pid": self._children.get(name),
+                "starts": ward.starts,
+                "reason": ward.reason,
+            }
+            for name, ward in self._care.wards.items()
+        ]
+
+    # Keeping processes alive
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._changed.clear()
+            for name in self._care.due(loop.time()):
+                await self._begin(name)
+            due = self._care.next_at()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else max(0.01, due - loop.time())):
+                    await self._changed.wait()
+
+    async def _listen(self) -> None:
+        """Whether each really works, not only runs: its health page answers."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            places = await asyncio.to_thread(lambda: list(http_health.told(self._context.folder.pages)))
+            known = [one for one in places if self._children.get(one.process) == one.pid]
+            for name in await asyncio.gather(*map(_heard, known)):
+                if name in self._children:
+                    self._care.heard(name, loop.time())
+            for name in self._care.silent(loop.time()):
+                self._context.log.warning("process-silent", process=name)
+                with contextlib.suppress(ProcessLookupError, KeyError):
+                    os.kill(self._children[name], signal.SIGKILL)
+
+    async def _begin(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            task = await asyncio.to_thread(_task, self._context, self._wanted, name)
+            self._unready.add(name)
+            pid = await self._nursery.bear(name, task)
+        except (OSError, errors.MusterError) as error:
+            self._care.ended(name, loop.time(), str(error))
+            self._context.log.error("not-started", process=name, error=error)
+            return
+        self._children[name] = pid
+        self._care.started(name, loop.time())
+        self._context.log.info("process-started", process=name, pid=pid)
+        self._context.spawn(self._watch(name, pid))
+
+    async def _watch(self, name: str, pid: int) -> None:
+        await os_process.end_of(pid)
+        if self._children.get(name) == pid:
+            del self._children[name]
+        if not self._stopping:
+            self._context.log.warning("process-ended", process=name, pid=pid)
+            self._care.ended(name, asyncio.get_running_loop().time(), "it ended")
+            self._changed.set()
+
+    # What it is asked
+
+    def _operations(self) -> list[server.Operation]:
+        plain = server.Operation.plain
+        return [
+            plain(f"{KIND}.processes", self._listed, audited=False),
+            plain(f"{KIND}.waiting", self._waiting, audited=False),
+            plain(f"{KIND}.kill", self._kill),
+            plain(f"{KIND}.approve", self._desk.approve),
+            server.Operation(f"{KIND}.token", self._token, what="enrolment-token"),
+            server.Operation(ENROL, self._enrol),
+        ]
+
+    async def _authorize(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        if operation.name == ENROL and call.identity.startswith(enrolment.PREFIX):
+            return
+        record = await asyncio.to_thread(self._context.trust.show, call.identity)
+        verb = operation.name.rpartition(".")[2]
+        if operation.name == ENROL:
+            raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
+        if record.role != roles.Role.OPERATOR:
+            raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
+
+    async def _waiting(self, after: str = "") -> dict[str, Any]:
+        rows = sorted(await self._desk.waiting(), key=lambda row: row["token"])
+        return server.page(rows, key=lambda row: row["token"], after=after)
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        return self._processes()
+
+    async def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
+        pid = self._children.get(name)
+        if pid is None:
+            known = ", ".join(self._care.wards)
+            raise errors.NotFound(f"no process {name!r} runs here", hint=f"there are: {known}")
+        os.kill(pid, number)
+        return {"killed": name, "pid": pid}
+
+    async def _token(
+        self,
+        call: server.Call,
+        name: str,
+        approval: bool = False,
+        lifetime_s: float = enrolment.LIFETIME_S,
+        servers: Sequence[str] = (),
+    ) -> dict[str, str]:
+        running = await asyncio.to_thread(self._context.folder.running)
+        assert running is not None
+        ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
+        token = await self._desk.make(
+            call.identity,
+            name,
+            tuple(servers) or running.servers,
+            ca,
+            locator="" if servers else running.locator_url or "",
+            approval=approval,
+            lifetime_s=lifetime_s,
+        )
+        return {"name": name, "token": token}
+
+    async def _enrol(self, call: server.Call, public_key: str, machine: str = "") -> dict[str, str]:
+        try:
+            admitted = await self._desk.enrol(call.identity, public_key, machine)
+        except errors.Unavailable:  # it waits for approval, and asks again and again
+            call.audited = False
+            raise
+        running = await asyncio.to_thread(self._context.folder.running)
+        if running is not None and admitted.replaced:
+            tls = None
+            if running.ca:
+                tls = await asyncio.to_thread(certificates.for_clients, self._context.settings)
+            self._context.spawn(_tell(self._context, running.servers, tls))
+        return {"name": admitted.name, "jwt": admitted.jwt}
+
+
+async def _heard(place: http_health.Place) -> str:
+    """Its name, if it answers."""
+    try:
+        answer = await http_server.get(f"{place.url}/livez", timeout_s=LOOK_S)
+    except errors.MusterError:
+        return ""
+    return place.process if answer.status == 200 else ""
+
+
+async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> None:
+    """That a former key was revoked."""
+    try:
+        await identities.tell_brokers(context.trust, servers, tls=tls)
+    except errors.MusterError as error:
+        context.log.error("brokers-not-told", error=error)
+
+
+def _names(wanted: settings.Manage) -> list[str]:
+    # Two managers of one name would both do the same: on each of several machines they are called otherwise.
+    here = "" if wanted.agent_name == settings.LOCAL else f"{wanted.agent_name}-"
+    found = [f"registry-{here}{number}" for number in range(1, wanted.registries + 1)]
+    found += [f"manager-{here}{number}" for number in range(1, wanted.managers + 1)]
+    return [*found, f"agent-{wanted.agent_name}"] if wanted.agent else found
+
+
+def _task(context: context_.Context, wanted: settings.Manage, name: str) -> worker.Task:
+    kind, _, rest = name.partition("-")
+    whole: domain.Ground = context.settings
+    identity = rest if kind == "agent" else name
+    creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
+    running_servers, uses_tls = context.servers(), not whole.bus.servers and whole.bus.uses_tls
+    scheme, _, path = whole.store.url.partition(":")
+    in_folder = scheme == "sqlite" and path != ":memory:"
+    direct_port = None
+    number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
+    if 0 < number <= len(wanted.direct_ports):
+        direct_port = wanted.direct_ports[number - 1]
+    tls = certificates.for_brokers(whole) if uses_tls and direct_port is not None else None
+    return worker.Task(
+        kind=kind,
+        name=identity,
+        servers=tuple(running_servers),
+        creds=str(creds),
+        ca=str(certificates.bundle(whole)) if uses_tls else None,
+        keys=str(whole.keys_folder),
+        store_url=f"sqlite:{context.folder.root / path}" if in_folder else whole.store.url,
+        store_password=whole.store.password or "",
+        sync=whole.store.sync,
+        folder=str(context.folder.root / "agent"),
+        zone=whole.domain.zone,
+        beat_s=wanted.beat_s,
+        manager_ttl_s=wanted.manager_ttl_s,
+        host=whole.bus.host,
+        direct_port=direct_port,
+        cert=str(tls.cert_file) if tls else "",
+        cert_key=str(tls.key_file) if tls else "",
+        known_as=name,
+        log_file=str(context.folder.logs / f"{name}.log"),
+        log_bytes_max=log_files.file_bytes(whole, 2 * len(_names(wanted))),
+        log_age_s=whole.retention.logs.max_age_s,
+        replicas=whole.bus.replicas,
+        log_level=whole.log.level,
+        health=msgspec.structs.replace(whole.health, port=0),
+        pages=str(context.folder.pages),
+    )

@@ -1,0 +1,126 @@
+"""The monitor as parts of a domain: a channel, and the sensor of its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.core import errors, health
+from muster.monitor import settings
+from muster.trust.permissions import roles
+
+if TYPE_CHECKING:
+    from muster.bus import api
+    from muster.monitor.channel import channel
+    from muster.monitor.sensor import sensor
+
+
+class Channel:
+    name = "channel"
+    depends_on: Sequence[str] = ()
+    vital = False  # others may take its children
+
+    def __init__(self, wanted: settings.Channel) -> None:
+        self._wanted = wanted
+        self._bus: api.Bus | None = None
+        self._channel: channel.Channel | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        await _need("pyarrow")
+        from muster.monitor import protocol
+        from muster.monitor.channel import channel, interpreters
+
+        wanted = self._wanted
+        to = interpreters.Subscription(
+            "up", wanted.parents or (protocol.ROOT,), interpreter=wanted.interpreter, where=wanted.where
+        )
+        self._bus = await context.connect(wanted.name, roles.Role.CHANNEL)
+        self._channel = channel.Channel(
+            self._bus,
+            channel.Settings(
+                hold_s=wanted.hold_s,
+                beat_s=wanted.beat_s,
+                subscriptions=(to,),
+                compression=None if wanted.compression == "none" else wanted.compression,
+                sensors=wanted.sensors,
+                stream_bytes_max=context.settings.retention.reports.max_bytes,
+                stream_age_s_max=context.settings.retention.reports.max_age_s,
+                replicas=context.settings.bus.replicas,
+            ),
+            measure=context.metrics,
+        )
+        await self._channel.start()
+
+    async def stop(self) -> None:
+        if self._channel is not None:
+            await self._channel.stop()
+        if self._bus is not None:
+            await self._bus.close()
+
+    def health(self) -> component.Health:
+        assert self._channel is not None
+        behind_s = self._channel.waiting_s
+        if behind_s > 10 * self._wanted.hold_s + 10:
+            return component.Health(health.State.LATE, f"reports wait for {behind_s:.0f} s to be forwarded")
+        return component.Health()
+
+
+class Sensor:
+    name = "sensor"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, wanted: settings.Sensor) -> None:
+        self._wanted = wanted
+        self._bus: api.Bus | None = None
+        self._sensor: sensor.Sensor | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        await _need("psutil")
+        from muster.monitor.sensor import sensor
+
+        wanted = self._wanted
+        buffer_dir = context.folder.root / "sensor"
+        context.watch_folder("sensor's buffer", buffer_dir, wanted.buffer_bytes)
+        self._bus = await context.connect(wanted.name, roles.Role.AGENT)
+        self._sensor = sensor.Sensor(
+            self._bus,
+            sensor.Settings(
+                buffer_dir=buffer_dir,
+                group=wanted.group,
+                zone=wanted.zone,
+                period_s=wanted.period_s,
+                channels=wanted.channels,
+                processes=dict(map(settings.named, wanted.processes)),
+                scrape=dict(map(settings.named, wanted.scrape)),
+                http_port=wanted.http_port if wanted.doors else None,
+                statsd_port=wanted.statsd_port if wanted.doors else None,
+                buffer_bytes_max=wanted.buffer_bytes,
+            ),
+        )
+        await self._sensor.start()
+
+    async def stop(self) -> None:
+        if self._sensor is not None:
+            await self._sensor.stop()
+        if self._bus is not None:
+            await self._bus.close()
+
+    def health(self) -> component.Health:
+        assert self._sensor is not None
+        if waiting := self._sensor.buffered:
+            return component.Health(health.State.LATE, f"{waiting} reports wait for a channel to be heard")
+        return component.Health()
+
+
+async def _need(package: str) -> None:
+    try:
+        await asyncio.to_thread(importlib.import_module, package)
+    except ImportError as error:
+        raise errors.MissingPart(
+            f"{package} is not installed", hint="pip install 'muster-fabric[monitor]'"
+        ) from error

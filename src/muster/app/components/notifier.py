@@ -1,0 +1,62 @@
+"""The notifier as a part of a domain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.core import health
+from muster.notify import settings as settings_
+from muster.notify.notifier import notifier
+from muster.trust.permissions import roles
+
+IDENTITY = "notifier"
+SERVING_TIMEOUT_S = 5.0  # longer than that, another notifier holds some of the shards
+
+
+class Notifier:
+    """Holds the domain's parties, or its share of them where there are more notifiers."""
+
+    name = "notify"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, settings: settings_.Notify) -> None:
+        self._settings = settings
+        self._notifier: notifier.Notifier | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        retention = context.settings.retention
+        settings = msgspec.structs.replace(
+            self._settings, stream_bytes=min(self._settings.stream_bytes, retention.events.max_bytes)
+        )
+        self._bus = await context.connect(IDENTITY, roles.Role.NOTIFIER)
+        self._notifier = notifier.Notifier(
+            self._bus,
+            settings,
+            root=await asyncio.to_thread(context.trust.root_of_grants),
+            domain=context.settings.domain.name,
+            replicas=context.settings.bus.replicas,
+            measure=context.metrics,
+        )
+        await self._notifier.start()
+        try:
+            async with asyncio.timeout(SERVING_TIMEOUT_S):
+                await self._notifier.serving()
+        except TimeoutError:
+            context.log.info("shards-elsewhere", held=len(self._notifier.held))
+
+    async def stop(self) -> None:
+        if self._notifier is not None:
+            await self._notifier.stop()
+            await self._bus.close()
+
+    def health(self) -> component.Health:
+        if self._notifier is None:
+            return component.Health(health.State.STARTING)
+        facts = {"shards": len(self._notifier.held), "parties": len(self._notifier.engine)}
+        return component.Health(facts=facts)

@@ -1,0 +1,137 @@
+"""The pipeline as a part of a domain: a process of its own, since it is a large one, kept running.
+
+It is not vital: a domain without it messages, notifies and manages as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.app import home, identities, log_files
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.core import files, health
+from muster.core.settings import domain
+from muster.pipeline import settings as settings_
+from muster.trust import keyring
+from muster.trust.permissions import roles
+
+STOP_S = 60.0
+WAIT_MAX_S = 60.0
+OPTIONS_NAME = "options.json"
+LOG_NAME = "pipeline.log"
+PROCESSES = 2  # its share of the log budget: as much as all processes of management
+
+
+def options(
+    settings: domain.Ground,
+    pipeline: settings_.Pipeline,
+    folder: home.Folder,
+    trust: keyring.Trust,
+    running: home.Running,
+) -> dict[str, Any]:
+    """What `muster.pipeline.job.main` needs to know; issues the pipeline's credentials. Blocks."""
+    return {
+        "folder": str(folder.root),
+        "servers": running.servers,
+        "credentials": str(identities.credentials_file(trust, pipeline.name, roles.Role.PIPELINE)),
+        "ca": running.ca,
+        "history_max_bytes": settings.retention.history.max_bytes,
+        "history_max_age_s": settings.retention.history.max_age_s,
+        "system_max_bytes": settings.retention.system.max_bytes,
+        "alerts_max_bytes": settings.retention.alerts.max_bytes,
+        "alerts_max_age_s": settings.retention.alerts.max_age_s,
+        "replicas": settings.bus.replicas,
+        "health": msgspec.structs.replace(settings.health, port=0),
+        "pages": str(folder.pages),
+        "settings": pipeline,
+    }
+
+
+class PipelinePart:
+    name = "pipeline"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, settings: settings_.Pipeline) -> None:
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._log: asyncio.Task[None] | None = None
+        self._restarts = 0
+        self._reason = "starting"
+
+    async def start(self, context: context_.Context) -> None:
+        history = Path(self._settings.history_dir or context.folder.root / "history")
+        context.watch_folder("history", history, context.settings.retention.history.max_bytes)
+        self._task = context.spawn(self._keep_running(context))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        if self._log is not None:
+            await log_files.end(self._log)
+
+    def health(self) -> component.Health:
+        if self._process is not None and self._process.returncode is None:
+            return component.Health()
+        return component.Health(state=health.State.DOWN, reason=self._reason)
+
+    async def _keep_running(self, context: context_.Context) -> None:
+        wait_s = 1.0
+        while True:
+            path = await self._write_options(context)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "muster.pipeline.job.main",
+                str(path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            assert self._process.stdout is not None
+            file = context.folder.logs / LOG_NAME
+            self._log = asyncio.create_task(
+                log_files.keep(self._process.stdout, file, context.settings, processes=PROCESSES)
+            )
+            code = await self._process.wait()
+            await log_files.end(self._log)
+            if code == 0:
+                self._reason = "stopped on request"
+                return
+            self._restarts += 1
+            self._reason = f"ended with code {code}; see {file}"
+            context.log.error("pipeline-ended", code=code, restarts=self._restarts)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, WAIT_MAX_S)
+
+    async def _write_options(self, context: context_.Context) -> Path:
+        while True:  # the domain says where it listens when all parts have started
+            running = await asyncio.to_thread(context.folder.running)
+            if running is not None:
+                return await asyncio.to_thread(self._prepare, context, running)
+            await asyncio.sleep(0.1)
+
+    def _prepare(self, context: context_.Context, running: home.Running) -> Path:
+        told = options(context.settings, self._settings, context.folder, context.trust, running)
+        path = context.folder.root / "pipeline" / OPTIONS_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, msgspec.json.encode(told | {"leashed": True}))
+        return path

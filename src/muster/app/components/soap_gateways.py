@@ -1,0 +1,171 @@
+"""The SOAP endpoints: what they are, and the part of a domain that runs them in a process of their own.
+
+Clients log in with a name and a password of the domain; each is connected to the bus as itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from muster.app import caller_connections
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.app.supervisor import server_process
+from muster.core import errors, health
+from muster.core.settings import domain
+from muster.core.telemetry import metrics
+from muster.gateways.soap import asgi, endpoint, settings
+from muster.gateways.uddi import endpoints, registry
+from muster.gateways.wscontext import handler as context_desk
+from muster.gateways.wsman import endpoint as wsman_desk
+from muster.inform import activities
+from muster.inform import client as inform_client
+from muster.manage import client as manage_client
+from muster.trust.login import password_checker, passwords
+from muster.trust.permissions import roles
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Doors:
+    """All doors onto one bus: `application` to mount or to serve, `close` at the end."""
+
+    def __init__(
+        self,
+        connect: caller_connections.Connect,
+        known: passwords.Passwords,
+        *,
+        callbacks: Sequence[str] = (),
+        measure: metrics.Metrics,
+        on_failure: password_checker.OnFailure | None = None,
+        forwarded_header: str = "",
+    ) -> None:
+        self._visitors = caller_connections.Visitors(connect)
+        self._logins = password_checker.Logins(known, on_failure=on_failure)
+        self._wsman = wsman_desk.Desk(self._fleet, callbacks=callbacks, measure=measure)
+        self._context = context_desk.Desk(self._activities, callbacks=callbacks, measure=measure)
+        self._uddi = endpoints.Ports(
+            registry.Registry(self._visitors.visit),
+            self.authenticate,
+            stands=self._stands,
+            measure=measure,
+        )
+        self.application = asgi.Application(
+            {
+                "/wsman": self._wsman.opened(self.authenticate),
+                **self._context.doors(self.authenticate),
+                **self._uddi.doors(),
+            },
+            forwarded_header=forwarded_header,
+        )
+
+    async def authenticate(self, name: str, password: str, address: str) -> endpoint.Caller:
+        login = await self._logins.check(name, password, address)
+        return endpoint.Caller(login.name, login.role.value, login.verifier)
+
+    async def _stands(self, caller: endpoint.Caller) -> bool:
+        return await self._logins.stands(
+            passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
+        )
+
+    async def close(self) -> None:
+        await self._wsman.close()
+        await self._visitors.close()
+
+    @contextlib.asynccontextmanager
+    async def _fleet(self, caller: endpoint.Caller) -> AsyncIterator[manage_client.Client]:
+        async with self._visitors.visit(caller.name, caller.role) as bus:
+            yield manage_client.Client(bus)
+
+    @contextlib.asynccontextmanager
+    async def _activities(self, caller: endpoint.Caller) -> AsyncIterator[activities.Sessions]:
+        async with self._visitors.visit(caller.name, caller.role) as bus:
+            yield activities.Sessions(inform_client.Client(bus), time.time_ns)
+
+
+def check(wanted: settings.Soap) -> None:
+    """`errors.Refused` where passwords would cross the network in the clear; what is not installed."""
+    if importlib.util.find_spec("uvicorn") is None:
+        raise errors.MissingPart(
+            "the SOAP endpoints are served by uvicorn, which is not installed",
+            hint="pip install 'muster-fabric[soap]'",
+        )
+    if not wanted.certificate and wanted.host not in LOOPBACK:
+        raise errors.Refused(
+            f"passwords would cross the network in the clear on {wanted.host}",
+            hint="give a certificate and its key",
+        )
+
+
+def listen(wanted: settings.Soap) -> socket.socket:
+    return server_process.listen(wanted.host, wanted.port, hint="name another port, or 0 for a free one")
+
+
+def url_of(wanted: settings.Soap, listener: socket.socket) -> str:
+    return server_process.url("https" if wanted.certificate else "http", wanted.host, listener)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a SOAP process is given to do."""
+
+    settings: settings.Soap
+    listener: int  # an open socket
+    root: str  # the domain's folder
+    keys: str
+    health: domain.Health
+    log_level: str = "info"
+
+
+class SoapPart:
+    """The SOAP endpoints, in a process of their own."""
+
+    name = "soap"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._wanted: settings.Soap = whole.soap
+        self._listener: socket.socket | None = None
+        self._process = server_process.ServerProcess("soap", "muster.app.supervisor.soap_process")
+
+    @property
+    def url(self) -> str:
+        return "" if self._listener is None else url_of(self._wanted, self._listener)
+
+    async def start(self, context: context_.Context) -> None:
+        await asyncio.to_thread(check, self._wanted)
+        self._listener = await asyncio.to_thread(listen, self._wanted)
+        task = Task(
+            settings=self._wanted,
+            listener=self._listener.fileno(),
+            root=str(context.folder.root),
+            keys=str(self._whole.keys_folder),
+            health=msgspec.structs.replace(self._whole.health, port=0),
+            log_level=self._whole.log.level,
+        )
+        self._process.start(context, self._listener, msgspec.json.encode(task))
+
+    async def stop(self) -> None:
+        await self._process.stop()
+        if self._listener is not None:
+            self._listener.close()
+
+    def health(self) -> component.Health:
+        if self._listener is None:
+            return component.Health(health.State.STARTING)
+        facts = {"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]}
+        if self._process.is_running:
+            return component.Health(facts=facts)
+        return component.Health(health.State.LATE, self._process.reason, facts)
+
+
+PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

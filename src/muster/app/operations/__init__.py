@@ -1,0 +1,1 @@
+"""Operator functions over a whole domain: audit, backup, doctor, retention, capacity."""

@@ -1,0 +1,234 @@
+"""The audit of what people do at the command line.
+
+Whoever acts over the bus says so to the domain's process, which writes it down under the identity that the
+broker saw, whatever the message claims:
+
+    muster.audit.from.<identity>.act        a `Decision`; the answer says that it is stored
+    muster.audit.log.decision.<what>        the audit, in the stream ``decisions``
+
+Acts that need no bus (credentials, passwords, backups) are noted in the domain's folder, one small file each;
+the domain's process takes them over within a second, or when it is started next.  What the registry and the
+dashboard do they write down themselves, into the same stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.bus import api
+from muster.bus.rpc import client, request_audit, server
+from muster.core import errors, files, leaky_buckets, messages, subjects
+from muster.core.telemetry import log
+
+events = log.Events("audit")
+
+PART = "audit"
+KIND = "act"
+FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
+LOOK_S = 1.0
+TEXT_MAX = 1000  # characters that a sender says in its own words
+DETAILS = ("door", "user")  # what else it may state
+LOGIN = "login"
+FAILED_LOGINS = leaky_buckets.Budget(1000, 30.0)  # notes of one process
+SAID = leaky_buckets.Budget(1000, 10.0)  # records that one identity hands in
+SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
+
+
+def decision(
+    who: str, what: str, target: str, why: str = "", outcome: messages.Outcome = messages.Outcome.DONE
+) -> messages.Decision:
+    """One line, said by the command of the person who is logged in here."""
+    return messages.Decision(
+        id=secrets.token_hex(8),
+        who=who,
+        what=subjects.token(what),
+        target=target[:256] or "-",
+        why=why[:4096] or f"{who} asked",
+        at_ms=int(time.time() * 1000),
+        outcome=outcome,
+        details={"door": "cli", "user": _user()},
+    )
+
+
+def _user() -> str:
+    with contextlib.suppress(KeyError, OSError):  # an account without a name
+        return getpass.getuser()
+    return str(os.getuid())
+
+
+async def say(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
+    """When this returns, it is stored."""
+    subject = subjects.said_by(PART, bus.identity, KIND)
+    absent = errors.Unavailable("no domain's process keeps an audit on this bus")
+    answer = await client.exchange(
+        bus, subject, messages.encode(line), timeout_s=timeout_s, waits=False, absent=absent
+    )
+    client.result_of(answer.data)
+
+
+def note(folder: Path, line: messages.Decision) -> None:
+    """For the domain's process to take over; on disk when this returns."""
+    place = folder / FOLDER
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.create(place / f"{line.id}.json", messages.encode(line))
+
+
+class FailedLogins:
+    """Notes each failed login at ``door``. A note that cannot be written does not let the client in.
+
+    They are bounded in all, not by account or address: a client can name any account, and may have many
+    addresses.
+    """
+
+    def __init__(self, folder: Path, door: str) -> None:
+        self._folder = folder
+        self._door = door
+        self._refusals = request_audit.Refusals(self._summarise, FAILED_LOGINS)
+
+    async def __call__(self, name: str, address: str) -> None:
+        if self._refusals.admit(LOGIN):
+            await self._note(name, name, f"wrong name or password, from {address}", {"address": address})
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._refusals.close()
+
+    async def _summarise(self, _: str, count: int) -> None:
+        why = f"{count} failed logins were not recorded one by one"
+        await self._note("-", "-", why, {"count": f"{count}"})
+
+    async def _note(self, who: str, target: str, why: str, details: dict[str, str]) -> None:
+        line = messages.Decision(
+            id=secrets.token_hex(8),
+            who=who or "-",
+            what=LOGIN,
+            target=target or "-",
+            why=why,
+            at_ms=int(time.time() * 1000),
+            outcome=messages.Outcome.REFUSED,
+            details={"door": self._door, **details},
+        )
+        try:
+            await asyncio.to_thread(note, self._folder, line)
+        except (OSError, errors.MusterError) as error:
+            events.error("not-recorded", what=LOGIN, target=target, error=error)
+
+
+class Audit:
+    """The part that writes them down."""
+
+    name = "audit"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self) -> None:
+        self._context: context_.Context
+        self._server: server.Server | None = None
+        self._stream: api.Stream | None = None
+        self._said = request_audit.Refusals(self._summarise, SAID)
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        act = server.Operation(
+            KIND, self._heard, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
+        )
+        # In a group: of several processes of one domain, one writes it down.
+        self._server = server.Server(context.bus, PART, [act], group=PART)
+        await self._server.start()
+        context.spawn(self._take_over())
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            await self._said.close()
+
+    def health(self) -> component.Health:
+        return component.Health()
+
+    async def _heard(self, call: server.Call, line: messages.Decision) -> None:
+        """Little of it is the sender's own: records must not be dated back, nor push others out by size, nor
+        by number."""
+        if not self._said.admit(call.identity):
+            raise errors.Overloaded(
+                f"{call.identity} handed in too many records; this one is only counted",
+                retry_after_s=SAID.forget_s,
+            )
+        stored = msgspec.structs.replace(
+            line,
+            who=call.identity,
+            on_behalf_of="",
+            epoch=0,
+            at_ms=int(time.time() * 1000),
+            why=line.why[:TEXT_MAX],
+            details={name: line.details[name][:TEXT_MAX] for name in DETAILS if name in line.details},
+            trace_id="",
+        )
+        await self._store(stored)
+
+    async def _summarise(self, identity: str, count: int) -> None:
+        line = decision(
+            identity,
+            request_audit.SUMMARY,
+            identity,
+            f"{count} records that {identity} handed in were not stored",
+            messages.Outcome.REFUSED,
+        )
+        try:
+            await self._store(msgspec.structs.replace(line, details={"count": f"{count}"}))
+        except errors.MusterError as error:
+            events.error("not-recorded", what=request_audit.SUMMARY, target=identity, error=error)
+
+    async def _take_over(self) -> None:
+        while True:
+            with contextlib.suppress(errors.MusterError):  # the domain alone sets the limits of the audit,
+                if self._stream is None:  # and leaves it to the first record, or to a restore, to make it
+                    await self._context.bus.open_stream(messages.DECISIONS_STREAM)
+                    self._stream = await self._open()
+            for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
+                try:
+                    data = await asyncio.to_thread(path.read_bytes)
+                    await self._store(messages.decode(data, messages.Decision))
+                except errors.InvalidInput as error:  # not one of ours: it would come up for ever
+                    self._context.log.warning("no-decision", file=path.name, error=error)
+                except (errors.MusterError, OSError) as error:
+                    self._context.log.warning("not-recorded", file=path.name, error=error)
+                    break
+                await asyncio.to_thread(path.unlink)
+            await asyncio.sleep(LOOK_S)
+
+    async def _store(self, line: messages.Decision) -> None:
+        if self._stream is None:
+            self._stream = await self._open()
+        subject = subjects.logged(PART, "decision", subjects.token(line.what))
+        # A note that is taken over twice, because the process fell in between, is stored once.
+        await self._stream.publish(subject, messages.encode(line), message_id=line.id)
+
+    async def _open(self) -> api.Stream:
+        budget = self._context.settings.retention.decisions
+        return await self._context.bus.stream(
+            request_audit.stream_settings(
+                max_bytes=budget.max_bytes,
+                max_age_s=budget.max_age_s,
+                replicas=self._context.settings.bus.replicas,
+            )
+        )
+
+
+def _notes(folder: Path) -> list[Path]:
+    """The oldest first."""
+    found = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.json")]
+    return [path for _, path in sorted(found)]

@@ -1,0 +1,373 @@
+"""A domain in one file: settings, keys, certificates, the store and all streams; and back.
+
+It works on a running domain, which goes on meanwhile, and on a stopped one, whose brokers and store are
+started for it without any part.  The store is of one moment, and each stream is of one moment, in that
+order: what the store remembers of a stream's positions is never ahead of the stream.  Not in it: logs, the
+pipeline's history and checkpoint, and what agents host; those are files of their own.
+
+    manifest.json     what it is, and the SHA-256 of every other file
+    muster.toml       settings
+    keys/, certs/     as they lie in the domain's folder
+    store.jsonl       `muster.store.backup`
+    streams/NAME      `muster.bus.streams.snapshots`
+
+Whoever has the file has the domain: it holds the private keys.  It is written for its owner only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+import muster
+from muster.app import certificates, domain, home, identities
+from muster.app import settings as app_settings
+from muster.bus.client import client
+from muster.bus.streams import snapshots
+from muster.core import errors
+from muster.core import files as core_files
+from muster.core.settings import sections as settings_
+from muster.store import backup as store_backup
+from muster.store import database
+from muster.trust import private_files
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STORE = "store.jsonl"
+STREAMS = "streams"
+PIECE_BYTES = 128 << 10
+
+Told = Callable[[str, float], None]  # what is being done, and which share of all is behind it
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    config: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    version: str
+    domain: str
+    made_at_s: float
+    records: int
+    streams: tuple[Stream, ...]
+    files: dict[str, str]  # path: SHA-256
+
+
+async def backup(
+    settings: app_settings.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _, __: None
+) -> Manifest:
+    """Write the domain of this home to a new file."""
+    if await asyncio.to_thread(file.exists):
+        raise errors.AlreadyExists(f"{file} is there already", hint="name a new file")
+    if not await asyncio.to_thread(file.parent.is_dir):
+        raise errors.NotFound(f"there is no folder {file.parent} to write it to", hint="make it first")
+    with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent) as folder:
+        work = pathlib.Path(folder)
+        async with _reached(settings) as (bus, store):
+            names = await bus.streams()
+            steps = 2 + len(names)
+            say("the store", 0.0)
+            records = await store_backup.backup(store, work / STORE)
+            await asyncio.to_thread((work / STREAMS).mkdir)
+            streams = []
+            for done, name in enumerate(names, 1):
+                say(f"stream {name}", done / steps)
+                streams.append(await _take(bus, name, work / STREAMS / name))
+        say("the archive", (steps - 1) / steps)
+        return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams))
+
+
+async def restore(
+    file: pathlib.Path, place: home.Home, *, say: Told = lambda _, __: None
+) -> tuple[Manifest, app_settings.Settings]:
+    """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards.
+
+    A store or keys outside of the home must be empty, and are if this fails.  After a crash a store that is
+    not a file of the home may be left half restored: it is not opened, and restoring again empties it first.
+    """
+    if place.root.exists() and any(place.root.iterdir()):
+        raise errors.AlreadyExists(f"{place.root} is not empty", hint="name another folder with --home")
+    await asyncio.to_thread(place.root.parent.mkdir, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".muster-restore-", dir=place.root.parent) as folder:
+        work = pathlib.Path(folder)
+        say("checking the file", 0.0)
+        manifest = await asyncio.to_thread(_unpack, file, work)
+        fresh = home.Home(work / "home")
+        settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh, place)
+        steps = 2 + len(manifest.streams)
+        say("the store", 1 / steps)
+        in_place = False
+        try:
+            async with _restored_store(settings, work / STORE, fresh, place):
+                other_store = {"store.url": "sqlite::memory:", "store.password": ""}
+                async with _started(settings, other_store) as started, await _administrator(started) as bus:
+                    for done, one in enumerate(manifest.streams, 2):
+                        say(f"stream {one.name}", done / steps)
+                        pieces = _pieces(work / STREAMS / one.name)
+                        await snapshots.restore(bus, one.config, one.state, pieces)
+                await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
+                in_place = True
+        except BaseException:
+            if in_place:  # the last write to the store failed
+                await asyncio.to_thread(_remove, place.root, keys_to)
+            raise
+    loaded = settings_.load(app_settings.Settings, file=place.settings_file)
+    return manifest, loaded
+
+
+@contextlib.asynccontextmanager
+async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[client.Client, database.Store]]:
+    """The brokers, as the administrator, and the store: of the domain that runs, or started for this."""
+    running = await asyncio.to_thread(home.Folder(settings.domain.folder).running)
+    if running is None:
+        async with _started(settings, {}) as started, await _administrator(started) as bus:
+            yield bus, started.store
+        return
+    trust = await asyncio.to_thread(identities.open_, settings)
+    role = identities.OWN[identities.ADMINISTRATOR]
+    creds = await asyncio.to_thread(identities.credentials, trust, identities.ADMINISTRATOR, role)
+    tls = await asyncio.to_thread(certificates.for_clients, settings) if running.ca else None
+    async with (
+        await client.connect(running.servers, creds=creds, tls=tls) as bus,
+        await domain.open_store(settings) as store,
+    ):
+        yield bus, store
+
+
+def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.Domain:
+    """The domain without any part, for this process only."""
+    quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
+    return domain.Domain(settings_.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
+
+
+async def _administrator(started: domain.Domain) -> client.Client:
+    bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
+    assert isinstance(bus, client.Client)
+    return bus
+
+
+@contextlib.asynccontextmanager
+async def _restored_store(
+    settings: app_settings.Settings, file: pathlib.Path, fresh: home.Home, place: home.Home
+) -> AsyncIterator[None]:
+    """The store is complete when the block ends; if the block fails, it is as it was before.
+
+    One in the home is complete at once: it goes where the home goes.
+    """
+    url = settings.store.url
+    kind, _, path = url.partition(":")
+    if path == ":memory:":
+        yield
+        return
+    if kind != "sqlite":
+        password = None
+        if settings.store.password:
+            password = await asyncio.to_thread(settings_.read_secret, settings.store.password, os.environ)
+        async with store_backup.restoring(url, file, password=password):
+            yield
+        return
+    there = settings.domain.folder / path
+    outside = _outside(there, fresh, place)
+    if outside is None:
+        await store_backup.restore(f"sqlite:{there}", file)
+        yield
+        return
+    was_there = await asyncio.to_thread(outside.exists)
+    try:
+        async with store_backup.restoring(f"sqlite:{outside}", file):
+            yield
+    except BaseException:
+        if not was_there:
+            for suffix in ("", "-wal", "-shm"):
+                outside.with_name(outside.name + suffix).unlink(missing_ok=True)
+        raise
+
+
+def _flags(settings: app_settings.Settings) -> dict[str, Any]:
+    return {
+        field.key: settings_.value_of(settings, field.path)
+        for field in settings_.fields(app_settings.Settings)
+    }
+
+
+async def _take(bus: client.Client, name: str, path: pathlib.Path) -> Stream:
+    snapshot = snapshots.Snapshot(bus, name)
+    with await asyncio.to_thread(path.open, "wb") as file:
+        async for piece in snapshot:
+            await asyncio.to_thread(file.write, piece)
+    return Stream(name=name, config=snapshot.config, state=snapshot.state)
+
+
+async def _pieces(path: pathlib.Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece
+
+
+# Files. These block.
+
+
+def _pack(
+    settings: app_settings.Settings,
+    place: home.Home,
+    work: pathlib.Path,
+    file: pathlib.Path,
+    records: int,
+    streams: tuple[Stream, ...],
+) -> Manifest:
+    members = {"muster.toml": place.settings_file, STORE: work / STORE}
+    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
+        members |= {f"{name}/{one.relative_to(folder)}": one for one in _files_below(folder)}
+    members |= {f"{STREAMS}/{one.name}": work / STREAMS / one.name for one in streams}
+    manifest = Manifest(
+        format=FORMAT,
+        version=muster.__version__,
+        domain=settings.domain.name,
+        made_at_s=time.time(),
+        records=records,
+        streams=streams,
+        files={name: _digest(path) for name, path in members.items()},
+    )
+    (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    draft = work / "archive"
+    with tarfile.open(draft, "w:gz", compresslevel=3) as archive:
+        for name, path in {MANIFEST: work / MANIFEST, **members}.items():
+            archive.add(path, name, recursive=False)
+    draft.chmod(0o600)
+    with draft.open("rb") as written:
+        os.fsync(written.fileno())
+    os.link(draft, file)  # and not a rename, which would replace a file that came meanwhile
+    core_files.sync_folder(file.parent)
+    return manifest
+
+
+def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [one for one in sorted(folder.rglob("*")) if one.is_file() and not one.is_symlink()]
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpack(file: pathlib.Path, work: pathlib.Path) -> Manifest:
+    """Every file as the manifest has it, or nothing."""
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            _extract(archive, work)
+        manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=Manifest)
+    except (tarfile.TarError, EOFError, FileNotFoundError, msgspec.MsgspecError, OSError) as error:
+        if isinstance(error, FileNotFoundError) and error.filename == str(file):
+            raise errors.NotFound(f"there is no file {file}") from error
+        raise errors.InvalidInput(f"{file} is not a backup, or is damaged: {error}") from error
+    if manifest.format != FORMAT:
+        raise errors.InvalidInput(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
+    found = {str(one.relative_to(work)): _digest(one) for one in _files_below(work)}
+    found.pop(MANIFEST)
+    if found != manifest.files:
+        wrong = sorted(
+            name for name in {*found, *manifest.files} if found.get(name) != manifest.files.get(name)
+        )
+        raise errors.InvalidInput(f"{file} is damaged: {', '.join(wrong[:5])} is not what it was")
+    return manifest
+
+
+def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
+    """Plain files below ``work``, and nothing else. (The library's own filter came with Python 3.11.4.)"""
+    for member in archive:
+        path = (work / member.name).resolve()
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is None or not path.is_relative_to(work.resolve()):
+            raise tarfile.ExtractError(f"{member.name[:200]!r} has no place in one")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            shutil.copyfileobj(content, file)
+        path.chmod(member.mode & 0o755)
+
+
+def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.Path | None:
+    """Where ``path`` of the home in the making is at the end, if that is not in the home."""
+    inside = path.is_relative_to(fresh.root)
+    final = pathlib.Path(os.path.normpath(place.root / path.relative_to(fresh.root) if inside else path))
+    return None if final.is_relative_to(place.root) else final
+
+
+def _lay_out(
+    work: pathlib.Path, fresh: home.Home, place: home.Home
+) -> tuple[app_settings.Settings, pathlib.Path | None]:
+    """The settings to restore with, and where the keys go at the end if that is outside of the home."""
+    fresh.root.mkdir(mode=0o700)
+    (work / "muster.toml").rename(fresh.settings_file)
+    settings = settings_.load(app_settings.Settings, file=fresh.settings_file)
+    if _outside(settings.domain.folder, fresh, place) is not None:
+        raise errors.Refused(
+            f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
+            hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
+        )
+    home.Folder(settings.domain.folder).create()
+    keys_to = _outside(settings.keys_folder, fresh, place)
+    if keys_to is not None:
+        if keys_to.exists() and any(keys_to.iterdir()):
+            raise errors.AlreadyExists(
+                f"the settings keep the keys in {keys_to}, which is not empty", hint="move it away first"
+            )
+        staged = {"trust.keys_dir": str(work / "keys")}
+        settings = settings_.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
+    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
+        if (work / name).exists() and folder != work / name:
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (work / name).rename(folder)
+        if folder.exists():
+            folder.chmod(0o700)
+    return settings, keys_to
+
+
+def _put_in_place(
+    keys: pathlib.Path, keys_to: pathlib.Path | None, fresh: pathlib.Path, root: pathlib.Path
+) -> None:
+    """The home, and the keys where they are kept outside of it: both or none."""
+    _sync(fresh)
+    if keys_to is not None:
+        with private_files.draft(keys_to) as draft:  # it may be on another disk, so it is copied
+            shutil.copytree(keys, draft, dirs_exist_ok=True)
+            _sync(draft)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            root.rmdir()
+        fresh.rename(root)
+        core_files.sync_folder(root.parent)
+    except BaseException:
+        if keys_to is not None:
+            shutil.rmtree(keys_to, ignore_errors=True)
+        raise
+
+
+def _remove(root: pathlib.Path, keys: pathlib.Path | None) -> None:
+    """What `_put_in_place` did."""
+    for folder in (root, keys):
+        if folder is not None:
+            shutil.rmtree(folder)
+
+
+def _sync(folder: pathlib.Path) -> None:
+    """Whatever is below it is on disk when this returns."""
+    for one in (folder, *folder.rglob("*")):
+        if one.is_dir():
+            core_files.sync_folder(one)
+        elif one.is_file():
+            with one.open("rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,93 @@
+"""Changing a running domain: requests to its process over the bus, from those who run it.
+
+    muster.bus.from.<identity>.brokers.<verb>      verbs: list, start, stop, link, unlink, alerts
+
+The identity in the subject is the sender's own, as the broker enforces; its role is looked up in the keyring:
+only the role ``operator`` may change brokers.  Requests and answers are those of `muster.bus.rpc`.
+
+A change may make the broker read its configuration again, which can cost a reply.  So a request is sent again
+under the same id, and is answered again and not carried out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.bus import api
+from muster.bus.rpc import client, server
+from muster.core import errors, subjects
+from muster.trust.permissions import roles
+
+PART = "bus"
+KIND = "brokers"
+LOOKS = ("list", "links", "alerts")  # verbs that change nothing
+TIMEOUT_S = 60.0  # a broker with storage may have to empty itself first
+AGAIN_S = 3.0
+
+Verb = server.Handler
+
+
+async def ask(bus: api.Bus, verb: str, **arguments: Any) -> Any:
+    """The domain's answer; raises the error that it refused with."""
+    subject = subjects.said_by(PART, bus.identity, KIND, verb)
+    absent = errors.Unavailable(
+        "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
+    )
+    return await client.call(
+        bus, subject, arguments, timeout_s=TIMEOUT_S, try_s=AGAIN_S, waits=False, absent=absent
+    )
+
+
+class Control:
+    """The part that obeys."""
+
+    name = "control"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, verbs: dict[str, Verb]) -> None:
+        self._verbs = verbs
+        self._context: context_.Context
+        self._server: server.Server | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        operations = [
+            server.Operation.plain(
+                f"{KIND}.{name}",
+                verb,
+                audited=name not in LOOKS,
+                what=f"broker-{name}",
+                target=_target,
+            )
+            for name, verb in self._verbs.items()
+        ]
+        self._server = server.Server(context.bus, PART, operations, authorize=self._authorize, at_once=1)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+    def health(self) -> component.Health:
+        return component.Health()
+
+    async def _authorize(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        record = await asyncio.to_thread(self._context.trust.show, call.identity)
+        reads = record.role == roles.Role.WEB and not operation.is_audited
+        if record.role != roles.Role.OPERATOR and not reads:
+            raise errors.Forbidden(
+                f"{call.identity} has the role {record.role}; only an operator changes brokers"
+            )
+
+
+def _target(arguments: Mapping[str, Any]) -> str:
+    if "near" in arguments:
+        return f"{arguments['near']}>{arguments['far']}"
+    return server.target_of(arguments)

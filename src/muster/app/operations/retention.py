@@ -1,0 +1,255 @@
+"""The watch over budgets: streams, key/value buckets, the store, files, the disk itself.
+
+Whoever opens a stream first makes it; how much it may hold is said here, from ``[retention]``, also after
+a change of the settings.  A budget that is used beyond ``retention.alert_at`` is an alert, announced on the
+bus as a `muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.
+An announcement may be missed (the first come before anything else listens), so the domain's process also
+answers which alerts are open (`open_alerts`, a verb of `muster.app.operations.control`).
+Nothing is deleted here: the owner of each budget has said what happens when it is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.core.settings import domain, retention
+from muster.core.telemetry import metrics
+
+PERIOD_S = 10.0
+RULE = "budget"
+FULL = 0.99  # a stream that drops its oldest hovers just below its limit
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a budget is used. ``refuses``: writers are turned away when it is full."""
+
+    name: str
+    used_bytes: int
+    limit_bytes: int
+    refuses: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Files below a folder that keep to a budget by themselves."""
+
+    folder: Path
+    limit_bytes: int
+
+
+Levels = Mapping[str, messages.Level]
+
+
+def levels(uses: Iterable[Use], alert_at: float) -> dict[str, messages.Level]:
+    """Which budgets call for an alert, and how loud: those that are full and refuse writers are critical."""
+    return {
+        use.name: messages.Level.CRITICAL if use.refuses and use.ratio >= FULL else messages.Level.WARNING
+        for use in uses
+        if use.ratio >= alert_at
+    }
+
+
+def alerts(before: Levels, now: Levels, uses: Sequence[Use], at_ms: int) -> list[messages.Alert]:
+    """What to announce: budgets whose level is new, another, or no longer there."""
+    use_of = {use.name: use for use in uses}
+    found = []
+    for name in sorted({*before, *now}):
+        if before.get(name) is now.get(name):
+            continue
+        use, level = use_of.get(name), now.get(name)
+        found.append(
+            messages.Alert(
+                rule=RULE,
+                about=f"budget:{name}",
+                level=level or before[name],
+                state=messages.AlertState.FIRING if level else messages.AlertState.RESOLVED,
+                since_ms=at_ms,
+                at_ms=at_ms,
+                value=use.ratio if use else None,
+                reason=_reason(use) if use else "it is gone",
+            )
+        )
+    return found
+
+
+def _reason(use: Use) -> str:
+    consequence = "writers are refused when it is full" if use.refuses else "the oldest goes when it is full"
+    return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
+
+
+def other_than_wanted(
+    found: Iterable[api.Budget], wanted: domain.Ground
+) -> Iterator[tuple[str, retention.Budget]]:
+    """Streams whose budget is not that of the settings, and what it should be."""
+    ours = wanted.retention.streams()
+    for budget in found:
+        should = ours.get(budget.stream)
+        if should is not None and (
+            budget.limit_bytes,
+            budget.max_age_s,
+            budget.on_full.value,
+            budget.replicas,
+        ) != (should.max_bytes, should.max_age_s, should.on_full, wanted.bus.replicas):
+            yield budget.stream, should
+
+
+class BudgetWatch:
+    """The part that looks, and tells."""
+
+    name = "budgets"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._context: context_.Context
+        self._uses: list[Use] = []
+        self._levels: dict[str, messages.Level] = {}
+        self._open: dict[str, messages.Alert] = {}  # what is firing, by what it is about
+        self._folders: dict[str, Kept] = {}
+        self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
+        self._used: metrics.Gauge
+        self._limit: metrics.Gauge
+        self._full: metrics.Counter
+
+    def watch_folder(self, name: str, folder: Path, limit_bytes: int) -> None:
+        """Look at these files as well; their owner drops the oldest when there are too many."""
+        self._folders[name] = Kept(folder, limit_bytes)
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        self._used = context.metrics.gauge("budget_used_bytes", "Bytes used of each budget.", ("budget",))
+        self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
+        self._full = context.metrics.counter("budget_full", "Times a budget was found full.", ("budget",))
+        await self.look()
+        context.spawn(self._look_always())
+
+    async def stop(self) -> None:
+        """Nothing to end but the task, which the domain ends."""
+
+    def health(self) -> component.Health:
+        rows = [
+            {
+                "name": use.name,
+                "used_bytes": use.used_bytes,
+                "limit_bytes": use.limit_bytes,
+                "used_ratio": round(use.ratio, 4),
+                "when_full": "refuses" if use.refuses else "drops the oldest",
+            }
+            for use in sorted(self._uses, key=lambda use: -use.ratio)
+        ]
+        above = ", ".join(f"{name} ({level.value})" for name, level in sorted(self._levels.items()))
+        reasons = [f"nearly full: {above}"] if above else []
+        reasons += [f"{name} is not within its budget: {why}" for name, why in self._unsettled.items()]
+        return component.Health(reason="; ".join(reasons), facts={"budgets": rows})
+
+    async def look(self) -> None:
+        """Once, now."""
+        context = self._context
+        streams = await self._settle(await context.bus.budgets())
+        self._uses = [
+            *map(_of_stream, streams),
+            await _of_store(context),
+            *await asyncio.to_thread(_of_files, context, self._folders),
+        ]
+        now = levels(self._uses, context.settings.retention.alert_at)
+        for use in self._uses:
+            self._used.set(use.used_bytes, budget=use.name)
+            self._limit.set(use.limit_bytes, budget=use.name)
+            if use.ratio >= FULL:
+                self._full.add(budget=use.name)
+        for alert in alerts(self._levels, now, self._uses, int(time.time() * 1000)):
+            context.log.warning("budget", about=alert.about, state=alert.state.value, reason=alert.reason)
+            if alert.state is messages.AlertState.FIRING:
+                self._open[alert.about] = alert
+            else:
+                self._open.pop(alert.about, None)
+            await context.bus.publish(subjects.announced("bus", "alert"), messages.encode(alert))
+        self._levels = now
+
+    async def open_alerts(self) -> list[dict[str, Any]]:
+        """The alerts that are firing now."""
+        return [msgspec.to_builtins(alert) for alert in self._open.values()]
+
+    async def _settle(self, found: list[api.Budget]) -> list[api.Budget]:
+        """Bring streams to the budgets of the settings; how they are then."""
+        settings = self._context.settings
+        others = dict(other_than_wanted(found, settings))
+        self._unsettled = {name: why for name, why in self._unsettled.items() if name in others}
+        for name, should in others.items():
+            try:
+                await self._context.bus.limit(
+                    name,
+                    max_bytes=should.max_bytes,
+                    max_age_s=should.max_age_s,
+                    on_full=api.OnFull(should.on_full),
+                    replicas=settings.bus.replicas,
+                )
+            except errors.NotFound:
+                continue  # it has just gone
+            except (errors.InvalidInput, errors.Refused) as error:
+                if self._unsettled.get(name) != error.message:
+                    self._context.log.error("budget-not-set", stream=name, error=error)
+                self._unsettled[name] = error.message
+            else:
+                self._context.log.info("budget-set", stream=name, max_bytes=should.max_bytes)
+                self._unsettled.pop(name, None)
+        return await self._context.bus.budgets() if others else found
+
+    async def _look_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                await self.look()
+            except (errors.MusterError, OSError) as error:  # not known this time; the watch goes on
+                self._context.log.warning("budgets-unknown", error=error)
+
+
+def _of_stream(budget: api.Budget) -> Use:
+    return Use(
+        budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.OnFull.REFUSE
+    )
+
+
+async def _of_store(context: context_.Context) -> Use:
+    used = await context.store.statistics()
+    return Use("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
+
+
+def _of_files(context: context_.Context, folders: Mapping[str, Kept]) -> list[Use]:
+    disk = shutil.disk_usage(context.folder.root)
+    logs = [*context.folder.logs.iterdir(), *context.folder.brokers.glob("*/broker.log*")]
+    limit = context.settings.retention.logs.max_bytes
+    return [
+        Use("log files", sum(map(_size, logs)), limit, refuses=False),
+        Use("disk", disk.total - disk.free, disk.total, refuses=True),
+        *(
+            Use(name, sum(map(_size, kept.folder.rglob("*"))), kept.limit_bytes, refuses=False)
+            for name, kept in folders.items()
+            if kept.limit_bytes
+        ),
+    ]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # its owner has just turned to a new piece
+        return 0

@@ -1,0 +1,1 @@
+"""The "decide" step of the loop: from alerts to notifications, from accepted commands to operations."""

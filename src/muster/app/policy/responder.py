@@ -1,0 +1,162 @@
+"""The responder: hears of alerts, and sends the notifications that the rules of responses ask for.
+
+It keeps its place in the stream of alerts in the store, and an event's id is made of that place: after a
+crash it goes on where it was, and what it sends again is recognised as a repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.app.policy import response_rules
+from muster.core import errors, health, messages
+from muster.core.settings import sections
+from muster.notify import client as notify
+from muster.pipeline import client as pipeline
+from muster.pipeline import protocol
+from muster.trust.permissions import roles
+
+IDENTITY = "responder"
+COLLECTION = "responder"
+POSITION = "position"
+RETRY_S = 1.0
+
+
+class Responder(sections.Section, frozen=True, kw_only=True):
+    """What the domain does by itself about its alerts."""
+
+    rules: Annotated[
+        sections.FilePath,
+        sections.doc("The file of responses: which alert sends which event to whom. Empty: none are sent."),
+    ] = ""
+    max_age_s: Annotated[
+        float,
+        sections.doc(
+            "An alert that is older when the responder reads it, after an outage, is not answered.", gt=0
+        ),
+    ] = 3600.0
+
+
+class ResponderPart:
+    name = "responder"
+    depends_on: Sequence[str] = ("notify",)
+    vital = False
+
+    def __init__(self, wanted: Responder) -> None:
+        self._wanted = wanted
+        self._rules: tuple[response_rules.Rule, ...] = ()
+        self._sent = 0
+        self._refused = 0
+        self._missed = 0  # alerts that the stream did not keep until they were read
+        self._too_old = 0
+        self._reason = ""  # of the last refusal
+        self._waits = ""  # for what, while it cannot read alerts
+
+    async def start(self, context: context_.Context) -> None:
+        self._rules = response_rules.load(await asyncio.to_thread(Path(self._wanted.rules).read_text))
+        self._bus = await context.connect(IDENTITY, roles.Role.RESPONDER)
+        self._counts = context.metrics.counter(
+            "responses", "Notifications that alerts led to, by outcome", ("outcome",)
+        )
+        context.spawn(self._respond(context))
+
+    async def stop(self) -> None:
+        await self._bus.close()
+
+    def health(self) -> component.Health:
+        reason = self._waits or self._reason
+        counts = {
+            "sent": self._sent,
+            "refused": self._refused,
+            "missed": self._missed,
+            "too_old": self._too_old,
+        }
+        return component.Health(health.State.LATE if reason else health.State.UP, reason, counts)
+
+    async def _respond(self, context: context_.Context) -> None:
+        position = await self._begin(context)
+        async with notify.Parties(self._bus) as parties:
+            sender = parties.sender(IDENTITY)
+            while True:
+                try:
+                    await self._bus.open_stream(protocol.ALERTS_STREAM)
+                    self._waits = ""
+                    alerts = pipeline.Client(self._bus).follow_alerts(first=position + 1)
+                    async for sequence, alert in alerts:
+                        await self._answer(context, sender, sequence, alert)
+                        position = sequence
+                        await _keep(context, position)
+                except errors.Dropped as error:
+                    missed = error.last - error.first + 1
+                    self._missed += missed
+                    self._counts.add(missed, outcome="missed")
+                    context.log.error("alerts-missed", first=error.first, last=error.last)
+                    position = error.last
+                    await _keep(context, position)
+                except (errors.Unavailable, errors.NotFound) as error:
+                    # No pipeline has run yet, or no broker answers: the position is kept.
+                    self._waits = str(error)
+                    await asyncio.sleep(RETRY_S)
+
+    async def _begin(self, context: context_.Context) -> int:
+        """The position of the last alert that is answered already.
+
+        When the responder is enabled for the first time, that is the last one there is: rules answer what
+        happens from then on.  In a stream that was made anew, all are new.
+        """
+        kept = await context.store.get(COLLECTION, POSITION)
+        while True:
+            try:
+                stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
+                last = (await stream.state()).last_sequence
+            except errors.NotFound:
+                last = 0
+            except errors.Unavailable as error:
+                self._waits = str(error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if kept is not None and int(kept.value) <= last:
+                return int(kept.value)
+            position = last if kept is None else 0
+            await _keep(context, position)
+            return position
+
+    async def _answer(
+        self, context: context_.Context, sender: notify.Party, sequence: int, alert: messages.Alert
+    ) -> None:
+        due = response_rules.due(self._rules, alert)
+        age_s = time.time() - alert.at_ms / 1000
+        if due and age_s > self._wanted.max_age_s:
+            self._too_old += 1
+            self._counts.add(outcome="too-old")
+            context.log.warning("alert-too-old", rule=alert.rule, about=alert.about, age_s=round(age_s))
+            return
+        for index, one in enumerate(due):
+            id = f"alert-{sequence}-{alert.at_ms}-{index}"
+            try:
+                await sender.send(one.type, one.content, to=one.address, durable=one.durable, id=id)
+            except errors.Unavailable:
+                raise  # again, under the same id
+            except errors.MusterError as error:
+                # The rule does not fit the domain's models, or is not granted: trying again would not help.
+                self._refused += 1
+                self._reason = str(error)
+                self._counts.add(outcome="refused")
+                context.log.warning("response-refused", rule=alert.rule, event=one.type, error=error)
+            else:
+                self._sent += 1
+                self._reason = ""
+                self._counts.add(outcome="sent")
+                context.log.info(
+                    "responded", rule=alert.rule, about=alert.about, event=one.type, to=one.address
+                )
+
+
+async def _keep(context: context_.Context, position: int) -> None:
+    await context.store.put(COLLECTION, POSITION, str(position).encode())

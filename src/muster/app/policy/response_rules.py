@@ -1,0 +1,146 @@
+"""What a domain does about its alerts: rules that turn an alert into notifications.
+
+    responses:
+      - alert: infected                 # the rule that raised it; * for any
+        when: level = 'critical'        # over the alert's rule, about, kind, name, level, state, value
+        event: command                  # what is sent: an event of this type,
+        content: {operation: isolate, reason: "{rule} of {name}"}
+        to: "region = {name}"           # to the receivers this address means
+
+``{rule}``, ``{about}``, ``{kind}``, ``{name}``, ``{level}`` and ``{state}`` stand for the alert's own words;
+of ``group:web`` the kind is ``group`` and the name ``web``.  In an address they become quoted strings, so
+that no name, whoever chose it, can change what the address says.
+
+A response only notifies.  Whether a receiver heeds it is its policy's decision; an accepted command goes to
+the resource's manager.
+
+Pure: `due` decides, `muster.app.policy.responder` sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.core import errors, messages
+from muster.core.formats import yaml
+from muster.predicates import ast, types
+from muster.predicates.analysis import type_check
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser, printer
+
+_MODEL = {
+    "rule": types.STRING,
+    "about": types.STRING,
+    "kind": types.STRING,
+    "name": types.STRING,
+    "level": types.STRING,
+    "state": types.STRING,
+    "value": types.FLOAT,
+}
+_WORDS = tuple(name for name, kind in _MODEL.items() if kind == types.STRING)
+
+Value = str | int | float | bool
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    alert: str
+    event: str
+    to: str
+    content: dict[str, Value] = {}
+    when: str = "state = 'firing'"
+    durable: bool = True
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    type: str
+    content: Mapping[str, Value]
+    address: str
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    response: Response
+    applies: Callable[[Callable[[str], object]], bool]
+
+
+def load(source: str) -> tuple[Rule, ...]:
+    """All rules of a file or none; an error names the response at fault."""
+    try:
+        found = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"not a file of responses: {error}") from error
+    return tuple(_rule(place, response) for place, response in enumerate(found.responses, 1))
+
+
+def due(rules: tuple[Rule, ...], alert: messages.Alert) -> list[Notification]:
+    """What is to be sent because of this alert, in the order of the rules."""
+    attributes = _attributes(alert)
+    return [
+        Notification(
+            response.event,
+            {name: _filled(value, attributes) for name, value in response.content.items()},
+            _filled_text(response.to, {word: printer.quoted(attributes[word]) for word in _WORDS}),
+            response.durable,
+        )
+        for rule in rules
+        if (response := rule.response).alert in ("*", alert.rule) and rule.applies(attributes.get)
+    ]
+
+
+def _rule(place: int, response: Response) -> Rule:
+    sample = dict.fromkeys(_WORDS, printer.quoted("x"))
+    try:
+        condition = _parsed(response.when, _MODEL)
+        _parsed(_filled_text(response.to, sample), None)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"response {place} (to alert {response.alert!r}): {error}") from error
+    return Rule(response, python.compile(condition))
+
+
+def _parsed(source: str, model: Mapping[str, types.Type] | None) -> ast.Condition:
+    condition = parser.parse(source)
+    if model is not None:
+        type_check.require(condition, model, source)
+    return condition
+
+
+def _attributes(alert: messages.Alert) -> dict[str, Any]:
+    kind, colon, name = alert.about.partition(":")
+    return {
+        "rule": alert.rule,
+        "about": alert.about,
+        "kind": kind,
+        "name": name if colon else alert.about,
+        "level": alert.level.value,
+        "state": alert.state.value,
+        "value": alert.value,
+    }
+
+
+def _filled(value: Value, attributes: Mapping[str, Any]) -> Value:
+    return _filled_text(value, attributes) if isinstance(value, str) else value
+
+
+def _filled_text(template: str, words: Mapping[str, Any]) -> str:
+    """One pass, so that what is filled in is never looked at again."""
+    out, rest = [], template
+    while "{" in rest:
+        before, _, after = rest.partition("{")
+        word, closed, behind = after.partition("}")
+        if closed and word in _WORDS:
+            out += [before, str(words[word])]
+            rest = behind
+        else:
+            out += [before, "{"]
+            rest = after
+    return "".join([*out, rest])

@@ -1,0 +1,1 @@
+"""Child processes: start, restart with back-off, orphan detection, readiness."""

@@ -1,0 +1,222 @@
+"""The bootstrap tree: a passive node keeps its children, bootstrap nodes themselves, alive.
+
+A child connects to its parent and beats; a child that ended, or is silent for too long, is started anew.  A
+child that lost its parent carries on, and knocks until the parent is back: the parent listens on the port it
+had before.  Starting the top node starts the whole tree, and stopping it stops the tree.
+
+A child that was started by hand does not beat.  It is left alone, and started by its parent only once it has
+ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from muster.app import home
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.app.supervisor import restarts
+from muster.core import errors, files, health
+from muster.manage import settings
+from muster.manage.adapters import os_process
+
+BEAT_S = 1.0
+SILENT_S = 30.0  # longer than a child takes until its first beat
+PORT_FILE = "bootstrap.port"
+STOP_S = 15.0
+PARENT = "manage.parent="  # in the command line of a child that a parent started
+
+
+class Passive:
+    """The parent's side."""
+
+    name = "bootstrap"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, wanted: settings.Manage) -> None:
+        self._homes = [str(pathlib.Path(one).expanduser().absolute()) for one in wanted.children]
+        self._care = restarts.Care(self._homes, silent_s=SILENT_S)
+        self._pids: dict[str, int] = {}
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._context: context_.Context
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        kept = context.folder.root / PORT_FILE
+        before = await asyncio.to_thread(_number_in, kept)
+        try:
+            self._server = await asyncio.start_server(self._hear, "127.0.0.1", before)
+        except OSError:
+            self._server = await asyncio.start_server(self._hear, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+        await asyncio.to_thread(files.write, kept, str(self._port).encode())
+        await self._find_running()
+        context.spawn(self._keep())
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        own = [pid for name, pid in self._pids.items() if self._care.wards[name].beats]
+        for pid in own:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                for pid in own:
+                    await os_process.end_of(pid)
+
+    def health(self) -> component.Health:
+        facts = {
+            "children": [
+                {"home": name, "state": ward.phase.value, "pid": self._pids.get(name), "starts": ward.starts}
+                for name, ward in self._care.wards.items()
+            ]
+        }
+        missing = [name for name, ward in self._care.wards.items() if ward.phase is restarts.Phase.MISSING]
+        if missing:
+            return component.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
+        return component.Health(facts=facts)
+
+    async def _find_running(self) -> None:
+        """Children that went on while their parent was away are not started again."""
+        for name in self._homes:
+            pid = await asyncio.to_thread(_pid_of, name)
+            if pid is not None:
+                self._adopt(name, pid, beats=await asyncio.to_thread(_knows_a_parent, pid))
+
+    def _adopt(self, name: str, pid: int, *, beats: bool = True) -> None:
+        self._pids[name] = pid
+        self._care.started(name, asyncio.get_running_loop().time(), beats=beats)
+        self._context.spawn(self._watch(name, pid))
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            for name in self._care.due(loop.time()):
+                await self._begin(name)
+            for name in self._care.silent(loop.time()):
+                self._context.log.warning("child-silent", home=name)
+                with contextlib.suppress(ProcessLookupError, KeyError):
+                    os.kill(self._pids[name], signal.SIGKILL)
+            await asyncio.sleep(BEAT_S / 4)
+
+    async def _begin(self, name: str) -> None:
+        command = [sys.executable, "-m", "muster", "up", "--log-file", "--home", name]
+        command += ["--set", f"{PARENT}127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
+        try:
+            last_words = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
+            pid = await asyncio.to_thread(_spawn, command, last_words)
+        except OSError as error:
+            self._care.ended(name, asyncio.get_running_loop().time(), str(error))
+            return
+        self._context.log.info("child-started", home=name, pid=pid)
+        self._adopt(name, pid)
+
+    async def _watch(self, name: str, pid: int) -> None:
+        await os_process.end_of(pid)
+        if self._pids.get(name) == pid:
+            del self._pids[name]
+            self._context.log.warning("child-ended", home=name)
+            self._care.ended(name, asyncio.get_running_loop().time(), "it ended")
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One child's beats: its home, a line each."""
+        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                name = line.decode("utf-8", "replace").strip()
+                if name in self._care.wards:
+                    self._care.heard(name, asyncio.get_running_loop().time())
+        writer.close()
+
+
+class Child:
+    """The child's side: it beats, and never minds whether anybody hears."""
+
+    name = "parent"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, wanted: settings.Manage) -> None:
+        self._host, _, port = wanted.parent.rpartition(":")
+        if not port.isdigit():
+            raise errors.InvalidInput(f"manage.parent: {wanted.parent!r} is not HOST:PORT")
+        self._port = int(port)
+        self._known_as = wanted.known_as
+        self._heard = False
+
+    async def start(self, context: context_.Context) -> None:
+        context.spawn(self._beat_always())
+
+    async def stop(self) -> None:
+        pass
+
+    def health(self) -> component.Health:
+        return component.Health(reason="" if self._heard else "the parent does not answer; carrying on")
+
+    async def _beat_always(self) -> None:
+        while True:
+            writer: asyncio.StreamWriter | None = None
+            try:
+                _, writer = await asyncio.open_connection(self._host, self._port)
+                while True:
+                    writer.write(f"{self._known_as}\n".encode())
+                    await writer.drain()
+                    self._heard = True
+                    await asyncio.sleep(BEAT_S)
+            except OSError:
+                self._heard = False
+                await asyncio.sleep(BEAT_S)
+            finally:
+                if writer is not None:
+                    writer.close()
+
+
+def _number_in(path: pathlib.Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _pid_of(home_: str) -> int | None:
+    """Of the domain that runs in a home, if one does."""
+    for lock in pathlib.Path(home_).glob("**/run/lock"):
+        pid = home.Folder(lock.parents[1]).holder()
+        if pid is not None:
+            return pid
+    return None
+
+
+def _knows_a_parent(pid: int) -> bool:
+    """Whether a parent started it, so that it beats."""
+    try:
+        return PARENT.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _spawn(command: list[str], last_words: pathlib.Path) -> int:
+    """It keeps a log of its own; what it says besides, of one run, is in ``last_words``."""
+    output = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        return os.posix_spawnp(
+            command[0],
+            command,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(output)

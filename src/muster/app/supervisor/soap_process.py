@@ -1,0 +1,85 @@
+"""The SOAP endpoints as a process of their own: ``python -m muster.app.supervisor.soap_process``.
+
+The domain supervises it (`muster.app.supervisor.server_process`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from muster.app import home
+from muster.app.components import soap_gateways, web
+from muster.app.operations import audit
+from muster.app.supervisor import server_process
+from muster.bus.http import health as http_health
+from muster.core.settings import domain
+from muster.core.telemetry import log, metrics
+from muster.gateways.soap import server, settings
+from muster.trust import keyring
+
+
+async def run(
+    wanted: settings.Soap,
+    *,
+    listener: socket.socket,
+    folder: home.Folder,
+    trust: keyring.Trust,
+    stop: asyncio.Event,
+    health: domain.Health,
+) -> None:
+    measure = metrics.Metrics(process=True)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(
+            http_health.of_process(
+                health,
+                process=f"soap-{listener.getsockname()[1]}",
+                conditions=dict,
+                metrics=measure,
+                folder=folder.pages,
+            )
+        )
+        failed = await stack.enter_async_context(audit.FailedLogins(folder.root, "soap"))
+        opened = soap_gateways.Doors(
+            web.Door(folder, trust).connect,
+            trust.passwords(),
+            callbacks=wanted.callbacks,
+            measure=measure,
+            on_failure=failed,
+            forwarded_header=wanted.forwarded_header,
+        )
+        stack.push_async_callback(opened.close)
+        await stack.enter_async_context(
+            server.Server(
+                opened.application,
+                listener=listener,
+                certificate=wanted.certificate or None,
+                key=wanted.key or None,
+                behind_proxy=bool(wanted.forwarded_header),
+            )
+        )
+        await stop.wait()
+
+
+async def _main() -> None:
+    async with server_process.supervised() as (given, stop):
+        task = msgspec.json.decode(given, type=soap_gateways.Task)
+        log.configure(sys.stderr, level=task.log_level, form="json")
+        with server_process.inherited(task.listener) as listener:
+            await run(
+                task.settings,
+                listener=listener,
+                folder=home.Folder(Path(task.root)),
+                trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
+                stop=stop,
+                health=task.health,
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,81 @@
+"""The web as a process of its own: ``python -m muster.app.supervisor.web_process``.
+
+The domain supervises it (`muster.app.supervisor.server_process`).  ``muster web`` calls `run` in its own process instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from muster.app import home
+from muster.app.components import web
+from muster.app.supervisor import server_process
+from muster.bus.http import health as http_health
+from muster.core.settings import domain as settings_domain
+from muster.core.telemetry import log, metrics
+from muster.trust import keyring
+from muster.web import server
+from muster.web import settings as settings_
+
+
+async def run(
+    wanted: settings_.Web,
+    *,
+    listener: socket.socket,
+    domain: str,
+    folder: home.Folder,
+    trust: keyring.Trust,
+    history: Path,
+    stop: asyncio.Event,
+    health: settings_domain.Health,
+) -> None:
+    door = web.Door(folder, trust)
+    measure = metrics.Metrics(process=True)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(
+            http_health.of_process(
+                health,
+                process=f"web-{listener.getsockname()[1]}",
+                conditions=dict,
+                metrics=measure,
+                folder=folder.pages,
+            )
+        )
+        await server.serve(
+            wanted,
+            door=door,
+            trust=trust,
+            domain=domain,
+            folder=folder.root / "web",
+            history=history,
+            listener=listener,
+            stop=stop,
+            measure=measure,
+        )
+
+
+async def _main() -> None:
+    async with server_process.supervised() as (given, stop):
+        task = msgspec.json.decode(given, type=web.Task)
+        log.configure(sys.stderr, level=task.log_level, form="json")
+        with server_process.inherited(task.listener) as listener:
+            await run(
+                task.settings,
+                listener=listener,
+                domain=task.domain,
+                folder=home.Folder(Path(task.root)),
+                trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
+                history=Path(task.history),
+                stop=stop,
+                health=task.health,
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

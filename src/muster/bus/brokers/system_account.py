@@ -1,0 +1,71 @@
+"""Requests on the brokers' system account, each over a connection of its own that ends with the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.bus.brokers import config
+from muster.bus.client import client, connection
+from muster.core import errors
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach the system account: credentials where there is trust, a password where there is none."""
+
+    credentials: connection.Credentials | None = None
+    password: str | None = None
+    tls: config.Tls | None = None
+
+
+async def request(
+    addresses: Sequence[str], access: Access, subject: str, payload: dict[str, Any] | bytes
+) -> dict[str, Any]:
+    """Ask whoever is responsible, and raise what the answer complains of."""
+    data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    async with await _connect(addresses, access) as bus:
+        reply = await bus.request(subject, data, timeout_s=TIMEOUT_S)
+    answer = json.loads(reply.data)
+    if "error" in answer:
+        raise errors.Refused(f"{subject}: {answer['error'].get('description', answer['error'])}")
+    return dict(answer)
+
+
+async def gather(
+    addresses: Sequence[str], access: Access, subject: str, *, enough: int, timeout_s: float = 1.0
+) -> list[dict[str, Any]]:
+    """Ask every broker, and collect answers until there are ``enough`` or time is up."""
+    async with await _connect(addresses, access) as bus:
+        return [
+            json.loads(one.data) for one in await bus.gather(subject, b"", enough=enough, timeout_s=timeout_s)
+        ]
+
+
+async def _connect(addresses: Sequence[str], access: Access) -> client.Client:
+    """``addresses`` are host:port."""
+    if access.credentials is None and access.password is None:
+        raise errors.MissingPart(
+            "this needs the brokers' system account",
+            hint="give credentials of the system account or, where there is no trust, a system secret",
+        )
+    user = config.user_info(config.SYSTEM_USER, access.password) if access.password else ""
+    tls = None if access.tls is None else await asyncio.to_thread(_context, access.tls)
+    scheme = "nats" if tls is None else "tls"
+    urls = [f"{scheme}://{user}{address}" for address in addresses]
+    identity = config.SYSTEM_USER if access.credentials is None else None
+    return await client.connect(
+        urls, identity=identity, creds=access.credentials, tls=tls, connect_timeout_s=TIMEOUT_S, audit_s=0
+    )
+
+
+def _context(tls: config.Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(tls.ca_file))
+    context.load_cert_chain(tls.cert_file, tls.key_file)
+    return context

@@ -1,0 +1,434 @@
+"""The real bus: a connection to a broker, and to another one when that fails.
+
+What a connection does by itself: it reconnects with jitter to another broker it knows of; it subscribes
+anew; and every `audit_s` it asks its broker which of its subscriptions the broker holds, and says again
+those it has lost (docs/decisions/0009).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import random
+import secrets
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+from muster.bus import api, message_format
+from muster.bus.client import connection as client_connection
+from muster.bus.client import counters, received, requests, state_listeners, subscriptions
+from muster.bus.streams import jetstream
+from muster.bus.streams import key_value as streams_key_value
+from muster.bus.streams import stream as streams_stream
+from muster.core import errors, subjects
+from muster.core.telemetry import log, metrics
+
+events = log.Events("bus")
+
+AUDIT_S = 30.0
+AUDIT_TIMEOUT_S = 2.0
+AUDIT_MAX = 5_000  # with more subscriptions the answer would be too large: they are said again unasked
+AUDIT_SUBJECT = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+CONNECT_TIMEOUT_S = 3.0
+CLOSE_TIMEOUT_S = 5.0
+
+_CHANGES = {
+    "connected": api.ConnectionState.CONNECTED,
+    "disconnected": api.ConnectionState.RECONNECTING,
+    "closed": api.ConnectionState.CLOSED,
+}
+
+
+class Client:
+    """See `api.Bus`; made by `connect`."""
+
+    def __init__(self, identity: str, *, audit_s: float, counts: counters.Counts) -> None:
+        self._identity = identity
+        self._audit_s = audit_s
+        self._counts = counts
+        self._wire: requests.Wire
+        self._state = api.ConnectionState.CLOSED
+        self._listeners = state_listeners.Listeners()
+        self._subscriptions: dict[int, subscriptions.Subscription] = {}
+        self._may_ask = True  # the brokers, which of our subscriptions they hold
+        self._auditor: asyncio.Task[None] | None = None
+        self._durable: streams_stream.Streams
+
+    def __repr__(self) -> str:
+        return f"<bus {self._identity!r} {self._state.value} at {self.broker}>"
+
+    async def _open(
+        self,
+        servers: Sequence[str],
+        creds: Callable[[], client_connection.Credentials] | None,
+        tls: ssl.SSLContext | None,
+        tls_hostname: str | None,
+        connect_timeout_s: float,
+        in_order: bool,
+        proxy: str | None,
+        echo: bool,
+    ) -> None:
+        self._may_ask = creds is None or creds().sees_connections
+        order = list(servers)
+        if not in_order:
+            random.shuffle(order)
+        failure: errors.MusterError | None = None
+        for server in order:
+            self._wire = requests.Wire(self._identity, self._changed, self._refused, self._counts)
+            try:
+                await self._wire.open(
+                    server,
+                    name=self._identity,
+                    creds=creds,
+                    tls=tls,
+                    tls_hostname=tls_hostname,
+                    connect_timeout_s=connect_timeout_s,
+                    proxy=proxy,
+                    echo=echo,
+                )
+            except errors.Unavailable as error:
+                failure = error
+                continue
+            break
+        else:
+            if len(order) > 1 and failure is not None:
+                raise errors.NotConnected(
+                    f"none of {len(order)} brokers answers; the last: {failure}"
+                ) from failure
+            raise failure or errors.InvalidInput("no address of a broker was given")
+        self._wire.know(order)
+        self._durable = streams_stream.Streams(self._wire, self._counts)
+        self._changed("connected")
+        if self._audit_s > 0:
+            self._auditor = asyncio.create_task(self._audit_always(), name=f"audit of {self._identity}")
+
+    # What it is and how it fares.
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def state(self) -> api.ConnectionState:
+        return self._state
+
+    @property
+    def broker(self) -> str | None:
+        return self._wire.server_name if self._state is api.ConnectionState.CONNECTED else None
+
+    @property
+    def connection(self) -> api.ConnectionId | None:
+        if self._state is not api.ConnectionState.CONNECTED or self._wire.client_id is None:
+            return None
+        return api.ConnectionId(self._wire.server_id, self._wire.client_id)
+
+    def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
+        return self._listeners.add(listener)
+
+    def on_little(self, act: Callable[[], None]) -> None:
+        self._wire.on_little.append(act)
+
+    def statistics(self) -> api.BusStatistics:
+        return self._counts.statistics()
+
+    def _changed(self, what: str) -> None:
+        state = _CHANGES[what]
+        if state is self._state:
+            return
+        self._state = state
+        events.info("connection", identity=self._identity, state=state.value, broker=self.broker)
+        if state is api.ConnectionState.CLOSED:
+            for subscription in self._subscriptions.values():
+                subscription.end(self._wire.cause)
+        self._listeners.tell(state)
+
+    def _refused(self, subject: str) -> None:
+        """The broker refused a subscription: after a reconnection, one that we may not have any more."""
+        for subscription in self._subscriptions.values():
+            if subscription.subject == subject:
+                subscription.end(errors.Forbidden(f"this identity may not subscribe to {subject!r} any more"))
+
+    # Messages.
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
+    ) -> None:
+        message_format.check_subject(subject)
+        if reply is not None:
+            message_format.check_subject(reply)
+        raw_headers = message_format.raw_headers(headers)
+        if self._wire.send(subject, data, reply or "", raw_headers):
+            await self._wire.ease()
+
+    def publish_now(self, messages: Sequence[tuple[str, bytes, api.Headers]]) -> bool:
+        if not self._wire.has_room:
+            return False
+        commands = []
+        for subject, data, headers in messages:
+            message_format.check_subject(subject)
+            commands.append((subject, data, message_format.raw_headers(headers)))
+        self._wire.send_all(commands)
+        return True
+
+    async def subscribe(
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        handler: api.Handler | None = None,
+        max_pending: int = 65_536,
+        max_pending_bytes: int = 64 << 20,
+        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
+    ) -> subscriptions.Subscription:
+        subscription = subscriptions.Subscription(
+            subject,
+            handler=handler,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            overflow=overflow,
+            counts=self._counts,
+        )
+        accept, message, over = subscription.accept, received.Message, self._wire
+
+        def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+            accept(message(subject.decode(), reply.decode() or None, data, headers, over))
+
+        number = await over.listen(subject, group or "", read, timeout_s=api.DEFAULT_TIMEOUT_S)
+        self._subscriptions[number] = subscription
+
+        async def unsubscribe() -> None:
+            if self._subscriptions.pop(number, None) is not None:
+                over.forget(number)
+
+        subscription.started(unsubscribe)
+        return subscription
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+    ) -> received.Message:
+        message_format.check_subject(subject)
+        raw_headers = message_format.raw_headers(headers)
+        answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
+        return self._message(answer)
+
+    def _message(self, answer: requests.Answer) -> received.Message:
+        return received.Message(
+            answer.subject.decode(),
+            answer.reply.decode() or None,
+            answer.data,
+            answer.raw_headers,
+            self._wire,
+        )
+
+    async def gather(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        enough: int | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+        headers: api.Headers | None = None,
+    ) -> list[api.Message]:
+        message_format.check_subject(subject)
+        raw_headers = message_format.raw_headers(headers)
+        answers: list[api.Message] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(answer: requests.Answer) -> None:
+            if done.done():
+                return
+            nobody = requests.nobody_listens(answer)
+            if not nobody:
+                answers.append(self._message(answer))
+            if nobody or len(answers) == enough:
+                done.set_result(None)
+
+        def fail(error: errors.MusterError) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        await self._wire.ready()
+        reply, end = self._wire.expect((subject,), take, fail)
+        try:
+            self._wire.send(subject, data, reply, raw_headers)
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError:
+            pass
+        finally:
+            end()
+        return answers
+
+    # What lasts.
+
+    async def stream(self, settings: api.StreamSettings) -> streams_stream.Stream:
+        return await self._durable.ensure(settings)
+
+    async def open_stream(self, name: str) -> streams_stream.Stream:
+        return await self._durable.open(name)
+
+    async def streams(self) -> list[str]:
+        return await self._durable.names()
+
+    async def delete_stream(self, name: str) -> None:
+        await self._durable.remove(name)
+
+    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.KeyValue:
+        return await self._durable.bucket(settings)
+
+    @property
+    def storage(self) -> jetstream.Api:
+        """The brokers' own interface, for what has no word of ours (`muster.bus.streams.snapshots`)."""
+        return self._durable.api
+
+    async def budgets(self) -> list[api.Budget]:
+        return await self._durable.budgets()
+
+    async def limit(
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int
+    ) -> None:
+        await self._durable.limit(stream, streams_stream.budget(max_bytes, max_age_s, on_full, replicas))
+
+    # Looking after itself.
+
+    async def _audit_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._audit_s * (0.75 + random.random() / 2))
+            if self._state is api.ConnectionState.CONNECTED:
+                try:
+                    await self.audit()
+                except errors.MusterError as error:
+                    events.debug("audit-failed", error=error)
+
+    async def audit(self) -> int:
+        """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
+        asked, generation = self._wire.numbers(), self._wire.generation
+        may_ask = self._may_ask and len(asked) <= AUDIT_MAX
+        held = await self._held_by_broker() if may_ask else None
+        if self._wire.generation != generation:
+            return 0  # another connection by now: everything has just been subscribed anew
+        if held is None:
+            # We may not ask, or nobody answered: say all of them again, which the broker passes over
+            # where it has them.
+            for number in asked:
+                self._wire.listen_again(number)
+            return 0
+        # Whatever came after the question may rightly be missing from the answer.
+        lost = [number for number in asked if number not in held and number in self._wire.numbers()]
+        for number in lost:
+            self._wire.listen_again(number)
+            subscription = self._subscriptions.get(number)
+            if subscription is not None:
+                subscription.renewed += 1
+                events.warning("subscription-renewed", subject=subscription.subject, broker=self.broker)
+        self._counts.add(counters.Count.RENEWED, len(lost))
+        return len(lost)
+
+    async def _held_by_broker(self) -> set[int] | None:
+        """The numbers of our subscriptions as our broker knows them; None if that cannot be had."""
+        found: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
+
+        def take(answer: requests.Answer) -> None:  # every broker of the domain answers; one of them is ours
+            report = json.loads(answer.data) if answer.data else {}
+            if not answer.data or report.get("server", {}).get("id") == self._wire.server_id:
+                connections = report.get("data", {}).get("connections")
+                if not found.done():
+                    found.set_result(_numbers(connections) if connections else None)
+
+        def fail(error: errors.MusterError) -> None:
+            if isinstance(error, errors.Forbidden):
+                self._may_ask = False
+            if not found.done():
+                found.set_result(None)
+
+        await self._wire.ready()
+        reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
+        try:
+            question = {"cid": self._wire.client_id, "subscriptions_detail": True}
+            self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)
+            async with asyncio.timeout(AUDIT_TIMEOUT_S):
+                return await found
+        except TimeoutError:
+            return None
+        finally:
+            end()
+
+    async def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
+        await self._wire.round_trip(timeout_s)
+
+    async def close(self) -> None:
+        if self._auditor is not None:
+            self._auditor.cancel()
+            await asyncio.wait([self._auditor])
+            self._auditor = None
+        if self._state is api.ConnectionState.CLOSED:
+            return
+        mine = list(self._subscriptions.items())
+        connected = self._state is api.ConnectionState.CONNECTED
+        for number, _ in mine:
+            self._wire.forget(number, still_read=True)
+        with contextlib.suppress(errors.Unavailable):
+            if connected:
+                # Once the broker has read the last line, everything it sent before has been accepted.
+                await self._wire.round_trip(CLOSE_TIMEOUT_S)
+        for _, subscription in mine:
+            subscription.end()
+        with contextlib.suppress(TimeoutError, errors.Unavailable):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for _, subscription in mine:
+                    await subscription.drained()
+                if connected:
+                    await self._durable.drained()
+                    await self._wire.round_trip(CLOSE_TIMEOUT_S)
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _numbers(connections: list[dict[str, list[dict[str, str]]]]) -> set[int]:
+    return {int(held["sid"]) for one in connections for held in one.get("subscriptions_list_detail", [])}
+
+
+async def connect(
+    servers: Iterable[str],
+    *,
+    identity: str | None = None,
+    creds: client_connection.Credentials | Callable[[], client_connection.Credentials] | None = None,
+    tls: ssl.SSLContext | None = None,
+    tls_hostname: str | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    audit_s: float = AUDIT_S,
+    measure: metrics.Metrics | None = None,
+    in_order: bool = False,
+    proxy: str | None = None,
+    echo: bool = True,
+) -> Client:
+    """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
+
+    They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
+    ``creds`` may be a function, which is asked again for each new connection.  ``proxy`` is the address of an
+    HTTP proxy (``http://HOST:PORT``) by way of which every broker is reached.  Without ``echo`` its
+    subscriptions do not hear what it publishes itself.
+    """
+    ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
+    if identity is None:
+        identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
+    client = Client(subjects.identity(identity), audit_s=audit_s, counts=counters.Counts(measure))
+    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
+    return client
+
+
+def _given(creds: client_connection.Credentials) -> client_connection.Credentials:
+    return creds

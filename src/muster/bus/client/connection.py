@@ -1,0 +1,480 @@
+"""The thin layer on nats-py: one connection that keeps itself alive, read and written our way.
+
+nats-py keeps what it is good at: the socket, TLS, WebSocket, the handshake, resubscribing.  Replaced are the
+parts on the path of every message (its parser, its queue and task for each subscription, its message class)
+and those whose answer to trouble is not ours (an error of the broker closes its client for good).  All use of
+its inner names is here, in `parsing` and in `sockets`; the contract suite tells when they move.
+
+Subscriptions here are *readers*: a plain function called for each message while the socket is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import nats.errors
+from nats.aio import client as nats_client
+
+from muster.bus import message_format
+from muster.bus.client import broker_errors, counters, parser, transports
+from muster.core import errors
+from muster.core.telemetry import log
+
+events = log.Events("bus")
+
+Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
+
+RECONNECT_BASE_S = 0.05
+RECONNECT_CAP_S = 5.0
+PING_INTERVAL_S = 20
+MAX_UNSENT_BYTES = 2 << 20
+AT_ONCE_BYTES_MAX = 64 << 10  # behind more than that nothing is sent out of turn
+
+
+class Credentials(Protocol):
+    """Who a connection is, and the proof. `muster.trust` has them."""
+
+    @property
+    def identity(self) -> str: ...
+    @property
+    def user_jwt(self) -> str: ...
+    @property
+    def sees_connections(self) -> bool:
+        """Whether it may ask the brokers who is connected, and with which subscriptions."""
+        ...
+
+    def answer(self, nonce: str) -> bytes:
+        """The signature of the broker's challenge, in base 64."""
+        ...
+
+
+@contextlib.contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Say a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
+    `asyncio.wait_for` does if what it waits for is done at that moment. A deadline would never strike."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+class Line(nats_client.Client):
+    """One connection. Its owner is told of changes of its state, and of subscriptions refused."""
+
+    def __init__(
+        self,
+        inbox: str,
+        on_change: Callable[[str], None],
+        on_refused: Callable[[str], None],
+        counts: counters.Counts,
+    ) -> None:
+        super().__init__()
+        self._ps = self._parser = parser.Parser(self)
+        self._readers: dict[int, Reader] = {}
+        self._inbox = inbox
+        self._refused_subjects: set[str] = set()
+        self._on_change = on_change
+        self._on_refused = on_refused
+        self._counts = counts
+        self._proxy: str | None = None
+        self._in_burst = False
+        self._attempts = 0
+        self._auth_failures = 0
+        self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
+        self.generation = 0  # grows with each connection made
+        self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
+        self.on_news: set[Callable[[], object]] = set()  # called when it is made anew, and when it is closed
+
+    # Connecting.
+
+    async def open(
+        self,
+        server: str,
+        *,
+        name: str,
+        creds: Callable[[], Credentials] | None,
+        tls: ssl.SSLContext | None,
+        tls_hostname: str | None,
+        connect_timeout_s: float,
+        proxy: str | None = None,
+        echo: bool = True,
+    ) -> None:
+        """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
+        self._proxy = proxy
+        complaints: list[Exception] = []
+
+        async def failed(error: Exception) -> None:
+            complaints.append(error)
+
+        async def nothing() -> None:
+            return
+
+        options: dict[str, Any] = {}
+        if creds is not None:
+            current = creds()
+
+            def sign(nonce: str) -> bytes:
+                nonlocal current
+                try:
+                    current = creds()  # anew for each attempt: they may have been renewed
+                except errors.MusterError as error:  # unreadable now: those we have may still do
+                    events.warning("credentials-unreadable", error=error)
+                return current.answer(nonce)
+
+            # nats-py asks for the signature first: the document is of the same reading.
+            options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
+        given = urllib.parse.urlsplit(server)
+        if given.password is not None:
+            # As options, because the addresses of other brokers that this one tells us hold no password.
+            options.update(
+                user=urllib.parse.unquote(given.username or ""), password=urllib.parse.unquote(given.password)
+            )
+        if tls is not None:
+            options["tls"] = tls
+        if tls_hostname is not None:
+            options["tls_hostname"] = tls_hostname
+        try:
+            with heeding_cancellation():
+                await super().connect(
+                    [server],
+                    name=name,
+                    inbox_prefix=self._inbox,
+                    error_cb=failed,
+                    disconnected_cb=nothing,
+                    closed_cb=nothing,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=connect_timeout_s,  # type: ignore[arg-type]
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=2,
+                    pending_size=MAX_UNSENT_BYTES,
+                    reconnect_to_server_handler=self._next_server,
+                    no_echo=not echo,
+                    **options,
+                )
+        except (OSError, nats.errors.Error, ImportError) as error:
+            await self._abandon()
+            # The last word of nats-py is often "no servers available": the reason is what was said before.
+            telling = (
+                complaints[-1] if isinstance(error, nats.errors.NoServersError) and complaints else error
+            )
+            raise broker_errors.connection_error(telling, server) from error
+        except BaseException:
+            await self._abandon()
+            raise
+        self.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
+        self._error_cb = self._failed
+        self._disconnected_cb = self._disconnected
+        self._reconnected_cb = self._reconnected
+        self._closed_cb = self._closed_for_good
+        self.generation = 1
+
+    async def _abandon(self) -> None:
+        if self._flush_queue is not None:
+            await super().close()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if not self._transport:
+            made = transports.WebSocket if s.uri.scheme in ("ws", "wss") else transports.Tcp
+            self._transport = made(self._proxy)
+        try:
+            await super()._connect_to_server(s)
+        except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
+            raise
+        except Exception as error:  # any other (a WebSocket handshake's) would end nats-py's retries
+            raise ConnectionError(str(error)) from error
+
+    def _next_server(
+        self, servers: list[nats_client.Server], info: dict[str, Any]
+    ) -> tuple[nats_client.Server, float]:
+        """Another broker than the last, after a delay that doubles up to a cap, half of it random."""
+        here = self._current_server.uri.netloc if self._current_server else None
+        others = [server for server in servers if server.uri.netloc != here] or servers
+        delay_s = min(RECONNECT_CAP_S, RECONNECT_BASE_S * 2 ** min(self._attempts, 20))
+        self._attempts += 1
+        return random.choice(others), delay_s * (0.5 + random.random() / 2)
+
+    async def _attempt_reconnect(self) -> None:
+        # Given up in the middle of it, nats-py marks its end twice: the last thing that it does.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await super()._attempt_reconnect()
+
+    async def _failed(self, error: Exception) -> None:
+        if broker_errors.is_of_credentials(str(error)) and not self.is_connected:
+            self._auth_failures += 1
+            if self._auth_failures >= 2:
+                self.cause = broker_errors.connection_error(error)
+                self._giving_up = asyncio.create_task(super().close())
+                return
+        events.debug("connection-trouble", error=error)
+
+    async def _disconnected(self) -> None:
+        if not self.is_closed:
+            self._on_change("disconnected")
+
+    async def _reconnected(self) -> None:
+        self._attempts = self._auth_failures = 0
+        self.generation += 1
+        self._counts.add(counters.Count.RECONNECTED)
+        self._on_change("connected")
+        self._tell()
+
+    async def _closed_for_good(self) -> None:
+        self.cause = self.why_closed()
+        self._on_change("closed")
+        self._tell()
+
+    def _tell(self) -> None:
+        for hear in list(self.on_news):
+            hear()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if not self.is_connected:  # nowhere to send it, and nats-py would trip over the attempt
+            self._pending, self._pending_data_size = [], 0
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:  # the socket went while the last of it was being sent
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
+                await self._transport.wait_closed()  # type: ignore[no-untyped-call]
+            if do_cbs and self._closed_cb is not None:
+                await self._closed_cb()
+
+    async def _process_err(self, err_msg: str) -> None:
+        """An error line of the broker, as it was sent: subjects differ by case."""
+        violation = broker_errors.VIOLATION.search(err_msg)
+        if violation is None:
+            events.warning("broker-error", said=err_msg.strip("'"))
+            if not broker_errors.is_harmless(err_msg):
+                # The broker closes the connection after it: try again, perhaps elsewhere.
+                await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+            return
+        kind, subject = violation.groups()
+        self._counts.add(counters.Count.FORBIDDEN)
+        if kind.lower() == "subscription":
+            self._refused_subjects.add(subject)
+            self._on_refused(subject)
+        elif self._told_those_who_asked(subject):
+            return
+        events.warning("forbidden", what=kind.lower(), subject=subject)
+
+    def _told_those_who_asked(self, subject: str) -> bool:
+        """Whether somebody waits for an answer to what was refused, and has heard of it that way."""
+        return False
+
+    def know(self, servers: list[str]) -> None:
+        """Other brokers to turn to. Those the broker itself told of are known already."""
+        known = [server.uri.geturl() for server in self._server_pool]
+        self.set_server_pool(list(dict.fromkeys([*known, *servers])))
+
+    def count_bad_trace(self, _: str) -> None:
+        self._counts.add(counters.Count.BAD_TRACE)
+
+    @property
+    def server_name(self) -> str | None:
+        return self._server_info.get("server_name")
+
+    @property
+    def server_id(self) -> str:
+        return str(self._server_info.get("server_id", ""))
+
+    # Receiving.
+
+    def hear(self, number: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """A message for the subscription of this number."""
+        reader = self._readers.get(number)
+        if reader is not None:
+            try:
+                reader(subject, reply, data, headers)
+            except Exception as error:  # noqa: BLE001 - whatever a reader trips over, others must go on
+                events.event("unreadable", level=logging.ERROR, error=error, subject=subject.decode())
+
+    def _take(self, data: bytes) -> bytes:
+        return self._parser.take(data) if self.is_connected else data
+
+    async def _read_loop(self) -> None:
+        if isinstance(self._transport, transports.Tcp):
+            self._transport.hand_over(self._take)
+        await super()._read_loop()
+        if self.is_connected:  # it ended for no reason it knows: a socket nobody reads must not look alive
+            await self._process_op_err(nats.errors.Error("nats: reading ended"))
+
+    async def _process_pong(self) -> None:
+        if self._pongs:
+            future = self._pongs.pop(0)
+            if not future.done():  # nats-py's own trips over a flush that timed out
+                future.set_result(True)
+            self._pings_outstanding = 0
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        # In line with what waits to be sent: nats-py's own overtakes it, and a flush would promise too much.
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        self._append(nats_client.PING_PROTO)
+
+    async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
+        """Subscribe, and return the subscription's number once the broker has it."""
+        message_format.check_subject(subject, wildcards=True)
+        message_format.check_group(group)
+        self.check_open()
+        self._refused_subjects.discard(subject)
+        number = 0
+        try:
+            with heeding_cancellation():
+                number = (await super().subscribe(subject, queue=group))._id
+                self._readers[number] = reader
+            await self.round_trip(timeout_s)
+            if subject in self._refused_subjects:
+                raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
+        except BaseException:
+            self.forget(number)
+            raise
+        return number
+
+    def forget(self, number: int, *, still_read: bool = False) -> None:
+        """Unsubscribe. The broker hears of it soon; ``still_read``: what it sends before that is read."""
+        if not still_read:
+            self._readers.pop(number, None)
+        if self._subs.pop(number, None) is not None and self.is_connected:
+            self._append(b"UNSUB %d\r\n" % number)
+
+    def listen_again(self, number: int) -> None:
+        """Say SUB again under the same number: nothing changes where the broker still has it."""
+        subscription = self._subs.get(number)
+        if subscription is not None and self.is_connected:
+            group = f" {subscription._queue}" if subscription._queue else ""
+            self._append(f"SUB {subscription._subject}{group} {number}\r\n".encode())
+
+    def numbers(self) -> list[int]:
+        return list(self._subs)
+
+    def fresh_inbox(self) -> str:
+        return f"{self._inbox}.{self._nuid.next().decode()}"
+
+    # Sending.
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise self.why_closed()
+
+    def why_closed(self) -> errors.MusterError:
+        return self.cause or errors.NotConnected("the connection is closed")
+
+    def _append(self, command: bytes) -> None:
+        if not self._in_burst and not self._pending and self._writes_at_once():
+            # The first of a turn of the loop goes out at once: whoever asks and waits gains the turn that the
+            # flusher would need. What follows in the same turn goes together.
+            self._in_burst = True
+            asyncio.get_running_loop().call_soon(self._end_burst)
+            self._transport.write(command)  # type: ignore[union-attr]
+            return
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        queue = self._flush_queue
+        if queue is not None and queue.empty() and self.is_connected:
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def _writes_at_once(self) -> bool:
+        return (
+            self.is_connected
+            and isinstance(self._transport, transports.Tcp)
+            and self._transport.unsent_bytes() < AT_ONCE_BYTES_MAX
+        )
+
+    def _end_burst(self) -> None:
+        self._in_burst = False
+
+    def send(self, subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None) -> bool:
+        """Queue a message for the socket. True when so much is queued that the caller should `ease`."""
+        size = len(data)
+        if raw_headers is None:
+            command = b"%b%b\r\n" % (f"PUB {subject} {reply} {size}\r\n".encode(), data)
+        else:
+            size += len(raw_headers)
+            head = f"HPUB {subject} {reply} {len(raw_headers)} {size}\r\n".encode()
+            command = b"%b%b%b\r\n" % (head, raw_headers, data)
+        if size > self._max_payload:
+            raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        self._queue(command)
+        return self._pending_data_size > MAX_UNSENT_BYTES
+
+    def send_all(self, messages: Sequence[tuple[str, bytes, bytes | None]], reply: str = "") -> None:
+        """Several (subject, data, raw headers) as one. ``reply``: the last one's."""
+        parts: list[bytes] = []
+        for place, (subject, data, raw_headers) in enumerate(messages, 1):
+            size = len(data)
+            to = reply if place == len(messages) else ""
+            if raw_headers is None:
+                parts += (f"PUB {subject} {to} {size}\r\n".encode(), data, b"\r\n")
+            else:
+                size += len(raw_headers)
+                head = f"HPUB {subject} {to} {len(raw_headers)} {size}\r\n".encode()
+                parts += (head, raw_headers, data, b"\r\n")
+            if size > self._max_payload:
+                raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        self._queue(b"".join(parts))
+
+    def _queue(self, command: bytes) -> None:
+        if not self.is_connected:
+            self.check_open()
+            if self._pending_data_size + len(command) > MAX_UNSENT_BYTES:
+                raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
+        self._append(command)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether something can be sent without waiting: connected, and little is queued."""
+        return self.is_connected and self._pending_data_size < MAX_UNSENT_BYTES // 2
+
+    async def ease(self) -> None:
+        """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
+        with heeding_cancellation():
+            await self._flush_pending(force_flush=True)
+
+    async def round_trip(self, timeout_s: float) -> None:
+        """What was sent so far has been read by the broker when this returns."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._pong():
+                    continue
+        except TimeoutError:
+            raise errors.TimedOut(f"the broker did not answer within {timeout_s:g} s") from None
+
+    async def _pong(self) -> bool:
+        """Send a ping and wait for its answer; False if there was another connection before that."""
+        await self.connected()
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def another_connection() -> None:
+            if not answered.done():
+                answered.set_result(False)
+
+        self.on_news.add(another_connection)
+        try:
+            await self._send_ping(answered)
+            return await answered
+        finally:
+            self.on_news.discard(another_connection)
+
+    async def connected(self, timeout_s: float | None = None) -> None:
+        """Return when there is a connection; `errors.NotConnected` if there is none within ``timeout_s``."""
+        self.check_open()
+        while not self.is_connected:
+            news = asyncio.Event()
+            self.on_news.add(news.set)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await news.wait()
+            except TimeoutError:
+                raise errors.NotConnected(f"no broker could be reached for {timeout_s:g} s") from None
+            finally:
+                self.on_news.discard(news.set)
+            self.check_open()

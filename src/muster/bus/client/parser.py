@@ -1,0 +1,138 @@
+"""What a broker says, taken apart a block at a time.
+
+nats-py's parser matches each line against patterns and moves its buffer for each message.  Here a block that
+was read is walked through once, and a message's reader is called at once: half the time of a message's way
+in.  Lines that are no messages (few) go to the connection as nats-py's parser would hand them on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import nats.errors
+from nats.protocol import parser
+
+if TYPE_CHECKING:
+    from muster.bus.client import connection
+
+LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
+LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: a broker's INFO may name many brokers
+
+
+class Parser(parser.Parser):
+    def __init__(self, over: connection.Line) -> None:
+        self._line = over
+        self._kept: list[bytes] = []  # the beginning of something whose end has not come
+        self._kept_bytes = 0
+        self._wanted_bytes = 0  # with fewer than that there is nothing to do
+        self._resets = 0
+        self._busy = False  # amid a line that is no message
+
+    def __repr__(self) -> str:
+        return f"<parser with {self._kept_bytes} bytes kept>"
+
+    def reset(self) -> None:
+        self._keep(b"", 0)
+        self._resets += 1
+
+    def _keep(self, rest: bytes, wanted_bytes: int) -> None:
+        self._kept = [rest] if rest else []
+        self._kept_bytes = len(rest)
+        self._wanted_bytes = wanted_bytes
+
+    def take(self, data: bytes) -> bytes:
+        """Hand out the messages that the next block begins with, at once. What is left is for `parse`."""
+        if self._busy:
+            return data
+        block = self._joined(data)
+        if not block:
+            return b""
+        at, end = self._messages(block, 0)
+        if end >= 0:
+            self._keep(b"", 0)
+            return block[at:]
+        self._finish(block, at)
+        return b""
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take the next block that came from the broker."""
+        block = self._joined(data)
+        if not block:
+            return
+        at, resets = 0, self._resets
+        self._busy = True
+        try:
+            while True:
+                at, end = self._messages(block, at)
+                if end < 0:
+                    break
+                what, _, rest = block[at:end].partition(b" ")
+                at = end + 2
+                await self._other(what.strip(), rest)
+                if self._resets != resets:
+                    return  # what is left was said over a connection that is no more
+        except ValueError as error:
+            raise nats.errors.ProtocolError from error
+        finally:
+            self._busy = False
+        self._finish(block, at)
+
+    def _joined(self, data: bytes) -> bytes:
+        """With what was kept; empty where that is not enough yet."""
+        if not self._kept:
+            return data
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        return b"" if self._kept_bytes < self._wanted_bytes else b"".join(self._kept)
+
+    def _messages(self, data: bytes, at: int) -> tuple[int, int]:
+        """Hand out the messages from ``at`` on. Where they stop, and where the line there ends that is none;
+        -1: there is no whole line, or no whole message."""
+        hear, size = self._line.hear, len(data)
+        self._wanted_bytes = 0
+        while at < size:
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                return at, size if size - at > LINE_BYTES_MAX else -1
+            words = data[at:end].split()
+            try:
+                what = words[0]
+                if what == b"MSG":
+                    begin = body = end + 2
+                    reply = words[3] if len(words) == 5 else b""
+                elif what == b"HMSG":
+                    begin = end + 2
+                    body = begin + int(words[-2])
+                    reply = words[3] if len(words) == 6 else b""
+                else:
+                    return at, end
+                stop = begin + int(words[-1])
+                number = int(words[2])
+            except (ValueError, IndexError):
+                return at, end
+            if stop + 2 > size:
+                self._wanted_bytes = stop + 2 - at
+                return at, -1
+            at = stop + 2
+            hear(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
+        return at, -1
+
+    def _finish(self, block: bytes, at: int) -> None:
+        self._keep(block[at:], self._wanted_bytes)
+        if len(block) < LITTLE_BYTES:
+            for act in self._line.on_little:
+                act()
+
+    async def _other(self, what: bytes, rest: bytes) -> None:
+        over = self._line
+        if what == b"PING":
+            await over._process_ping()
+        elif what == b"PONG":
+            await over._process_pong()
+        elif what == b"INFO":
+            await over._process_info(json.loads(rest))
+        elif what == b"-ERR":
+            await over._process_err(rest.strip().decode("utf-8", "replace"))
+        elif what != b"+OK":
+            raise nats.errors.ProtocolError

@@ -1,0 +1,205 @@
+"""Questions and their answers over one connection.
+
+Two wildcard subscriptions, made at the first request, receive all replies: those of other processes and those
+of the broker (JetStream, publish acknowledgements).  Each request has a reply subject of its own, derived
+from who must reply to it (`muster.core.subjects`), and only a message on exactly that subject is its reply:
+the right to reply as A never answers a request to B.  A request fails when the broker forbids it and when the
+connection is closed; where no process is subscribed the broker replies at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+
+from muster.bus.client import connection, counters
+from muster.core import errors
+from muster.core import subjects as subjects_
+
+_NO_RESPONDERS = b"NATS/1.0 503"
+
+
+class NobodyListens(errors.Unavailable):
+    """The broker answered in place of a subscriber: there is none."""
+
+
+class Answer:
+    """What came back to a request, before anybody looked into it."""
+
+    __slots__ = ("data", "raw_headers", "reply", "subject")
+
+    def __init__(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
+        self.subject = subject
+        self.reply = reply
+        self.data = data
+        self.raw_headers = raw_headers
+
+
+class _Call:
+    """A caller that waits for what arrives on one reply subject."""
+
+    __slots__ = ("fail", "subjects", "take")
+
+    def __init__(
+        self,
+        subjects: Sequence[str],
+        take: Callable[[Answer], None],
+        fail: Callable[[errors.MusterError], None],
+    ) -> None:
+        self.subjects = subjects  # what was asked there: a refusal of the broker names it
+        self.take = take
+        self.fail = fail
+
+
+class _Question:
+    """The same for one answer, without a function for each of its ends."""
+
+    __slots__ = ("future", "subjects", "timeout_s")
+
+    def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.subjects = (subject,)
+        self.timeout_s = timeout_s
+        self.future: asyncio.Future[Answer] = loop.create_future()
+
+    def take(self, answer: Answer) -> None:
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, error: errors.MusterError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        self.fail(errors.TimedOut(f"no answer from {self.subjects[0]!r} within {self.timeout_s:g} s"))
+
+
+class Wire(connection.Line):
+    """A connection that can ask."""
+
+    def __init__(
+        self,
+        identity: str,
+        on_change: Callable[[str], None],
+        on_refused: Callable[[str], None],
+        counts: counters.Counts,
+    ) -> None:
+        super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
+        self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
+        self._mux_started: asyncio.Future[bool] | None = None
+        self._tokens = itertools.count(1)
+        self._calls: dict[bytes, _Call | _Question] = {}
+
+    async def _closed_for_good(self) -> None:
+        await super()._closed_for_good()
+        for call in list(self._calls.values()):
+            call.fail(self.why_closed())
+
+    def _told_those_who_asked(self, subject: str) -> bool:
+        asked = [call for call in self._calls.values() if subject in call.subjects]
+        for call in asked:
+            call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
+        return bool(asked)
+
+    async def _start_mux(self) -> None:
+        """Subscribe to all replies; shared by all callers that send a first request at once."""
+        started = self._mux_started = asyncio.get_running_loop().create_future()
+        try:
+            for prefix in (subjects_.INBOX_PREFIX, f"{subjects_.REPLY_PREFIX}.*"):
+                await self.listen(f"{prefix}.{self._requester}.*", "", self._answered, timeout_s=10.0)
+        except errors.MusterError as error:
+            self._mux_started = None
+            started.set_exception(error)
+            started.exception()
+            raise
+        except BaseException:  # this asker was given up, which is no news for the others
+            self._mux_started = None
+            started.set_result(False)
+            raise
+        started.set_result(True)
+
+    def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        call = self._calls.get(subject)
+        if call is not None:
+            call.take(Answer(subject, reply, data, headers))
+
+    @property
+    def is_ready(self) -> bool:
+        """Answers can be received."""
+        return self._mux_started is not None and self._mux_started.done()
+
+    async def ready(self) -> None:
+        """Answers can be received when this returns."""
+        while (started := self._mux_started) is not None:
+            if started.done() or await asyncio.shield(started):
+                return
+        await self._start_mux()
+
+    def expect(
+        self,
+        subjects: Sequence[str],
+        take: Callable[[Answer], None],
+        fail: Callable[[errors.MusterError], None],
+        *,
+        stored: bool = False,
+    ) -> tuple[str, Callable[[], object]]:
+        """A fresh reply subject whose messages go to ``take``, and the function that ends it.
+
+        ``stored``: the broker replies, when a stream has stored the message.  ``fail`` is called if the
+        broker forbids one of ``subjects``, and when the connection is closed.  Call `ready` before.
+        """
+        reply = self._reply_subject("" if stored else subjects_.responder(subjects[0]))
+        key = reply.encode()
+        calls = self._calls
+        calls[key] = _Call(subjects, take, fail)
+        return reply, lambda: calls.pop(key, None)
+
+    def _reply_subject(self, responder: str) -> str:
+        # Every role with topics may publish replies to requests on topics: they must not be guessed from
+        # others.
+        guarded = responder == subjects_.APP
+        token = secrets.token_hex(16) if guarded else f"{next(self._tokens):x}"
+        return subjects_.reply_subject(responder, self._requester, token)
+
+    async def ask(
+        self,
+        subject: str,
+        data: bytes,
+        raw_headers: bytes | None = None,
+        *,
+        timeout_s: float,
+        stored: bool = False,
+    ) -> Answer:
+        """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens.
+
+        ``stored``: as with `expect`.  Without a connection nothing is sent: what was given up must not be
+        done when one is back.
+        """
+        if not self.is_connected:
+            await self.connected(timeout_s)
+        if not self.is_ready:
+            await self.ready()
+        loop = asyncio.get_running_loop()
+        question = _Question(subject, timeout_s, loop)
+        reply = self._reply_subject("" if stored else subjects_.responder(subject))
+        key = reply.encode()
+        self._calls[key] = question
+        alarm = loop.call_later(timeout_s, question.expire)
+        try:
+            if self.send(subject, data, reply, raw_headers):
+                await self.ease()
+            answer = await question.future
+        finally:
+            alarm.cancel()
+            del self._calls[key]
+        if nobody_listens(answer):
+            raise NobodyListens(f"nobody listens on {subject!r}")
+        return answer
+
+
+def nobody_listens(answer: Answer) -> bool:
+    """The broker's own answer to a request for which there is no subscription."""
+    return (
+        not answer.data and answer.raw_headers is not None and answer.raw_headers.startswith(_NO_RESPONDERS)
+    )

@@ -1,0 +1,236 @@
+"""A subscription on the reader's side: a bounded queue with a policy, in front of an iterator or a handler.
+
+Whoever receives (the real connection's read loop, or the simulated network) calls `accept`, which never
+waits: a reader that cannot keep up costs its own messages, by the policy it chose, and never the
+connection's.  Everything dropped is counted.
+
+A handler that is a plain function is called right there: no queue, no task.  The first time a handler
+returns something to be awaited, a task awaits it while later messages queue up, and goes on until the queue
+is empty; so handlers of one subscription never overlap and never change order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+from muster.bus import api
+from muster.bus.client import counters
+from muster.core import errors
+from muster.core.telemetry import log, trace
+
+events = log.Events("bus")
+
+
+class Subscription:
+    """See `api.Subscription`."""
+
+    def __init__(
+        self,
+        subject: str,
+        *,
+        handler: api.Handler | None,
+        max_pending: int,
+        max_pending_bytes: int,
+        overflow: api.Overflow,
+        counts: counters.Counts,
+    ) -> None:
+        if max_pending < 1 or max_pending_bytes < 1:
+            raise errors.InvalidInput("a subscription must be allowed at least one pending message")
+        self._subject = subject
+        self._handler = handler
+        self._max_pending = max_pending
+        self._max_pending_bytes = max_pending_bytes
+        self._overflow = overflow
+        self._counts = counts
+        self._queue: deque[api.Message] = deque()
+        self._queued_bytes = 0
+        self._arrived = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._ended = False
+        self._error: errors.MusterError | None = None
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self._delivered = self._dropped = self._failed = 0
+        self.renewed = 0
+
+    @property
+    def subject(self) -> str:
+        return self._subject
+
+    def __repr__(self) -> str:
+        return f"<subscription {self._subject!r} {self.statistics()}>"
+
+    def statistics(self) -> api.SubscriptionStatistics:
+        return api.SubscriptionStatistics(
+            delivered=self._delivered,
+            dropped=self._dropped,
+            pending=len(self._queue),
+            failed=self._failed,
+            renewed=self.renewed,
+        )
+
+    # The receiving side.
+
+    def started(self, unsubscribe: Callable[[], Awaitable[None]]) -> None:
+        self._unsubscribe = unsubscribe
+
+    def accept(self, message: api.Message) -> None:
+        """Take a message: hand it out, queue it, or drop one by the policy."""
+        if self._ended:
+            return
+        if self._handler is not None and self._pump is None:
+            # Invariant: without a pump the queue of a handler's subscription is empty.
+            self._delivered += 1
+            before, current = None, trace.current
+            if (found := message.trace) is not None or current.get() is not None:
+                before = current.set(found)
+            try:
+                waiting = self._handler(message)
+                if waiting is not None:  # the task takes the trace with it
+                    self._pump = asyncio.get_running_loop().create_task(self._pump_rest(message, waiting))
+            except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
+                self._handler_failed(message, error)
+            finally:
+                if before is not None:
+                    current.reset(before)
+            return
+        size = len(message.data)
+        if self._is_full_for(size) and not self._make_room(size):
+            return
+        self._queue.append(message)
+        self._queued_bytes += size
+        self._arrived.set()
+
+    def _is_full_for(self, size: int) -> bool:
+        return len(self._queue) >= self._max_pending or self._queued_bytes + size > self._max_pending_bytes
+
+    def _make_room(self, size: int) -> bool:
+        """Apply the policy to a full queue; False where the new message is the one to go."""
+        if self._overflow is api.Overflow.DROP_OLDEST and size <= self._max_pending_bytes:
+            while self._is_full_for(size):
+                self._queued_bytes -= len(self._queue.popleft().data)
+                self._drop()
+            return True
+        self._drop()
+        if self._overflow is api.Overflow.CLOSE:
+            self.end(
+                errors.Overloaded(
+                    f"the reader of {self._subject!r} fell behind by more than {self._max_pending} messages "
+                    f"or {self._max_pending_bytes} bytes, and chose to be closed rather than miss one"
+                )
+            )
+            if self._unsubscribe is not None:
+                self._closing = asyncio.get_running_loop().create_task(self._leave())
+        return False
+
+    def _drop(self) -> None:
+        if self._dropped == 0:
+            events.warning("slow-reader", subscription=self._subject, policy=self._overflow.value)
+        self._dropped += 1
+        self._counts.add(counters.Count.DROPPED)
+
+    def end(self, error: errors.MusterError | None = None) -> None:
+        """No more will come. What is queued can still be read; then ``error`` is raised, if any."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            self._arrived.set()
+
+    async def drained(self) -> None:
+        """Return when the handler has seen everything that was queued."""
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+
+    async def _pump_rest(self, message: api.Message, waiting: Awaitable[None]) -> None:
+        handler = self._handler
+        assert handler is not None
+        try:
+            while True:
+                try:
+                    await waiting
+                except Exception as error:  # noqa: BLE001 - counted; the next message is not to blame
+                    self._handler_failed(message, error)
+                while True:
+                    if not self._queue:
+                        return
+                    message = self._pop()
+                    trace.current.set(message.trace)
+                    try:
+                        result = handler(message)
+                    except Exception as error:  # noqa: BLE001 - as above
+                        self._handler_failed(message, error)
+                        continue
+                    if result is not None:
+                        waiting = result
+                        break
+        finally:
+            self._pump = None
+
+    def _handler_failed(self, message: api.Message, error: Exception) -> None:
+        self._failed += 1
+        self._counts.add(counters.Count.HANDLER_FAILED)
+        events.event(
+            "handler-failed",
+            level=logging.ERROR,
+            error=error,
+            subscription=self._subject,
+            subject=message.subject,
+        )
+
+    # The reading side.
+
+    def _pop(self) -> api.Message:
+        message = self._queue.popleft()
+        self._queued_bytes -= len(message.data)
+        self._delivered += 1
+        return message
+
+    def __aiter__(self) -> Self:
+        self._check_readable()
+        return self
+
+    def _check_readable(self) -> None:
+        if self._handler is not None:
+            raise errors.InvalidInput(f"{self._subject!r} has a handler, so it cannot be iterated as well")
+
+    async def __anext__(self) -> api.Message:
+        while not self._queue:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._pop()
+
+    async def next(self, *, timeout_s: float | None = None) -> api.Message:
+        self._check_readable()
+        if self._queue:
+            return self._pop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.__anext__()
+        except StopAsyncIteration:
+            raise errors.NotConnected(f"the subscription to {self._subject!r} has ended") from None
+        except TimeoutError:
+            raise errors.TimedOut(f"no message on {self._subject!r} within {timeout_s} s") from None
+
+    async def close(self) -> None:
+        self.end()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            with contextlib.suppress(errors.Unavailable):  # without a connection there is nothing to leave
+                await unsubscribe()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

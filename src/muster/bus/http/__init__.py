@@ -1,0 +1,1 @@
+"""The one HTTP client, the small HTTP server, health endpoints, OTLP export."""

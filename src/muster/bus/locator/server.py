@@ -1,0 +1,364 @@
+"""The locator tells a client which broker to use, so that clients need not know the brokers.
+
+After section 4 of the JMS paper.  It learns of the brokers from the brokers themselves: given the address of
+any one, it is told the others (each broker tells a client whom else there is), and over the system account it
+asks all of them for their connections, limits and load.  Then it ranks them for the client that asks
+(`ranking`), looks whether the best really answer, and names them.
+
+It holds no standing connection to anything: what it opens, it closes before it answers.  Nothing depends on
+it but the next client that wants to be told; so there may be several, and they need not know of each other.
+Asked often, it asks the brokers at most once in `REFRESH_S`, however many clients wait.
+
+Without access to the system account it still works, with distance and a live ping only.
+
+It asks nobody who they are, since whoever asks has not been anywhere yet: it names what any broker tells any
+stranger who connects to it (names, addresses), and nothing of who is connected or what is said.  Many askers
+cost the brokers little: one survey a second, and `PROBES_MAX` live pings at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import ssl
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from muster.bus.brokers import config, system_account, topology
+from muster.bus.http import server
+from muster.bus.locator import ranking
+from muster.core import errors
+
+REFRESH_S = 1.0
+FORGET_S = 300.0  # an address at which no broker was seen for so long is not tried any more
+PROBE_TIMEOUT_S = 1.0
+ANSWER_MAX = 8
+PROBES_MAX = 16
+DEFAULT_PORT = 4222
+EVERYWHERE = ("0.0.0.0", "::")
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a broker says to whoever connects, and how long it took to say it."""
+
+    address: Address  # as it was told to us
+    reached: str  # where that led to
+    info: Mapping[str, Any]
+    round_trip_s: float
+    same_machine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    at_s: float
+    candidates: tuple[ranking.Candidate, ...]
+
+
+class Locator:
+    """``async with Locator(["nats://…"]) as locator: … locator.url`` answers ``GET
+    /locate?client=ADDRESS``."""
+
+    def __init__(
+        self,
+        seeds: Iterable[str],
+        *,
+        access: system_account.Access | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        refresh_s: float = REFRESH_S,
+    ) -> None:
+        self._seeds = [address_of(url) for url in seeds]
+        if not self._seeds:
+            raise errors.InvalidInput("a locator needs the address of at least one broker to begin with")
+        self._access = access
+        self._listen = (host, port, tls)
+        self._refresh_s = refresh_s
+        self._server: server.Server | None = None
+        self._survey = Survey(float("-inf"), ())
+        self._seen_at_s: dict[Address, float] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._messages: dict[str, tuple[float, int]] = {}
+        self._sent: Counter[str] = Counter()
+        self._probing = asyncio.Semaphore(PROBES_MAX // ANSWER_MAX)
+
+    @property
+    def url(self) -> str:
+        if self._server is None:
+            raise errors.NotConnected("this locator does not listen")
+        return self._server.url
+
+    async def start(self) -> None:
+        host, port, tls = self._listen
+        self._server = await server.serve({"/locate": self._answer, "/livez": _alive}, host, port, tls=tls)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def locate(
+        self,
+        client: str,
+        *,
+        protocol: ranking.Protocol = ranking.Protocol.NATS,
+        count: int = 3,
+        via: str | None = None,
+    ) -> list[ranking.Choice]:
+        """Up to ``count`` brokers for the client at this address, best first, each seen alive just now.
+
+        ``via`` is the name under which the client reached this machine.
+        """
+        where = ranking.parse_address(client)
+        survey = await self._fresh()
+        known = [_reachable(one, where, via) for one in survey.candidates]
+        choices = ranking.rank(known, where, protocol=protocol, sent=self._sent)
+        alive: list[ranking.Choice] = []
+        while choices and len(alive) < count:
+            tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
+            async with self._probing:
+                greetings = await asyncio.gather(*(probe(one.reached) for one in tried))
+            alive += [one for one, greeting in zip(tried, greetings, strict=True) if _welcomes(greeting, one)]
+        if not alive:
+            raise errors.Unavailable(
+                f"no broker that {client} could use answers",
+                hint="see that brokers run and listen on an address that clients reach",
+            )
+        self._sent[alive[0].candidate.id] += 1
+        return alive
+
+    async def _answer(self, request: server.Request) -> server.Response:
+        try:
+            protocol = ranking.Protocol(request.query.get("protocol", "nats"))
+            count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
+        except ValueError as error:
+            raise errors.InvalidInput(f"cannot make sense of the question: {error}") from None
+        via = urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
+        choices = await self.locate(
+            request.query.get("client", request.peer), protocol=protocol, count=count, via=via
+        )
+        return server.json_response({"brokers": ranking.summary(choices)})
+
+    # What it knows of the brokers
+
+    async def _fresh(self) -> Survey:
+        """What is known, asked anew if it is old. All who wait share one asking."""
+        if time.monotonic() - self._survey.at_s > self._refresh_s:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(), name="locator")
+            await asyncio.shield(self._asking)
+        return self._survey
+
+    async def _ask(self) -> None:
+        greetings = await greet_all([*self._seeds, *self._seen_at_s])
+        now_s = time.monotonic()
+        self._seen_at_s |= {one.address: now_s for one in greetings}
+        self._seen_at_s = {one: at_s for one, at_s in self._seen_at_s.items() if now_s - at_s < FORGET_S}
+        vitals = await self._vitals(greetings)
+        self._survey = Survey(now_s, tuple(candidates(greetings, vitals)))
+        self._sent.clear()
+
+    async def _vitals(self, greetings: Sequence[Greeting]) -> dict[str, Mapping[str, Any]]:
+        """Each broker's own figures by its id, where we may ask for them."""
+        if self._access is None or not greetings:
+            return {}
+        try:
+            answers = await system_account.gather(
+                [config.authority(*one.address) for one in greetings],
+                self._access,
+                "$SYS.REQ.SERVER.PING.VARZ",
+                enough=len({_id(one) for one in greetings}),
+            )
+        except errors.MusterError:
+            return {}  # a broker that fell at the wrong moment: rank by what the greetings say
+        found: dict[str, Mapping[str, Any]] = {}
+        for answer in answers:
+            page = answer.get("data") or {}
+            id = str(page.get("server_id", ""))
+            found[id] = {**page, "messages_per_s": self._rate(id, int(page.get("in_msgs", 0)))}
+        self._messages = {id: self._messages[id] for id in found}
+        return found
+
+    def _rate(self, id: str, messages: int) -> float | None:
+        now_s = time.monotonic()
+        then_s, before = self._messages.get(id, (now_s, messages))
+        self._messages[id] = (now_s, messages)
+        return max(0, messages - before) / (now_s - then_s) if now_s > then_s else None
+
+
+async def locate(
+    locators: str | Iterable[str],
+    *,
+    client: str | None = None,
+    protocol: str = "nats",
+    count: int = 3,
+    timeout_s: float = 2.0,
+    tls: ssl.SSLContext | None = None,
+) -> list[str]:
+    """Ask one locator after the other until one answers: addresses of brokers, best first.
+
+    ``client`` is the address to judge by; without it, the one that the locator sees us come from.
+    """
+    query = {"protocol": protocol, "count": str(count), **({"client": client} if client else {})}
+    said: list[str] = []
+    for url in [locators] if isinstance(locators, str) else locators:
+        try:
+            response = await server.get(
+                f"{url.rstrip('/')}/locate?{urllib.parse.urlencode(query)}", timeout_s=timeout_s, tls=tls
+            )
+            if response.status == 200:
+                return [str(one["url"]) for one in response.json()["brokers"]]
+            said.append(f"{url}: {response.body.decode('utf-8', 'replace').strip()[:200]}")
+        except (KeyError, TypeError):
+            said.append(f"{url}: not a locator's answer")
+        except errors.MusterError as error:
+            said.append(error.message)
+    raise errors.Unavailable(
+        f"no locator could help: {'; '.join(said) or 'none was named'}",
+        hint="see that a locator runs at that address, or name brokers",
+    )
+
+
+def candidates(
+    greetings: Iterable[Greeting], vitals: Mapping[str, Mapping[str, Any]]
+) -> list[ranking.Candidate]:
+    """One for each broker, from what it said under each of its addresses and what it told of itself. Pure."""
+    found: dict[str, ranking.Candidate] = {}
+    for one in greetings:
+        name, port = one.address
+        page = vitals.get(_id(one), {})
+        cores = page.get("cores")
+        before = found.get(_id(one))
+        hosts = (*(before.hosts if before else ()), ranking.Host(name, one.reached, port))
+        found[_id(one)] = ranking.Candidate(
+            id=_id(one),
+            name=str(one.info.get("server_name", "")),
+            hosts=tuple(dict.fromkeys(hosts)),
+            port=port,
+            tls=bool(one.info.get("tls_required")),
+            websocket_port=(page.get("websocket") or {}).get("port"),
+            mqtt_port=(page.get("mqtt") or {}).get("port"),
+            everywhere=one.info.get("host") in EVERYWHERE,
+            beside_locator=one.same_machine or (before is not None and before.beside_locator),
+            leaving=bool(one.info.get("ldm")),
+            connections=page.get("connections"),
+            connections_max=page.get("max_connections"),
+            cores=cores,
+            cpu_share=page["cpu"] / 100 / cores if cores and "cpu" in page else None,
+            messages_per_s=page.get("messages_per_s"),
+            uptime_s=topology.seconds(str(page.get("uptime", ""))),
+            round_trip_s=min(one.round_trip_s, before.round_trip_s or one.round_trip_s)
+            if before
+            else one.round_trip_s,
+        )
+    return list(found.values())
+
+
+async def greet_all(addresses: Sequence[Address]) -> list[Greeting]:
+    """Greet these brokers, and those that they tell of, and those that those tell of."""
+    asked: set[Address] = set()
+    answered: list[Greeting] = []
+    ask = list(dict.fromkeys(addresses))
+    while ask:
+        asked.update(ask)
+        new = [one for one in await asyncio.gather(*map(probe, ask)) if one is not None]
+        answered += new
+        told = (address_of(url) for one in new for url in one.info.get("connect_urls") or ())
+        ask = [address for address in dict.fromkeys(told) if address not in asked]
+    return answered
+
+
+async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> Greeting | None:
+    """A live ping: connect, hear the broker's greeting, leave. None if it does not answer as a broker
+    does."""
+    writer = None
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(*address, limit=65_536)
+            line = await reader.readline()
+            took_s = time.monotonic() - began_s
+            here, there = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+        if not line.startswith(b"INFO "):
+            return None
+        info = json.loads(line[5:])
+        if not isinstance(info, dict) or "server_id" not in info:
+            return None
+        return Greeting(address, str(there[0]), info, took_s, same_machine=here[0] == there[0])
+    except (OSError, TimeoutError, ValueError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+def address_of(url: str) -> Address:
+    parts = urllib.parse.urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise errors.InvalidInput(f"{url!r} is not a broker's address", hint="write nats://HOST:PORT")
+    return host, port
+
+
+def _reachable(one: ranking.Candidate, client: ranking.IPAddress, via: str | None) -> ranking.Candidate:
+    """With the address of this machine that leads to the client, if the broker listens on all of them.
+
+    Such a broker tells addresses of its machine only to the members of its cluster, and none that a
+    certificate is for.  The client has reached the locator under a name: there it reaches the broker as well.
+    """
+    if not one.everywhere or not one.beside_locator or client.is_loopback:
+        return one
+    address = _own_address(client)
+    if address is None:
+        return one
+    name = via or (socket.gethostname() if one.tls else address)
+    return dataclasses.replace(one, hosts=(*one.hosts, ranking.Host(name, address, one.port)))
+
+
+def _own_address(client: ranking.IPAddress) -> str | None:
+    """The one of this machine from which it would speak to the client."""
+    family = socket.AF_INET if client.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            towards.connect((str(client), 9))  # sends nothing: only looks for the way
+            return str(towards.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _welcomes(greeting: Greeting | None, choice: ranking.Choice) -> bool:
+    """It answers, it is the broker we mean, and it is not about to leave."""
+    return greeting is not None and _id(greeting) == choice.candidate.id and not greeting.info.get("ldm")
+
+
+def _id(greeting: Greeting) -> str:
+    return str(greeting.info["server_id"])
+
+
+def _alive(_: server.Request) -> server.Response:
+    return server.text("ok\n")

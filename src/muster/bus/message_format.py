@@ -1,0 +1,147 @@
+"""The forms of subjects, headers and messages on their way into a stream: checked before anything is sent."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+from muster.bus import api
+from muster.core import errors, subjects
+from muster.core.telemetry import trace
+
+MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
+MAX_ATOMIC = 1000  # messages in a batch: the broker's own limit
+
+_BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+
+
+@functools.lru_cache(maxsize=8192)
+def check_subject(subject: str, *, wildcards: bool = False) -> None:
+    """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
+    if not subject or _BAD_IN_SUBJECT.search(subject):
+        raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
+    if len(_utf8(subject)) > MAX_SUBJECT_BYTES:
+        raise errors.InvalidInput(f"a subject of more than {MAX_SUBJECT_BYTES} bytes: {subject[:60]!r}…")
+    tokens = subject.split(".")
+    for place, token in enumerate(tokens):
+        if not token:
+            raise errors.InvalidInput(f"{subject!r} cannot be a subject: it has an empty level")
+        if token in ("*", ">"):
+            if not wildcards:
+                raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
+            if token == ">" and place != len(tokens) - 1:
+                raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput(f"{text[:100]!r} is not text: it holds half a character") from error
+
+
+def answer_subject(subject: str, reply: str | None) -> str:
+    """Where to answer the message on ``subject``; see `api.Message.respond`."""
+    if reply is None:
+        raise errors.InvalidInput(f"the message on {subject!r} did not ask for an answer")
+    if not subjects.may_reply(subject, reply):
+        raise errors.InvalidInput(
+            f"the message on {subject!r} names {reply[:100]!r} for its reply, which is not below "
+            f"{subjects.reply_prefix(subject)!r}"
+        )
+    return reply
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    return b"NATS/1.0\r\n%b\r\n" % header_lines(headers)
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    lines = ""
+    for name, value in headers.items():
+        _check_name(name)
+        if "\r" in value or "\n" in value or value[:1].isspace() or value[-1:].isspace():
+            raise errors.InvalidInput(
+                f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
+            )
+        lines += f"{name}: {value}\r\n"
+    return _utf8(lines)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_name(name: str) -> None:
+    if not _HEADER_NAME.match(name):
+        raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
+
+
+def decode_headers(raw: bytes | None) -> dict[str, str]:
+    """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
+    if not raw:
+        return {}
+    lines = raw.decode("utf-8", "replace").split("\r\n")
+    found: dict[str, str] = {}
+    status = lines[0][8:].strip()
+    if status:
+        found["Status"], _, found["Description"] = status.partition(" ")
+    for line in lines[1:]:
+        if line:
+            name, colon, value = line.partition(":")
+            if colon:
+                found[name] = value.strip()
+    return found
+
+
+def status_of(raw: bytes | None) -> int:
+    """The number on the status line, 0 where there is none."""
+    if raw is None or raw[8:9] != b" ":
+        return 0
+    digits = raw[9:12]
+    return int(digits) if digits.isdigit() else 0
+
+
+def check_group(group: str) -> None:
+    if group and _BAD_IN_SUBJECT.search(group):
+        raise errors.InvalidInput(f"{group!r} cannot be the name of a group")
+
+
+def traced(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """With the trace that the running task works for."""
+    working_for = trace.current.get()
+    if working_for is None:
+        return headers or {}
+    return trace.inject(working_for, headers)
+
+
+def raw_headers(headers: api.Headers | None) -> bytes | None:
+    """As they are sent, with the trace that this is part of."""
+    with_trace = traced(headers)
+    return encode_headers(with_trace) if with_trace else None
+
+
+def check_outgoing(message: api.Outgoing) -> None:
+    """Refuse what a stream could not store as it is meant."""
+    check_subject(message.subject)
+    for name in message.headers:
+        if name.lower().startswith("nats-"):
+            raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
+    if message.ttl_s is not None:
+        whole_seconds(message.ttl_s)
+    if message.deliver_at_ns is not None:
+        if message.deliver_to is None:
+            raise errors.InvalidInput("a message for later needs deliver_to: the subject it is stored on")
+        check_subject(message.deliver_to)
+
+
+def whole_seconds(ttl_s: float) -> int:
+    """A time to live as the broker counts it: rounded up, since forgetting late is safer than early."""
+    if not 1 <= ttl_s < 10**9:
+        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the broker takes 1 s or more")
+    return math.ceil(ttl_s)
+
+
+def check_count(messages: int) -> None:
+    if not 1 <= messages <= MAX_ATOMIC:
+        raise errors.LimitExceeded(f"a batch of {messages} messages: 1 to {MAX_ATOMIC} can be stored at once")

@@ -1,0 +1,1 @@
+"""Durable streams, consumers, key/value buckets, group commit."""

@@ -1,0 +1,183 @@
+"""Durable consumers: the broker remembers the position, we fetch and acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from muster.bus import api, message_format
+from muster.bus.client import requests
+from muster.bus.streams import jetstream
+from muster.core import errors, subjects
+
+ITERATE_COUNT = 100
+ITERATE_S = 5.0
+RETRY_S = 0.25
+GRACE_S = 1.0  # beyond the time the broker was given to answer
+
+
+async def ensure(storage: jetstream.Api, stream: str, settings: api.ConsumerSettings) -> Consumer:
+    """The consumer, created or brought to these settings."""
+    name = subjects.token(settings.name)
+    for subject in settings.filter_subjects:
+        message_format.check_subject(subject, wildcards=True)
+    config: dict[str, Any] = {
+        "durable_name": name,
+        "name": name,
+        "ack_policy": "explicit",
+        "ack_wait": round(settings.ack_wait_s * 1e9),
+        "max_deliver": settings.max_deliver or -1,
+        "max_ack_pending": settings.max_ack_pending,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+    }
+    if settings.filter_subjects:
+        config["filter_subjects"] = list(settings.filter_subjects)
+    if settings.start_sequence is not None:
+        config.update(deliver_policy="by_start_sequence", opt_start_seq=settings.start_sequence)
+    try:
+        await storage.call(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+    except jetstream.Refusal as error:
+        raise errors.InvalidInput(error.message) from error
+    return Consumer(storage, stream, name)
+
+
+class Delivery:
+    """See `api.Delivery`."""
+
+    __slots__ = ("_reply", "_wire", "message", "redelivered")
+
+    def __init__(
+        self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None, over: requests.Wire
+    ) -> None:
+        told = jetstream.Delivered(reply)
+        headers = jetstream.public_headers(message_format.decode_headers(raw_headers))
+        self.message = api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns)
+        self.redelivered = told.count > 1
+        self._reply = reply.decode()
+        self._wire = over
+
+    async def ack(self, *, confirmed: bool = False) -> None:
+        if confirmed:
+            await self._wire.ask(self._reply, b"+ACK", timeout_s=api.DEFAULT_TIMEOUT_S)
+        else:
+            self._wire.send(self._reply, b"+ACK")
+
+    async def nak(self, *, delay_s: float = 0.0) -> None:
+        delay = json.dumps({"delay": round(delay_s * 1e9)}) if delay_s > 0 else ""
+        self._wire.send(self._reply, f"-NAK {delay}".rstrip().encode())
+
+
+class _Pull:
+    """One request for messages, until it has all it asked for or the broker says that this is all."""
+
+    def __init__(self, inbox: str, count: int) -> None:
+        self.inbox = inbox
+        self.count = count
+        self.found: list[api.Delivery] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Consumer:
+    """See `api.Consumer`."""
+
+    def __init__(self, storage: jetstream.Api, stream: str, name: str) -> None:
+        self._api = storage
+        self._wire = storage.wire
+        self._place = f"{stream}.{name}"
+        self._next = f"{jetstream.PREFIX}.CONSUMER.MSG.NEXT.{self._place}"
+        self._about = f"the consumer {name!r} of {stream!r}"
+        self._inbox = self._wire.fresh_inbox()
+        self._number: int | None = None
+        self._pulls = itertools.count(1)
+        self._pull: _Pull | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._closed = False
+
+    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[api.Delivery]:
+        if count < 1:
+            raise errors.InvalidInput("fetch at least one")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        async with self._one_at_a_time:
+            if self._number is None:
+                self._number = await self._wire.listen(
+                    self._inbox + ".*", "", self._received, timeout_s=api.DEFAULT_TIMEOUT_S
+                )
+            # First whatever is there; if nothing is, wait for one, and then again take whatever is there. A
+            # request for many that waits could not be ended early without leaving messages on the way.
+            try:
+                found = await self._ask(count, 0.0)
+            except errors.Unavailable:
+                await self._api.call(f"CONSUMER.INFO.{self._place}")  # says so if it is gone
+                raise
+            left_s = deadline - loop.time()
+            if not found and left_s > 0:
+                found = await self._ask(1, left_s)
+                if found and count > 1:
+                    found += await self._ask(count - 1, 0.0)
+            return found
+
+    async def _ask(self, count: int, wait_s: float) -> list[api.Delivery]:
+        pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
+        question: dict[str, Any] = {"batch": count}
+        if wait_s > 0:
+            question["expires"] = round(wait_s * 1e9)
+        else:
+            question["no_wait"] = True
+        try:
+            self._wire.send(self._next, json.dumps(question).encode(), pull.inbox)
+            async with asyncio.timeout(wait_s + GRACE_S):
+                await pull.done
+        except TimeoutError:
+            pass
+        except errors.Unavailable:
+            if not pull.found:
+                raise
+        finally:
+            self._pull = None
+        return pull.found
+
+    def _received(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
+        pull = self._pull
+        if reply.startswith(b"$JS.ACK."):
+            delivery = Delivery(subject, reply, data, raw_headers, self._wire)
+            if pull is None:
+                # Too late for whoever asked: give it back, so that it need not wait for its time to run out.
+                self._wire.send(reply.decode(), b"-NAK")
+                return
+            pull.found.append(delivery)
+            if len(pull.found) >= pull.count and not pull.done.done():
+                pull.done.set_result(None)
+        elif pull is not None and subject.decode() == pull.inbox and not pull.done.done():
+            status = message_format.status_of(raw_headers)
+            if status in (404, 408):
+                pull.done.set_result(None)
+            elif status != 100:
+                pull.done.set_exception(self._ended(message_format.decode_headers(raw_headers)))
+
+    def _ended(self, said: dict[str, str]) -> errors.MusterError:
+        text = f"{self._about}: {said.get('Description') or said.get('Status', 'no answer')}"
+        return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
+
+    async def __aiter__(self) -> AsyncIterator[api.Delivery]:
+        while not self._closed:
+            try:
+                found = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)
+            except errors.Unavailable:
+                # No connection or no leader now: what was delivered and not acknowledged comes again.
+                self._wire.check_open()
+                await asyncio.sleep(RETRY_S)
+                continue
+            for delivery in found:
+                yield delivery
+
+    async def close(self) -> None:
+        """Stop fetching. The broker keeps the position: another may go on from it."""
+        self._closed = True
+        if self._number is not None:
+            self._wire.forget(self._number)
+            self._number = None

@@ -1,0 +1,423 @@
+"""Group commit: takes a connection's durable publishes of one stream to the broker, round by round.
+
+The decisions are in `muster.bus.streams.commit_groups`.  What this half promises: every publish gets its own fate, in the
+order of the calls.  A publish is sent again by itself only where that cannot store it twice: where the
+broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
+``message_id``.  Otherwise a publish whose acknowledgement stays away ends, at its own deadline, in
+`errors.TimedOut`, and others do not wait for it.
+
+A refusal counts only if no earlier attempt can have been stored: otherwise the ids are looked up first
+(`Committer._resolved`).  So a batch, or a publish with an expectation, that was stored by an attempt whose
+acknowledgement got lost is not reported as a conflict or a duplicate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from muster.bus import api, message_format
+from muster.bus.client import requests
+from muster.bus.streams import commit_groups, jetstream
+from muster.core import errors
+
+PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
+GRACE_S = 0.5  # the same, after a new connection: what the old one lost will not be answered
+MAX_PENDING_BYTES = 64 << 20
+
+Parts = Sequence[tuple[str, bytes, bytes]]  # of each message the subject, the data and the header lines
+
+_PREFIX = b"NATS/1.0\r\n"
+
+
+class Item:
+    """One message, or the messages of one atomic batch, on the way."""
+
+    __slots__ = (
+        "alarm",
+        "alone",
+        "future",
+        "guarded",
+        "in_doubt",
+        "message_id",
+        "message_ids",
+        "parts",
+        "repeatable",
+        "size",
+        "subject",
+    )
+
+    def __init__(self, messages: Sequence[api.Outgoing], future: asyncio.Future[int]) -> None:
+        first = messages[0]
+        self.parts = [(message.subject, message.data, header_lines(message)) for message in messages]
+        self.subject = first.subject
+        self.message_id = first.message_id
+        self.message_ids = [message.message_id for message in messages if message.message_id is not None]
+        self.guarded = first.expected_last_subject_sequence is not None
+        self.alone = len(messages) > 1 or first.expected_last_sequence is not None
+        self.repeatable = len(self.message_ids) == len(messages)
+        self.in_doubt = False  # whether an attempt may have been stored without an acknowledgement
+        self.size = sum(len(data) + len(lines) + 100 for _, data, lines in self.parts)
+        self.future = future
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def settle(self, sequence: int) -> None:
+        if not self.future.done():
+            self.future.set_result(sequence)
+            self.calm()
+
+    def fail(self, error: errors.MusterError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.calm()
+
+    def calm(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+
+    def may_repeat(self, outcome: errors.MusterError) -> bool:
+        """Whether sending it again can neither store it twice nor come too late."""
+        return not self.future.done() and (self.repeatable or not isinstance(outcome, errors.TimedOut))
+
+
+def header_lines(message: api.Outgoing) -> bytes:
+    """The message's header lines: its own, and what the broker is to check and do."""
+    headers = message_format.traced(message.headers)
+    lines = message_format.header_lines(headers) if headers else b""
+    if message.message_id is not None:
+        lines += message_format.header_lines({"Nats-Msg-Id": message.message_id})
+    if message.expected_last_sequence is not None:
+        lines += b"Nats-Expected-Last-Sequence: %d\r\n" % message.expected_last_sequence
+    if message.expected_last_subject_sequence is not None:
+        lines += b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % message.expected_last_subject_sequence
+    if message.ttl_s is not None:
+        lines += b"Nats-TTL: %ds\r\n" % message_format.whole_seconds(message.ttl_s)
+    if message.deliver_at_ns is not None and message.deliver_to is not None:
+        later = {
+            "Nats-Schedule": f"@at {jetstream.stamp(message.deliver_at_ns)}",
+            "Nats-Schedule-Target": message.deliver_to,
+        }
+        lines += message_format.header_lines(later)
+    return lines
+
+
+Post = tuple[Callable[[str], None], Parts, Sequence[Item]]  # how to send it, what, and whose it is
+
+
+class _Flight:
+    """Posts under way, and what is known of their outcomes."""
+
+    __slots__ = ("done", "outcomes", "waiting")
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: list[int | errors.MusterError] = [_UNKNOWN] * count
+        self.waiting = set(range(count))
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def land(self, place: int, outcome: int | errors.MusterError) -> bool:
+        """False if nobody waits for it any more."""
+        if place not in self.waiting or self.done.done():
+            return False
+        self.outcomes[place] = outcome
+        self.waiting.discard(place)
+        if not self.waiting:
+            self.end()
+        return True
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Committer:
+    """The publishes of one connection to one stream."""
+
+    def __init__(self, stream: str, over: requests.Wire, on_full: Callable[[], None]) -> None:
+        self._stream = stream
+        self._wire = over
+        self._on_full = on_full
+        self._queue: deque[Item] = deque()
+        self._queued_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._costs = commit_groups.Costs()
+        self._batch_prefix = secrets.token_hex(8)
+        self._batches = itertools.count(1)
+
+    def submit(self, messages: Sequence[api.Outgoing], timeout_s: float) -> asyncio.Future[int]:
+        """One message, or several as one atomic batch. The sequence of the last, when it is stored."""
+        loop = asyncio.get_running_loop()
+        item = Item(messages, loop.create_future())
+        if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:
+            raise errors.Overloaded(
+                f"{self._queued_bytes} bytes wait to be stored in {self._stream!r} already", retry_after_s=1.0
+            )
+        item.alarm = loop.call_later(timeout_s, self._expired, item, timeout_s)
+        express = None
+        if self._task is None and self._wire.is_connected and self._wire.is_ready:
+            express = item, self._launch([(self._sender(item.parts), item.parts, (item,))])
+        else:
+            self._queue.append(item)
+            self._queued_bytes += item.size
+        if self._task is None:
+            self._task = loop.create_task(self._run(express), name=f"commits of {self._stream}")
+        return item.future
+
+    def _expired(self, item: Item, timeout_s: float) -> None:
+        item.fail(
+            errors.TimedOut(
+                f"{self._stream!r} did not acknowledge within {timeout_s:g} s; it may be stored all the same",
+                hint="with a message_id it can be published again safely",
+            )
+        )
+
+    async def drained(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # Rounds.
+
+    async def _run(self, express: tuple[Item, _Flight] | None) -> None:
+        """``express``: one that found nobody before it, and is on its way already."""
+        try:
+            if express is not None:
+                item, flight = express
+                outcome = await self._resolved(item, (await self._landed(flight))[0])
+                await self._again([] if self._settle(item, outcome) else [item])
+            while self._queue:
+                await self._wire.connected()  # what was given up must not be stored when one is back
+                await self._wire.ready()
+                await self._again(await self._round(*self._take_round()))
+        except errors.MusterError as error:
+            while self._queue:
+                self._queue.popleft().fail(error)
+        finally:
+            self._queued_bytes = sum(item.size for item in self._queue)
+            self._task = None
+
+    async def _again(self, items: list[Item]) -> None:
+        """Put them back in front, and take a breath."""
+        if items:
+            self._queue.extendleft(reversed(items))
+            self._queued_bytes += sum(item.size for item in items)
+            await asyncio.sleep(0.05 + random.random() * 0.1)
+
+    def _take_round(self) -> tuple[list[Item], bool]:
+        """The items of the next round, and whether they go as one batch."""
+        head: list[Item] = []
+        while self._queue and len(head) < commit_groups.MAX_BATCH:
+            item = self._queue.popleft()
+            self._queued_bytes -= item.size
+            if not item.future.done():  # neither timed out nor cancelled while it waited
+                head.append(item)
+        if not head:
+            return [], False
+        count, together = commit_groups.next_round(head, self._costs)
+        self._queue.extendleft(reversed(head[count:]))
+        self._queued_bytes += sum(item.size for item in head[count:])
+        return head[:count], together
+
+    async def _round(self, items: list[Item], together: bool) -> list[Item]:
+        """Send them, and give each its fate. Returns those to be sent again."""
+        began = asyncio.get_running_loop().time()
+        if together and len(items) >= commit_groups.MIN_BATCH:
+            outcomes = await self._post_together(items)
+        else:
+            together = False
+            outcomes = await self._post([(self._sender(item.parts), item.parts, (item,)) for item in items])
+        if together and isinstance(outcomes[0], errors.MusterError) and not _retry(outcomes[0]):
+            # The broker refused the whole for the sake of some: find them by halves.
+            middle = len(items) // 2
+            again = await self._round(items[:middle], True)
+            return again + await self._round(items[middle:], True)
+        again = [
+            item
+            for item, outcome in zip(items, outcomes, strict=True)
+            if not self._settle(item, await self._resolved(item, outcome))
+        ]
+        if not again:
+            took_s = asyncio.get_running_loop().time() - began
+            self._costs.observe(len(items), together, took_s)
+        return again
+
+    async def _resolved(self, item: Item, outcome: int | errors.MusterError) -> int | errors.MusterError:
+        """The outcome of all attempts: an earlier one may have stored what this one was refused."""
+        if isinstance(outcome, errors.TimedOut):
+            item.in_doubt = True
+        if (
+            not isinstance(outcome, errors.MusterError)
+            or _retry(outcome)
+            or not item.repeatable
+            or item.future.done()
+            or not (item.in_doubt or isinstance(outcome, errors.AlreadyExists))
+        ):
+            return outcome
+        try:
+            sequences = [
+                await self._look_up(subject, message_id)
+                for (subject, _, _), message_id in zip(item.parts, item.message_ids, strict=True)
+            ]
+        except errors.Conflict:
+            return outcome
+        except errors.MusterError as error:
+            return _UNKNOWN if item.in_doubt or _retry(error) else outcome
+        if sequences != list(range(sequences[0], sequences[0] + len(sequences))):
+            return outcome  # stored by others, one by one
+        return api.Duplicate(sequences[-1])
+
+    async def _look_up(self, subject: str, message_id: str) -> int:
+        """The sequence under which a message with this id is stored; `errors.Conflict` if there is none.
+
+        Asks for it to be stored after a message that does not exist, which the broker compares after the ids
+        and before it stores anything.
+        """
+        lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
+        answer = await self._wire.ask(
+            subject, b"", message_format.encode_headers(lines), timeout_s=jetstream.TRY_S, stored=True
+        )
+        outcome = self._outcome(answer)
+        if isinstance(outcome, errors.MusterError):
+            raise outcome
+        return outcome
+
+    def _settle(self, item: Item, outcome: int | errors.MusterError) -> bool:
+        """Tell it its fate; False if it is to be sent again."""
+        if isinstance(outcome, int):
+            item.settle(outcome)
+        elif not _retry(outcome) or self._wire.is_closed:
+            if isinstance(outcome, jetstream.Full) and not item.future.done():
+                self._on_full()
+            item.fail(outcome)
+        else:
+            return not item.may_repeat(outcome)
+        return True
+
+    async def _post_together(self, items: list[Item]) -> list[int | errors.MusterError]:
+        parts = [part for item in items for part in item.parts]
+        (outcome,) = await self._post([(self._sender(parts), parts, items)])
+        if isinstance(outcome, errors.MusterError):
+            return [outcome] * len(items)
+        return list(range(outcome - len(items) + 1, outcome + 1))
+
+    def _sender(self, parts: Parts) -> Callable[[str], None]:
+        if len(parts) > 1:
+            return lambda reply: self._send_batch(parts, reply)
+        subject, data, lines = parts[0]
+        raw_headers = b"%b%b\r\n" % (_PREFIX, lines) if lines else None
+
+        def send(reply: str) -> None:
+            self._wire.send(subject, data, reply, raw_headers)
+
+        return send
+
+    def _send_batch(self, parts: Parts, reply: str) -> None:
+        batch = f"{self._batch_prefix}-{next(self._batches)}".encode()
+        last = len(parts)
+        messages = []
+        for place, (subject, data, lines) in enumerate(parts, 1):
+            commit = b"Nats-Batch-Commit: 1\r\n" if place == last else b""
+            raw_headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b%b\r\n" % (
+                _PREFIX, batch, place, commit, lines,
+            )  # fmt: skip
+            messages.append((subject, data, raw_headers))
+        self._wire.send_all(messages, reply)
+
+    async def _post(self, posts: Sequence[Post]) -> list[int | errors.MusterError]:
+        """Send all at once and wait for the outcome of each, no longer than patience lasts."""
+        return await self._landed(self._launch(posts))
+
+    def _launch(self, posts: Sequence[Post]) -> _Flight:
+        """Send all. Who is acknowledged is told at once.
+
+        The acknowledgement of an item that we may not send again is listened for until its own deadline; that
+        of one whose publisher gave up, as long as the others of its round would wait for it in vain.
+        """
+        flight = _Flight(len(posts))
+
+        def settled(place: int, outcome: int | errors.MusterError) -> None:
+            items = posts[place][2]
+            if self._queue:  # the next round goes before those of this one do anything
+                waited_for = flight.land(place, outcome)
+                _tell(items, outcome)
+            else:
+                _tell(items, outcome)
+                waited_for = flight.land(place, outcome)
+            if not waited_for and len(items) == 1:
+                self._settle(items[0], outcome)
+
+        def answered(place: int, answer: requests.Answer) -> None:
+            settled(place, self._outcome(answer))
+
+        def failed(place: int, error: errors.MusterError) -> None:
+            settled(place, error if isinstance(error, errors.Refused) else _UNKNOWN)
+
+        for place, (send, parts, items) in enumerate(posts):
+            reply, end = self._wire.expect(
+                [part[0] for part in parts],
+                functools.partial(answered, place),
+                functools.partial(failed, place),
+                stored=True,
+            )
+            landed = functools.partial(flight.done.add_done_callback, functools.partial(_then, end))
+            if len(items) == 1 and not items[0].repeatable:
+                items[0].future.add_done_callback(functools.partial(_then, landed))
+            else:
+                landed()
+            try:
+                send(reply)
+            except errors.MusterError as error:
+                settled(place, error)
+        return flight
+
+    async def _landed(self, flight: _Flight) -> list[int | errors.MusterError]:
+        loop = asyncio.get_running_loop()
+        if flight.waiting:
+            alarms = [loop.call_later(PATIENCE_S, flight.end)]
+
+            def another_connection() -> None:
+                alarms.append(loop.call_later(GRACE_S, flight.end))
+
+            self._wire.on_news.add(another_connection)
+            try:
+                await flight.done
+            finally:
+                self._wire.on_news.discard(another_connection)
+                for alarm in alarms:
+                    alarm.cancel()
+        return flight.outcomes
+
+    def _outcome(self, answer: requests.Answer) -> int | errors.MusterError:
+        """The sequence, or what went wrong."""
+        if requests.nobody_listens(answer):
+            return errors.Unavailable(f"the stream {self._stream!r} has no leader now")
+        report: dict[str, Any] = json.loads(answer.data)
+        if "error" in report:
+            return jetstream.error_of(report["error"], f"storing in {self._stream}")
+        return api.Duplicate(report["seq"]) if report.get("duplicate") else int(report["seq"])
+
+
+def _retry(outcome: errors.MusterError) -> bool:
+    """Whether another try could go better; `errors.TimedOut` means that nobody knows how this one went."""
+    return isinstance(outcome, errors.Unavailable)
+
+
+def _tell(items: Sequence[Item], outcome: int | errors.MusterError) -> None:
+    if isinstance(outcome, api.Duplicate):
+        items[-1].settle(outcome)  # the broker accepts no batch with a duplicate
+    elif isinstance(outcome, int):
+        for sequence, item in enumerate(items, outcome - len(items) + 1):
+            item.settle(sequence)
+
+
+def _then(end: Callable[[], object], _: object) -> None:
+    end()
+
+
+_UNKNOWN = errors.TimedOut("no acknowledgement came; it may be stored all the same")

@@ -1,0 +1,182 @@
+"""The broker's storage interface: requests in JSON, its error codes in our words, its headers and times."""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import json
+import re
+import time
+from typing import Any
+
+from muster.bus import api, message_format
+from muster.bus.client import requests
+from muster.bus.streams import key_value
+from muster.core import errors
+
+PREFIX = "$JS.API"
+TRY_S = 3.0  # one try of a request; during an election a request can simply be lost
+
+_NOT_FOUND = {10014, 10037, 10043, 10059}
+_CONFLICT = {10070, 10071, 10164}
+_FULL = {10077}
+_LIMIT = {10002, 10023, 10026, 10027, 10028, 10047, 10054, 10097, 10111, 10199}
+_NOT_STORED = {10158, 10176, 10210, 10211}  # an id in process, an incomplete batch, too many open ones
+DUPLICATE_IN_BATCH = 10201
+NAME_IN_USE = 10058
+_MARKER = key_value.MARKER_REASON.encode()
+
+
+class Refusal(errors.Refused):
+    """What the broker said, when it has no closer word among ours."""
+
+    def __init__(self, message: str, *, err_code: int) -> None:
+        super().__init__(message)
+        self.err_code = err_code
+
+
+class Full(errors.LimitExceeded):
+    """A stream's budget is used up, and it refuses rather than forgets."""
+
+
+def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
+    err_code, code = report.get("err_code", 0), report.get("code", 0)
+    text = f"{about}: {report.get('description', 'refused')}"
+    if err_code in _NOT_FOUND:
+        return errors.NotFound(text)
+    if err_code in _CONFLICT:
+        actual = re.search(r": (\d+)$", text)
+        return errors.Conflict(text, actual=int(actual[1]) if actual else None)
+    if err_code == DUPLICATE_IN_BATCH:
+        return errors.AlreadyExists(text)
+    if err_code in _FULL:
+        return Full(
+            text, hint="raise max_bytes, shorten max_age_s, or let the stream drop its oldest (on_full)"
+        )
+    if err_code in _LIMIT:
+        return errors.LimitExceeded(text)
+    if err_code in _NOT_STORED or code == 503:
+        return errors.Unavailable(text)
+    if code == 404:
+        return errors.NotFound(text)
+    if code == 403:
+        return errors.Forbidden(text)
+    if code >= 500:
+        return errors.Unavailable(text)
+    return Refusal(text, err_code=err_code)
+
+
+class Api:
+    """Requests to the storage of the domain."""
+
+    def __init__(self, over: requests.Wire) -> None:
+        self.wire = over
+
+    async def call(
+        self,
+        name: str,
+        question: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+        try_s: float | None = None,
+        removes: bool = False,
+    ) -> dict[str, Any]:
+        """The answer to ``$JS.API.<name>``. Waits out an election.
+
+        A request without an answer is repeated every ``try_s`` (`TRY_S`): one that must not be done twice
+        gives a ``try_s`` as long as its timeout.  One that ``removes`` something has succeeded when a repeat
+        does not find it any more.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        body = json.dumps(question).encode() if question is not None else b""
+        pause_s = 0.1
+        try_s = TRY_S if try_s is None else try_s
+        in_doubt = False
+        while True:
+            left_s = deadline - loop.time()
+            try:
+                answer = await self.wire.ask(
+                    f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(try_s, left_s))
+                )
+                report: dict[str, Any] = json.loads(answer.data)
+                if "error" in report:
+                    raise error_of(report["error"], name.lower().replace(".", " "))
+                return report
+            except errors.NotFound:
+                if removes and in_doubt:
+                    return {}
+                raise
+            except errors.TimedOut:
+                in_doubt = True
+                if left_s <= try_s:
+                    raise errors.TimedOut(
+                        f"the brokers' storage did not answer within {timeout_s:g} s"
+                    ) from None
+            except requests.NobodyListens as error:
+                raise errors.Unavailable(
+                    "this domain's brokers have no durable storage, or this identity may not use it",
+                    hint="enable durable storage (JetStream) on at least one broker",
+                ) from error
+            except errors.Unavailable:
+                if left_s <= pause_s:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.0, pause_s * 2)
+
+
+def nanoseconds(stamp: str) -> int:
+    """RFC 3339 in UTC, with up to nine digits of a second, as nanoseconds since 1970."""
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    year, month, day = int(whole[:4]), int(whole[5:7]), int(whole[8:10])
+    hour, minute, second = int(whole[11:13]), int(whole[14:16]), int(whole[17:19])
+    seconds = calendar.timegm((year, month, day, hour, minute, second))
+    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
+
+
+def stamp(at_ns: int) -> str:
+    """The reverse of `nanoseconds`."""
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z"
+
+
+def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:
+    """A message as a direct read gives it: what the broker adds stands among the headers."""
+    headers = message_format.decode_headers(raw_headers)
+    return api.StoredMessage(
+        subject=headers["Nats-Subject"],
+        data=data,
+        headers=public_headers(headers),
+        sequence=int(headers["Nats-Sequence"]),
+        stored_at_ns=nanoseconds(headers["Nats-Time-Stamp"]),
+    )
+
+
+def public_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Without those of the machinery, but for the one that says why a marker stands in a message's place."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if not name.startswith("Nats-") or name == key_value.MARKER_REASON
+    }
+
+
+def public_headers_of(raw: bytes | None) -> dict[str, str]:
+    """The same, for less where all of them are the machinery's."""
+    if raw is None or (raw.count(b"\r\nNats-") == raw.count(b"\r\n") - 2 and _MARKER not in raw):
+        return {}
+    return public_headers(message_format.decode_headers(raw))
+
+
+class Delivered:
+    """What the reply subject of a message delivered by a consumer says of it."""
+
+    __slots__ = ("consumer_sequence", "count", "pending", "sequence", "stored_at_ns")
+
+    def __init__(self, reply: bytes) -> None:
+        parts = reply.split(b".")
+        # $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>, or the same
+        # with two words (domain, account) before the stream and perhaps one more at the end.
+        first = 4 if len(parts) == 9 else 6
+        numbers = [int(part) for part in parts[first : first + 5]]
+        self.count, self.sequence, self.consumer_sequence, self.stored_at_ns, self.pending = numbers

@@ -1,0 +1,71 @@
+"""What is done at the command line stands in the domain's audit: done, refused or failed.
+
+A command that acts says so where it is declared (``acts=("purge", "queue:{queue}")``: a word, and what it was
+done to, with the command's own arguments).  Not here: what the registry records itself (`muster apply` and
+its like), and messages, which are traffic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command
+
+if TYPE_CHECKING:
+    from muster.core import messages
+
+
+@contextlib.contextmanager
+def recorded(context: click.Context, what: str, target: str, when: str = "") -> Iterator[None]:
+    """``when``: the argument without which the command only looks."""
+    from muster.core import errors, messages
+
+    if when and context.params[when] is None:
+        yield
+        return
+    about = target.format(**{name: _plain(value) for name, value in context.params.items()})
+    try:
+        yield
+    except errors.MusterError as error:
+        if not isinstance(error, errors.Unavailable) or isinstance(error, errors.TimedOut):
+            with contextlib.suppress(errors.MusterError, OSError):  # the act's own error is what counts
+                _record(context, what, about, error.message, messages.Outcome.of(error))
+        raise
+    except OSError as error:
+        with contextlib.suppress(errors.MusterError, OSError):
+            _record(context, what, about, str(error), messages.Outcome.FAILED)
+        raise
+    try:
+        _record(context, what, about, "", messages.Outcome.DONE)
+    except (errors.MusterError, OSError) as error:
+        command.invocation_of(context).printer.note(f"not in the audit: {error}")
+
+
+def _record(context: click.Context, what: str, target: str, why: str, outcome: messages.Outcome) -> None:
+    from muster.app import home, identities
+    from muster.app.operations import audit
+    from muster.cli import connection
+    from muster.cli.domain import config
+
+    invocation = command.invocation_of(context)
+    if "servers" not in context.params:  # an act on the home itself
+        folder = home.Folder(config.load(invocation).domain.folder).root
+        audit.note(folder, audit.decision(identities.ADMINISTRATOR, what, target, why, outcome))
+        return
+    to = connection.Options(**{name: context.params[name] for name in ("servers", "creds", "ca", "locator")})
+
+    async def say() -> None:
+        async with await connection.connect(invocation, to) as bus:
+            await audit.say(bus, audit.decision(bus.identity, what, target, why, outcome))
+
+    command.run(say())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_plain, value))
+    return "" if value is None else str(value)

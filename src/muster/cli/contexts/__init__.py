@@ -1,0 +1,1 @@
+"""Help section "Contexts": the information service."""

@@ -1,0 +1,370 @@
+"""``muster inform``: contexts by hand, and the nodes that hold them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection, foreground
+from muster.cli.contexts import common, entries
+from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.inform import protocol
+
+node_option = click.option("--node", metavar="NAME", help="Ask this information node, not the nearest.")
+
+
+@click.group(
+    cls=command.Group,
+    examples=[
+        ("muster inform put printers/3 '<printer/>' -a floor=2", ""),
+        ("muster inform find 'floor >= 2'", ""),
+        ("muster inform where printers/3", "its copies, and which is primary"),
+    ],
+)
+def inform() -> None:
+    """Put, get, find and watch contexts; see where they are."""
+
+
+inform.add_command(entries.session)
+inform.add_command(entries.service)
+
+
+def _context(context: protocol.Context) -> dict[str, Any]:
+    expires = context.expires_at_ns
+    return {
+        "key": context.key,
+        **common.value(context.value),
+        "attributes": context.attributes,
+        "version": context.version,
+        "age_s": round(context.age_s, 3),
+        "copy": context.copy,
+        "source": context.source,
+        "writer": context.writer,
+        "stamp": context.stamp,
+        "expires_at": datetime.datetime.fromtimestamp(expires / 1e9, datetime.UTC).isoformat()
+        if expires
+        else None,
+    }
+
+
+def _change(change: protocol.Change) -> dict[str, Any]:
+    return {
+        "key": change.key,
+        "version": change.version,
+        **common.value(change.value),
+        "attributes": change.attributes,
+        "reason": change.reason,
+        "writer": change.writer,
+        "stamp": change.stamp,
+    }
+
+
+@inform.command(
+    acts=("put-context", "{key}"),
+    examples=[
+        ("muster inform put printers/3 '<printer/>' -a floor=2 -a tags='[\"colour\"]'", ""),
+        ("muster inform put - < description.xml", "the key is assigned; the value comes from stdin"),
+        ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it is not there"),
+    ],
+)
+@click.argument("key")
+@click.argument("value", required=False)
+@click.option("-a", "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="To be found by.")
+@command.duration("--lease", "0", "It goes after so long.", may_be_zero=True)
+@click.option("--if-version", type=int, metavar="N", help="Only if this is its version; 0: if there is none.")
+@click.option("--replicated", is_flag=True, help="Wait until the permanent copies have it.")
+@node_option
+@connection.options
+@command.pass_invocation
+def put(
+    invocation: command.Invocation,
+    key: str,
+    value: str | None,
+    attributes: tuple[str, ...],
+    lease_s: float,
+    if_version: int | None,
+    replicated: bool,
+    node: str | None,
+    to: connection.Options,
+) -> None:
+    """Write a context.
+
+    KEY '-' lets the system assign one. Without VALUE, or with '-', it is read from stdin.
+    """
+    data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
+
+    async def work() -> protocol.Written:
+        async with common.connected(invocation, to, node) as held:
+            return await held.put(
+                None if key == "-" else key,
+                data,
+                attributes=common.attributes(attributes),
+                lease_s=lease_s,
+                expected_version=if_version,
+                ack="replicated" if replicated else "logged",
+            )
+
+    written = command.run(work())
+    facts = {
+        name: getattr(written, name) for name in ("key", "version", "stamp", "primary", "copies", "status")
+    }
+    invocation.printer.done(facts, f"{written.key} has version {written.version}, primary {written.primary}")
+
+
+@inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "as new as this moment")])
+@click.argument("key")
+@command.duration("--max-staleness", None, "No older than this.", may_be_zero=True)
+@click.option("--raw", is_flag=True, help="Print the value alone, as it is.")
+@node_option
+@connection.options
+@command.pass_invocation
+def get(
+    invocation: command.Invocation,
+    key: str,
+    max_staleness_s: float | None,
+    raw: bool,
+    node: str | None,
+    to: connection.Options,
+) -> None:
+    """Read a context, with its version and age."""
+
+    async def work() -> protocol.Context:
+        async with common.connected(invocation, to, node) as held:
+            return await held.get(key, max_staleness_s=max_staleness_s)
+
+    found = command.run(work())
+    if raw:
+        sys.stdout.buffer.write(found.value)
+        return
+    invocation.printer.facts(_context(found))
+
+
+@inform.command(acts=("delete-context", "{key}"), examples=[("muster inform delete printers/3", "")])
+@click.argument("key")
+@click.option("--if-version", type=int, metavar="N", help="Only if this is its version.")
+@connection.options
+@command.pass_invocation
+def delete(invocation: command.Invocation, key: str, if_version: int | None, to: connection.Options) -> None:
+    """Delete a context."""
+
+    async def work() -> protocol.Written:
+        async with common.connected(invocation, to) as held:
+            return await held.delete(key, expected_version=if_version)
+
+    written = command.run(work())
+    invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} is deleted")
+
+
+@inform.command(
+    examples=[
+        ("muster inform find \"floor >= 2 AND tags CONTAINS 'colour'\"", ""),
+        ("muster inform find \"key LIKE 'printers/%'\" -o json", ""),
+    ],
+)
+@click.argument("predicate")
+@common.limit_option
+@common.after_option
+@connection.options
+@command.pass_invocation
+def find(
+    invocation: command.Invocation, predicate: str, limit: int, after: str, to: connection.Options
+) -> None:
+    """List the contexts whose attributes satisfy a predicate, in the order of their keys.
+
+    Besides its own attributes a context has key, version and writer. Whether there are more is said on
+    stderr.
+    """
+
+    async def work() -> protocol.Found:
+        async with common.connected(invocation, to) as held:
+            return await held.find(predicate, limit=limit, after=after)
+
+    found = command.run(work())
+    rows = [_context(one) for one in found.contexts]
+    columns = ("key", "version", "attributes", "age_s", "source")
+    invocation.printer.rows(rows, columns, of="context", empty="no context was found")
+    common.say_what_is_missing(invocation, found)
+
+
+@inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
+@click.argument("key")
+@click.option("--after", type=int, default=0, metavar="VERSION", help="Begin after this version.")
+@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="End after so many changes.")
+@connection.options
+@command.pass_invocation
+def watch(
+    invocation: command.Invocation, key: str, after: int, count: int | None, to: connection.Options
+) -> None:
+    """Print a context's changes as they happen, in order."""
+
+    async def work() -> None:
+        async with common.connected(invocation, to) as held:
+            number = 0
+            async for change in held.watch(key, after_version=after):
+                record = _change(change)
+                shown = record.get("value", record.get("value_base64"))
+                invocation.printer.item(record, f"{change.version}  {change.reason}  {shown or ''}")
+                number += 1
+                if number == count:
+                    return
+
+    command.run(work())
+
+
+@inform.command(examples=[("muster inform history printers/3", "")])
+@click.argument("key")
+@connection.options
+@command.pass_invocation
+def history(invocation: command.Invocation, key: str, to: connection.Options) -> None:
+    """List a context's versions, as far back as the log goes."""
+
+    async def work() -> protocol.History:
+        async with common.connected(invocation, to) as held:
+            return await held.history(key)
+
+    found = command.run(work())
+    rows = [_change(one) for one in found.changes]
+    columns = ("version", "reason", "value", "attributes", "writer", "stamp")
+    invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
+    if not found.complete:
+        invocation.printer.note("not complete: older versions are no longer in the log")
+
+
+@inform.command(examples=[("muster inform where printers/3", "")])
+@click.argument("key")
+@connection.options
+@command.pass_invocation
+def where(invocation: command.Invocation, key: str, to: connection.Options) -> None:
+    """List a context's copies: which is primary, their ages, the demand for them."""
+
+    async def work() -> list[protocol.CopyView]:
+        async with common.connected(invocation, to) as held:
+            return await held.where(key)
+
+    rows = [
+        {
+            "node": one.node,
+            "copy": one.copy,
+            "version": one.version,
+            "age_s": round(one.age_s, 3),
+            "demand": one.demand,
+        }
+        for one in command.run(work())
+    ]
+    invocation.printer.rows(rows, ("node", "copy", "version", "age_s", "demand"), of="copy on")
+
+
+@inform.command(examples=[("muster inform nodes", "")])
+@node_option
+@connection.options
+@command.pass_invocation
+def nodes(invocation: command.Invocation, node: str | None, to: connection.Options) -> None:
+    """List information nodes: load, proximity, contexts held, messages a second."""
+
+    async def work() -> list[protocol.NodeView]:
+        async with common.connected(invocation, to, node) as held:
+            return await held.nodes()
+
+    rows = [
+        {
+            "node": one.node,
+            "load": one.load.ratio,
+            "proximity_ms": one.proximity_ms,
+            "contexts": one.load.contexts,
+            "temporary": one.temporary,
+            "messages_per_s": one.load.messages_per_s,
+            "memory_bytes": one.memory_bytes,
+            "heard_s_ago": one.heard_s_ago,
+            "zone": one.zone,
+        }
+        for one in command.run(work())
+    ]
+    shown = (
+        "node",
+        "load",
+        "proximity_ms",
+        "contexts",
+        "temporary",
+        "messages_per_s",
+        "memory_bytes",
+        "zone",
+    )
+    invocation.printer.rows(rows, shown, of="node")
+
+
+@inform.command(
+    examples=[
+        ("muster inform node --name inform-2", "one more node, which keeps its view in inform-2.db"),
+        ("muster inform node --name inform-3 --store sqlite::memory: --set refresh_s=1", ""),
+    ],
+)
+@click.option("--name", default="inform", show_default=True, help="Identity of the node.")
+@click.option("--store", "url", metavar="URL", help="Where its view lies (default: sqlite:NAME.db).")
+@click.option(
+    "--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting of [inform], over the home's."
+)
+@connection.options
+@command.pass_invocation
+def node(
+    invocation: command.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
+) -> None:
+    """Run an information node beside the domain's own process."""
+    work = _run_node(invocation, to, name, url or f"sqlite:{name}.db", common.settings(given, "--set"))
+    command.run(work, fast=True)
+
+
+async def _run_node(
+    invocation: command.Invocation, to: connection.Options, name: str, url: str, given: dict[str, Any]
+) -> None:
+    import msgspec
+
+    from muster.core import errors
+    from muster.core.telemetry import log, metrics
+    from muster.inform import settings
+    from muster.inform.node import node as node_node
+    from muster.store import database
+    from muster.trust.permissions import roles
+
+    own, options = await _of_domain(invocation, to, joins="history" not in given)
+    try:
+        wanted = msgspec.convert({**own, **given}, settings.Inform, strict=False)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"--set: {error}") from error
+    log.configure(sys.stderr, level="warning")
+    measure = metrics.Metrics(process=True)
+    async with (
+        await foreground.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
+        await database.open(url) as store,
+        foreground.serving(invocation, bus, measure) as asked,
+        await node_node.start(bus, name=name, settings=wanted, store=store, **options) as running,
+    ):
+        held = running.desk.copies.permanent
+        invocation.printer.item(
+            {"node": running.name, "contexts": held},
+            f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",
+        )
+        await asked.wait()
+
+
+async def _of_domain(
+    invocation: command.Invocation, to: connection.Options, *, joins: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the domain's own nodes, and what else they are started with, as far as it is known."""
+    import msgspec
+
+    if to.servers and to.creds is None:  # a bus without trust
+        return {}, {"joins": joins}
+    if to.servers or to.creds or invocation.profile:  # another machine's domain: nobody's role is known here
+        return {}, {"joins": joins, "role_of": lambda _: None}
+    from muster.app import identities
+    from muster.app.components import information_nodes as part
+
+    domain = config_.load(invocation)
+    trust = await asyncio.to_thread(identities.open_, domain)
+    return msgspec.to_builtins(domain.inform), part.as_of_domain(domain, trust)

@@ -1,0 +1,1 @@
+"""Help section "Domain": life cycle, brokers, credentials, backup, diagnosis."""

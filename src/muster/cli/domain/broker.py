@@ -1,0 +1,138 @@
+"""``muster broker``: the brokers of a running domain, and what joins them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from muster.cli import command, connection
+from muster.cli.domain import config as config_
+
+
+@click.group(cls=command.Group, examples=[("muster broker list", "")])
+def broker() -> None:
+    """Start, link, unlink and list brokers."""
+
+
+def _ask(invocation: command.Invocation, to: connection.Options, verb: str, **arguments: Any) -> Any:
+    async def ask() -> Any:
+        from muster.app.operations import control
+
+        async with await connection.connect(invocation, to) as bus:
+            return await control.ask(bus, verb, **arguments)
+
+    return command.run(ask())
+
+
+@broker.command("list", examples=[("muster broker list", ""), ("muster broker list --links", "")])
+@click.option("--links", is_flag=True, help="List what joins them instead.")
+@connection.options
+@command.pass_invocation
+def list_(invocation: command.Invocation, links: bool, to: connection.Options) -> None:
+    """List the domain's brokers, or the links between them."""
+    if links:
+        rows = _ask(invocation, to, "links")
+        columns = ("id", "kind", "up", "round_trip_ms", "in_messages", "out_messages")
+        invocation.printer.rows(rows, columns, of="link", empty="nothing joins these brokers")
+        return
+    rows = _ask(invocation, to, "list")
+    shown = ("name", "state", "url", "leaf_url", "connections", "restarts", "pid")
+    invocation.printer.rows(rows, shown, of="broker")
+
+
+@broker.command(
+    examples=[
+        ("muster broker start edge-1 --below local-1", "a leaf of local-1"),
+        ("muster broker start edge-2 --no-storage --below edge-1", ""),
+    ],
+)
+@click.argument("name")
+@click.option("--below", metavar="BROKER", help="Hang it on this broker by a leaf link.")
+@click.option("--storage/--no-storage", default=True, show_default=True, help="Whether it keeps streams.")
+@connection.options
+@command.pass_invocation
+def start(
+    invocation: command.Invocation, name: str, below: str | None, storage: bool, to: connection.Options
+) -> None:
+    """Start one more broker on the domain's machine.
+
+    It listens on free ports, is supervised like the others, and goes when the domain stops; to have it each
+    time, put it into the settings (bus.brokers, bus.leaves).
+    """
+    made = _ask(invocation, to, "start", name=name, below=below, storage=storage)
+    invocation.printer.done(made, f"broker {name} is up: {made['url']}")
+
+
+@broker.command(examples=[("muster broker stop edge-1", "")])
+@click.argument("name")
+@connection.options
+@command.pass_invocation
+def stop(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+    """Stop a broker that `muster broker start` started.
+
+    What it stored stays on disk, and is there again if a broker of that name is started.
+    """
+    stopped = _ask(invocation, to, "stop", name=name)
+    invocation.printer.done(stopped, f"broker {name} is stopped")
+
+
+@broker.command(
+    examples=[
+        ("muster broker link edge-1 local-1", "edge-1 becomes a leaf of local-1"),
+        ("muster broker link local-1 tls://hub.example:7422", "join the network of another machine"),
+    ],
+)
+@click.argument("near")
+@click.argument("far")
+@connection.options
+@command.pass_invocation
+def link(invocation: command.Invocation, near: str, far: str, to: connection.Options) -> None:
+    """Hang the broker NEAR on FAR, while both run.
+
+    FAR is a broker of this domain, or the URL of a leaf listener elsewhere. Only leaf links come and go;
+    routes and gateways are fixed by the engine when a network starts.
+    """
+    made = _ask(invocation, to, "link", near=near, far=far)
+    invocation.printer.done(made, f"{made['id']} is up")
+
+
+@broker.command(examples=[("muster broker unlink 'edge-1>local-1'", "")])
+@click.argument("id")
+@connection.options
+@command.pass_invocation
+def unlink(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+    """Take a leaf link away, while both ends run.
+
+    ID is as `muster broker list --links` shows it.
+    """
+    gone = _ask(invocation, to, "unlink", id=id)
+    invocation.printer.done(gone, f"{id} is gone")
+
+
+@broker.command(
+    examples=[("muster broker trust > /etc/nats/trust.conf", "then `include trust.conf` in nats.conf")],
+)
+@command.pass_invocation
+def trust(invocation: command.Invocation) -> None:
+    """Print what a broker that somebody else runs has to be told of the domain's identities.
+
+    A part of nats-server's configuration: the operator, the system account, and the accounts' documents. No
+    secrets are in it. Print it anew when the domain's keys change; revocations reach running brokers anyway.
+    """
+    import json
+
+    from muster.app import identities
+
+    known = identities.open_(config_.load(invocation)).broker()
+    told = {
+        "operator": known.operator_jwt,
+        "system_account": known.system_account,
+        "resolver": "MEMORY",
+        "resolver_preload": dict(known.accounts),
+    }
+    if invocation.printer.for_people:
+        for key, value in told.items():
+            click.echo(f"{key}: {json.dumps(value, indent=2)}")
+    else:
+        invocation.printer.facts(told)

@@ -1,0 +1,121 @@
+"""``muster config``: what the settings are, where each value comes from, and whether they are right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command
+
+if TYPE_CHECKING:
+    from muster.app import settings as app_settings
+    from muster.core.settings import sections as settings_sections
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one setting, as in --set bus.port=4222; may be repeated.",
+)
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    pairs = [override.partition("=") for override in overrides]
+    for (key, equals, _), given in zip(pairs, overrides, strict=True):
+        if not (key and equals):
+            raise click.BadParameter(f"{given!r} is not KEY=VALUE", param_hint="--set")
+    return {key: value for key, _, value in pairs}
+
+
+def resolve(
+    invocation: command.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
+) -> settings_sections.Resolved[app_settings.Settings]:
+    """The settings in force: of the home chosen, the environment and ``--set``."""
+    import os
+
+    from muster.app import home
+    from muster.app import settings as app_settings
+    from muster.core.settings import sections as settings_sections
+
+    place = file or home.Home.find(invocation.home).expect().settings_file
+    return settings_sections.resolve(
+        app_settings.Settings, file=place, env=os.environ, flags=parse_overrides(overrides)
+    )
+
+
+def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> app_settings.Settings:
+    return resolve(invocation, overrides).settings
+
+
+@click.group(cls=command.Group, examples=[("muster config print", "")])
+def config() -> None:
+    """Check and print settings."""
+
+
+@config.command(
+    examples=[("muster config validate", "the home's"), ("muster config validate ./muster.toml", "a file")]
+)
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@set_option
+@command.pass_invocation
+def validate(invocation: command.Invocation, file: Path | None, overrides: tuple[str, ...]) -> None:
+    """Say whether the settings are right, and if not, everything that is wrong.
+
+    Looks at the home's muster.toml or at FILE, at the environment and at --set.
+    """
+    resolved = resolve(invocation, overrides, file=file)
+    count = len(resolved.sources)
+    invocation.printer.done(
+        {"valid": True, "set": dict(resolved.sources)},
+        f"valid: {count} {'setting is' if count == 1 else 'settings are'} not at the default",
+    )
+
+
+@config.command(
+    "print",
+    examples=[
+        ("muster config print", "as TOML, each line with its source"),
+        ("muster config print -o json | jq .bus", ""),
+    ],
+)
+@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@set_option
+@command.pass_invocation
+def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, ...]) -> None:
+    """Print the settings in force, and where each comes from.
+
+    The default form is TOML, which can be saved and read back.
+    """
+    from muster.core.settings import sections as settings_sections
+
+    resolved = resolve(invocation, overrides)
+    if changed and invocation.printer.for_people:
+        rows = [
+            {
+                "key": field.key,
+                "value": settings_sections.shown(resolved.settings, field.path),
+                "source": source,
+            }
+            for field in settings_sections.fields(type(resolved.settings))
+            if (source := resolved.sources.get(field.key))
+        ]
+        invocation.printer.rows(rows, ("key", "value", "source"), empty="everything is at its default")
+        return
+    if invocation.printer.for_people:
+        sys.stdout.write(settings_sections.to_toml(resolved.settings, resolved.sources))
+        return
+    tree: dict[str, Any] = {}
+    for field in settings_sections.fields(type(resolved.settings)):
+        if changed and field.key not in resolved.sources:
+            continue
+        *sections, name = field.path
+        table = tree
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = settings_sections.shown(resolved.settings, field.path)
+    invocation.printer.facts(tree)

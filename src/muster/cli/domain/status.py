@@ -1,0 +1,105 @@
+"""``muster status``: the first question of whoever comes to a machine."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import click
+
+from muster.cli import command, output
+from muster.cli.domain import config as config_
+
+_TABLES = {
+    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid")),
+    "parts": ("part", ("name", "state", "reason")),
+    "budgets": ("budget", ("name", "used", "limit", "full", "when_full")),
+    "pages": ("health pages of", ("process", "url", "pid")),
+    "certificates": ("certificate", ("name", "days_left", "due")),
+}
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster status", ""),
+        ("muster status -o json | jq -r '.brokers[].url'", ""),
+        ("muster status --home ./.muster/demo", "of the demo"),
+    ],
+)
+@command.pass_invocation
+def status(invocation: command.Invocation) -> None:
+    """Say what runs, how it is, and where its things are.
+
+    Exit code 0 if the domain runs and is ready, 5 otherwise.
+    """
+    from muster.app import home
+    from muster.core import errors
+
+    place = home.Home.find(invocation.home)
+    settings = config_.load(invocation)
+    folder = home.Folder(settings.domain.folder)
+    pid, running = folder.holder(), folder.running()
+    facts: dict[str, Any] = {
+        "domain": settings.domain.name,
+        "state": "stopped" if pid is None else "starting",
+        "pid": pid,
+        "home": str(place.root),
+        "settings": str(place.settings_file),
+        "keys": str(settings.keys_folder),
+        "data": str(folder.root),
+        "logs": str(folder.logs),
+    }
+    lists: dict[str, Any] = {}
+    if running is not None:
+        facts |= {
+            "since": _time(running.started_at_s),
+            "version": running.version,
+            "servers": list(running.servers),
+            "locator": running.locator_url,
+            "health": running.health_url,
+            "dashboard": running.web_url,
+        }
+        lists = command.run(_ask(running.health_url)) if running.health_url else {}
+        facts["state"] = lists.pop("state", "running")
+        facts["ready"] = lists.pop("ready", None)
+    _print(invocation, facts, lists)
+    if facts["state"] != "running" or facts.get("ready") is False:
+        raise click.exceptions.Exit(errors.Unavailable.exit_code)
+
+
+def _time(at_s: float) -> str:
+    return datetime.datetime.fromtimestamp(at_s).astimezone().isoformat(" ", "seconds")
+
+
+async def _ask(url: str) -> dict[str, Any]:
+    """What the domain's own page says; that it does not answer is an answer too."""
+    from muster.bus.http import server
+    from muster.core import errors
+
+    try:
+        found = (await server.get(f"{url}/status")).json()
+    except errors.MusterError as error:
+        return {"state": "unresponsive", "reason": error.message}
+    assert isinstance(found, dict)
+    return found
+
+
+def _print(invocation: command.Invocation, facts: dict[str, Any], lists: dict[str, Any]) -> None:
+    printer = invocation.printer
+    if not printer.for_people:
+        printer.facts({**facts, **lists})
+        return
+    printer.facts(facts)
+    if lists.get("reason"):
+        printer.note(lists["reason"])
+    for budget in lists.get("budgets", ()):
+        budget["used"], budget["limit"] = (
+            output.size(budget["used_bytes"]),
+            output.size(budget["limit_bytes"]),
+        )
+        budget["full"] = f"{budget['used_ratio']:.1%}"
+    for name, (of, columns) in _TABLES.items():
+        if lists.get(name):
+            click.echo()
+            printer.rows(lists[name], columns, of=of)

@@ -1,0 +1,117 @@
+"""What commands that run a process of its own share: a connection under its name, a life until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.cli import command, connection
+from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.bus import api
+    from muster.core.telemetry import metrics
+    from muster.trust.permissions import roles
+
+
+def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    split = [one.partition("=") for one in given]
+    for name, equals, value in split:
+        if not (name and equals and value):
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=option)
+    return {name: value for name, _, value in split}
+
+
+async def connect_as(
+    invocation: command.Invocation,
+    to: connection.Options,
+    name: str,
+    role: roles.Role,
+    measure: metrics.Metrics | None = None,
+) -> api.Bus:
+    """A connection named ``name``. In a home it is given credentials for ``role`` if it has none."""
+    from muster import connection as muster_connection
+
+    if to.servers and to.creds is None:
+        return await muster_connection.connect(to.servers, identity=name, measure=measure)
+    if to.servers or to.creds or invocation.profile:
+        return await connection.connect(invocation, to, measure)
+    return await _from_home(invocation, name, role, measure)
+
+
+async def _from_home(
+    invocation: command.Invocation, name: str, role: roles.Role, measure: metrics.Metrics | None
+) -> api.Bus:
+    import ssl
+
+    from muster import connection as muster_connection
+    from muster.app import home, identities
+    from muster.core import errors
+
+    settings = config_.load(invocation)
+    running = home.Folder(settings.domain.folder).running()
+    if running is None:
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} is not running",
+            hint="start it with `muster up`, or name another bus with --server or --profile",
+        )
+    trust = await asyncio.to_thread(identities.open_, settings)
+    creds = await asyncio.to_thread(identities.credentials, trust, name, role)
+    tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
+    return await muster_connection.connect(running.servers, creds=creds, tls=tls, measure=measure)
+
+
+@contextlib.asynccontextmanager
+async def until_signal() -> AsyncIterator[asyncio.Event]:
+    """An event that is set by SIGINT or SIGTERM, so that what runs can end in order."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, asked.set)
+    try:
+        yield asked
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    invocation: command.Invocation,
+    bus: api.Bus | None,
+    measure: metrics.Metrics,
+    *,
+    process: str | None = None,
+    folder: Path | None = None,
+) -> AsyncIterator[asyncio.Event]:
+    """As `until_signal`, with the pages that every process of Muster has (`muster.bus.http.health`).
+
+    ``folder``: where it tells of them, unless in the home's domain.
+    """
+    import os
+
+    from muster.app import home
+    from muster.app import settings as app_settings
+    from muster.bus.http import health
+    from muster.core.settings import sections
+
+    if folder is None and home.Home.find(invocation.home).settings_file.is_file():
+        folder = home.Folder(config_.load(invocation).domain.folder).pages
+    async with health.of_process(
+        sections.load(app_settings.Settings, env=os.environ).health,
+        process=process or (bus.identity if bus is not None else "muster"),
+        conditions=lambda: {} if bus is None else {"bus": health.of_bus(bus)},
+        metrics=measure,
+        folder=folder,
+    ) as server:
+        if server is not None:
+            invocation.printer.note(f"health pages: {server.url}")
+        async with until_signal() as asked:
+            yield asked

@@ -1,0 +1,1 @@
+"""Help section "Messages": publish/subscribe, JMS, gateways."""

@@ -1,0 +1,347 @@
+"""``muster pub``, ``sub`` and ``request``: messages by hand.
+
+A topic is written in any of its notations (`muster.core.topics`): ``Course/CPS616``, ``Course=CPS616``;
+with ``--raw`` it is a subject of the broker, as it stands.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection
+
+if TYPE_CHECKING:
+    from muster.bus import api
+
+raw_option = click.option("--raw", is_flag=True, help="TOPIC is a broker's subject, taken as it stands.")
+header_option = click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated."
+)
+
+
+def _headers(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    for (name, equals, _), text in zip(pairs, given, strict=True):
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+    return {name: value for name, _, value in pairs}
+
+
+def _subject(topic: str, raw: bool) -> str:
+    from muster.core import topics
+
+    return topic if raw else topics.Topic.parse(topic).subject
+
+
+def _payload(data: str | None) -> bytes:
+    """What was given, or what stands on stdin."""
+    if data is None or data == "-":
+        if sys.stdin.isatty():
+            sys.stderr.write("reading the message from the terminal; Ctrl-D ends it\n")
+        return sys.stdin.buffer.read()
+    return data.encode()
+
+
+def _record(message: api.Message) -> dict[str, Any]:
+    """A message as plain values. Data that is not text is in base 64, under another name."""
+    from muster.core import errors, topics
+
+    record: dict[str, Any] = {"subject": message.subject, "topic": None}
+    with contextlib.suppress(errors.MusterError):
+        record["topic"] = str(topics.Topic.from_subject(message.subject))
+    try:
+        record["data"] = message.data.decode()
+    except UnicodeDecodeError:
+        record["data_base64"] = base64.b64encode(message.data).decode()
+    record["headers"] = dict(message.headers)
+    record["received_at"] = datetime.datetime.now(datetime.UTC).isoformat()
+    return record
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    data = record.get("data", record.get("data_base64", ""))
+    return f"{record['topic'] or record['subject']}  {data}"
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster pub Course/CPS616/Session/HPJava 'room 4'", ""),
+        ("muster pub Course=CPS616,Session=HPJava 'room 4'", "the same topic, by its tags"),
+        ("echo '{\"load\": 0.7}' | muster pub nodes/n1 -H kind=report", "data from stdin, with a header"),
+        ("muster pub nodes/n1 up --stream nodes --make-stream", "wait until a durable stream has it"),
+    ],
+)
+@click.argument("topic")
+@click.argument("data", required=False)
+@header_option
+@click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
+@click.option("--stream", metavar="NAME", help="Publish to this durable stream and wait until it is stored.")
+@click.option("--make-stream", is_flag=True, help="Make that stream, for this topic, if it is not there.")
+@raw_option
+@connection.options
+@command.pass_invocation
+def pub(
+    invocation: command.Invocation,
+    topic: str,
+    data: str | None,
+    headers: tuple[str, ...],
+    lines: bool,
+    stream: str | None,
+    make_stream: bool,
+    raw: bool,
+    to: connection.Options,
+) -> None:
+    """Publish a message to a topic.
+
+    DATA is the message; without it, or with '-', it is read from stdin.
+    """
+    if lines and data is not None:
+        raise click.BadParameter("takes its messages from stdin, so give no DATA", param_hint="--lines")
+    subject, with_headers = _subject(topic, raw), _headers(headers)
+    payloads = sys.stdin.buffer.read().splitlines() if lines else [_payload(data)]
+    sequences = command.run(
+        _publish(invocation, to, subject, payloads, with_headers, stream, make_stream=make_stream)
+    )
+    size = sum(map(len, payloads))
+    what = f"{size} {'byte' if size == 1 else 'bytes'}"
+    if lines:
+        what = f"{len(payloads)} messages, {what}"
+    stored = f", stored as {sequences[-1]} in {stream}" if sequences else ""
+    facts: dict[str, Any] = {"subject": subject, "messages": len(payloads), "bytes": size}
+    if stream:
+        facts |= {"stream": stream, "sequences": sequences}
+    invocation.printer.done(facts, f"published {what} to {topic}{stored}")
+
+
+async def _publish(
+    invocation: command.Invocation,
+    to: connection.Options,
+    subject: str,
+    payloads: list[bytes],
+    headers: dict[str, str],
+    stream: str | None,
+    *,
+    make_stream: bool,
+) -> list[int]:
+    from muster.bus import api
+    from muster.core import errors
+
+    async with await connection.connect(invocation, to) as bus:
+        if stream is not None:
+            wanted = api.StreamSettings(stream, subjects=(subject,))
+            try:
+                opened = await bus.stream(wanted) if make_stream else await bus.open_stream(stream)
+            except errors.NotFound as error:
+                raise errors.NotFound(
+                    f"there is no stream {stream!r}", hint="--make-stream makes it, for this topic"
+                ) from error
+            return [await opened.publish(subject, data, headers=headers) for data in payloads]
+        for data in payloads:
+            await bus.publish(subject, data, headers=headers)
+        await bus.flush()
+        if bus.statistics().violations:
+            raise errors.Forbidden(
+                f"{bus.identity} may not publish to {subject}",
+                hint=f"`muster creds show {bus.identity}` lists what it may",
+            )
+        return []
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster sub 'Course/*/Session/>'", "until Ctrl-C"),
+        ("muster sub Course=*,Session=HPJava", "every course that has this session"),
+        ("muster sub 'nodes/>' --where \"load > 0.5 AND kind = 'report'\" -o json | jq .data", ""),
+        ("muster sub ping --reply pong", "answer requests"),
+    ],
+)
+@click.argument("topic")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
+@command.duration("--timeout", None, "Stop after so long.", may_be_zero=True)
+@click.option("--group", help="Share the messages among the members of this group.")
+@click.option("--where", metavar="PREDICATE", help="Only messages for which this is true.")
+@click.option("--reply", metavar="DATA", help="Answer each request with this.")
+@raw_option
+@connection.options
+@command.pass_invocation
+def sub(
+    invocation: command.Invocation,
+    topic: str,
+    count: int | None,
+    timeout_s: float | None,
+    group: str | None,
+    where: str | None,
+    reply: str | None,
+    raw: bool,
+    to: connection.Options,
+) -> None:
+    """Print the messages of a topic as they come.
+
+    TOPIC may have wildcards. With -o json each message is one object on a line of its own. The names in
+    PREDICATE are the message's headers and, where it is a JSON object, its fields. With --count, it is an
+    error (exit code 5) if --timeout passes first.
+    """
+    printer = invocation.printer
+    selects = _selector(where)
+
+    async def show() -> None:
+        seen = 0
+        async with (
+            await connection.connect(invocation, to) as bus,
+            _messages(bus, topic, raw, group) as found,
+        ):
+            if printer.for_people and sys.stderr.isatty():
+                printer.note(f"listening on {topic} as {bus.identity}; Ctrl-C ends it")
+            async for message in found:
+                if not selects(message):
+                    continue
+                record = _record(message)
+                printer.item(record, _line(record))
+                if reply is not None and message.reply:
+                    await message.respond(reply.encode())
+                seen += 1
+                if seen == count:
+                    return
+
+    command.run(_within(show(), timeout_s, complain=count is not None, what=f"{count} messages on {topic}"))
+
+
+async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: str) -> None:
+    import asyncio
+
+    from muster.core import errors
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError:
+        if complain:
+            raise errors.TimedOut(f"there were not {what} in {timeout_s:g} s") from None
+
+
+@contextlib.asynccontextmanager
+async def _messages(
+    bus: api.Bus, topic: str, raw: bool, group: str | None
+) -> AsyncIterator[AsyncIterator[api.Message]]:
+    """The messages of a pattern, which may need several subscriptions."""
+    import asyncio
+
+    from muster.core import errors, topics
+
+    pattern = None if raw else topics.Pattern.parse(topic)
+    subjects = (topic,) if pattern is None else pattern.subjects
+    # One place only: the bus itself bounds what waits.
+    queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
+
+    async def pump(subscription: api.Subscription, via: int) -> None:
+        try:
+            async for message in subscription:
+                if pattern is None or pattern.take(message.subject, via) is not None:
+                    await queue.put(message)
+            await queue.put(errors.NotConnected(f"the subscription to {topic} has ended"))
+        except errors.MusterError as error:
+            await queue.put(error)
+
+    async def merged() -> AsyncIterator[api.Message]:
+        while not isinstance(found := await queue.get(), errors.MusterError):
+            yield found
+        raise found
+
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(await bus.subscribe(subject, group=group)) for subject in subjects
+        ]
+        pumps = [asyncio.create_task(pump(one, via)) for via, one in enumerate(opened)]
+        try:
+            yield merged()
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _selector(where: str | None) -> Callable[[api.Message], bool]:
+    if where is None:
+        return lambda message: True
+    from muster.predicates.backends import python
+    from muster.predicates.syntax import parser
+
+    matches = python.compile(parser.parse(where))
+
+    def selects(message: api.Message) -> bool:
+        attributes: dict[str, Any] = dict(message.headers)
+        with contextlib.suppress(ValueError):
+            fields = json.loads(message.data)
+            if isinstance(fields, dict):
+                attributes |= fields
+        return bool(matches(attributes.get))
+
+    return selects
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster request ping hello", ""),
+        ("muster request 'nodes/all' '' --all --timeout 1s", "everybody's answers within a second"),
+    ],
+)
+@click.argument("topic")
+@click.argument("data", required=False, default="")
+@header_option
+@command.duration("--timeout", "5s", "How long to wait.", may_be_zero=True)
+@click.option("--all", "everybody", is_flag=True, help="Collect answers until the time is up.")
+@click.option("--enough", type=click.IntRange(1), help="Collect this many answers.")
+@raw_option
+@connection.options
+@command.pass_invocation
+def request(
+    invocation: command.Invocation,
+    topic: str,
+    data: str,
+    headers: tuple[str, ...],
+    timeout_s: float,
+    everybody: bool,
+    enough: int | None,
+    raw: bool,
+    to: connection.Options,
+) -> None:
+    """Ask a topic and print the answer.
+
+    DATA '-' is read from stdin. Exit code 5 if nobody listens or nobody answers in time.
+    """
+    from muster.bus.client import requests
+    from muster.core import errors
+
+    subject, payload, with_headers = _subject(topic, raw), _payload(data), _headers(headers)
+
+    async def ask() -> list[api.Message]:
+        async with await connection.connect(invocation, to) as bus:
+            if everybody or enough:
+                return await bus.gather(
+                    subject, payload, enough=enough, timeout_s=timeout_s, headers=with_headers
+                )
+            try:
+                return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
+            except requests.NobodyListens as error:
+                raise errors.Unavailable(
+                    f"nobody listens on {topic}",
+                    hint=f"start what answers there first, or play it: `muster sub {topic} --reply ANSWER`",
+                ) from error
+
+    answers = command.run(ask())
+    for answer in answers:
+        record = _record(answer)
+        invocation.printer.item(record, str(record.get("data", record.get("data_base64"))))
+    if not answers:
+        raise errors.Unavailable(f"nobody answered on {topic} within {timeout_s:g} s")

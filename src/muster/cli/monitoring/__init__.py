@@ -1,0 +1,1 @@
+"""Help section "Monitoring": sensors, channels, reports, alerts, pipeline."""

@@ -1,0 +1,178 @@
+"""``muster alert``: what is wrong, who has it in hand, and what nobody is to be told of."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection
+
+if TYPE_CHECKING:
+    from muster.core import messages
+    from muster.pipeline import client
+
+_COLUMNS = ("severity", "state", "rule", "about", "since", "value", "reason")
+
+
+@click.group(cls=command.Group, examples=[("muster alert list", "")])
+def alert() -> None:
+    """List, acknowledge and silence alerts."""
+
+
+def _with(
+    invocation: command.Invocation, to: connection.Options, work: Callable[[client.Client], Awaitable[Any]]
+) -> Any:
+    async def ask() -> Any:
+        from muster.pipeline import client
+
+        async with await connection.connect(invocation, to) as bus:
+            return await work(client.Client(bus))
+
+    return command.run(ask())
+
+
+@alert.command("list", examples=[("muster alert list", ""), ("muster alert list -o json", "")])
+@connection.options
+@command.pass_invocation
+def list_(invocation: command.Invocation, to: connection.Options) -> None:
+    """List the alerts that are not resolved."""
+    found = _with(invocation, to, lambda ask: ask.alerts())
+    invocation.printer.rows([_row(one) for one in found], _COLUMNS, empty="nothing is wrong")
+
+
+@alert.command(examples=[("muster alert watch", "each change as it comes")])
+@connection.options
+@command.pass_invocation
+def watch(invocation: command.Invocation, to: connection.Options) -> None:
+    """Print each change of an alert as it comes."""
+
+    async def work(ask: client.Client) -> None:
+        async for _, one in ask.follow_alerts():
+            row = _row(one)
+            invocation.printer.item(row, "  ".join(str(row[name] or "") for name in _COLUMNS))
+
+    _with(invocation, to, work)
+
+
+@alert.command(
+    examples=[("muster alert ack hot node:web-7", "somebody has it in hand")],
+)
+@click.argument("rule")
+@click.argument("about")
+@connection.options
+@command.pass_invocation
+def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Options) -> None:
+    """Acknowledge an alert."""
+    _with(invocation, to, lambda ask: ask.acknowledge(rule, about))
+    invocation.printer.done({"rule": rule, "about": about}, f"acknowledged: {rule} {about}")
+
+
+@alert.command(
+    examples=[
+        ("muster alert silence \"group = 'web'\" --for 2h --reason 'being replaced'", ""),
+        ("muster alert silence \"rule = 'hot' AND about LIKE 'node:db-%'\" --for 30m", ""),
+    ],
+)
+@click.argument("covers", metavar="PREDICATE")
+@command.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
+@click.option("--reason", default="", help="Why, for others to read.")
+@connection.options
+@command.pass_invocation
+def silence(
+    invocation: command.Invocation, covers: str, for_s: float, reason: str, to: connection.Options
+) -> None:
+    """Tell nobody of the alerts that PREDICATE selects.
+
+    It may ask about rule, about, level, severity and group.
+    """
+    _silence(invocation, to, covers, for_s, None, reason)
+
+
+@alert.command(
+    examples=[("muster alert maintenance \"group = 'web'\" --at 2030-01-01T02:00:00Z --for 1h", "")],
+)
+@click.argument("covers", metavar="PREDICATE")
+@click.option("--at", required=True, metavar="TIME", help="When it begins, in ISO 8601.")
+@command.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
+@click.option("--reason", default="", help="Why, for others to read.")
+@connection.options
+@command.pass_invocation
+def maintenance(
+    invocation: command.Invocation, covers: str, at: str, for_s: float, reason: str, to: connection.Options
+) -> None:
+    """Plan a maintenance window: a silence that begins later."""
+    _silence(invocation, to, covers, for_s, moment_ms(at), reason)
+
+
+@alert.command(examples=[("muster alert unsilence 3f2a9c01", "")])
+@click.argument("id")
+@connection.options
+@command.pass_invocation
+def unsilence(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+    """End a silence or a maintenance window."""
+    _with(invocation, to, lambda ask: ask.unsilence(id))
+    invocation.printer.done({"id": id}, f"the silence {id} is over")
+
+
+@alert.command(examples=[("muster alert silences", "")])
+@connection.options
+@command.pass_invocation
+def silences(invocation: command.Invocation, to: connection.Options) -> None:
+    """List silences and maintenance windows."""
+    found = _with(invocation, to, lambda ask: ask.silences())
+    rows = [
+        {
+            "id": one.id,
+            "covers": one.covers,
+            "from": _time(one.from_ms),
+            "until": _time(one.until_ms),
+            "by": one.by,
+            "reason": one.reason,
+        }
+        for one in found
+    ]
+    invocation.printer.rows(
+        rows, ("id", "covers", "from", "until", "by", "reason"), empty="nothing is silenced"
+    )
+
+
+def _silence(
+    invocation: command.Invocation,
+    to: connection.Options,
+    covers: str,
+    for_s: float,
+    from_ms: int | None,
+    reason: str,
+) -> None:
+    made = _with(invocation, to, lambda ask: ask.silence(covers, for_s=for_s, from_ms=from_ms, reason=reason))
+    invocation.printer.done(
+        {"id": made.id, "until": _time(made.until_ms)}, f"silence {made.id} until {_time(made.until_ms)}"
+    )
+
+
+def moment_ms(text: str) -> int:
+    """A time as people write it; without a zone it is this machine's."""
+    try:
+        return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time: write one like 2030-01-31T14:00:00Z") from None
+
+
+def _time(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat(timespec="seconds")
+
+
+def _row(one: messages.Alert) -> dict[str, Any]:
+    return {
+        "severity": one.level.value,
+        "state": one.state.value,
+        "rule": one.rule,
+        "about": one.about,
+        "since": _time(one.since_ms),
+        "value": one.value,
+        "reason": one.reason,
+        "labels": dict(one.labels),
+    }

@@ -1,0 +1,79 @@
+"""``muster channel``: hold reports and pass them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from muster.cli import command, connection, foreground
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster channel --name c1", "takes sensors' reports and puts them into the stream `reports`"),
+        ("muster channel --name edge --parent c1 --parent c2 --hold 5s", "below c1; below c2 if c1 dies"),
+        ("muster channel --name thin --parent c1 --interpreter merge", "only summaries leave this site"),
+        ('muster channel --name hot --where "cpu_percent > 90"', "only these reports"),
+    ],
+)
+@click.option("--name", default="channel", show_default=True, help="Identity of the channel.")
+@click.option("--parent", "parents", multiple=True, help="Forward to this channel (default: the stream).")
+@command.duration("--hold", "1s", "How long to hold before forwarding.")
+@command.duration("--beat", "1s", "Between two signs of life.")
+@click.option("--interpreter", default="concat", show_default=True, help="concat, merge or module:attribute.")
+@click.option("--where", default="", metavar="PREDICATE", help="Forward only reports of which this is true.")
+@click.option("--sensors/--no-sensors", default=True, show_default=True, help="Take any sensor that asks.")
+@click.option("--shard", type=click.IntRange(0, 255), default=0, help="Shard of the stream's subjects.")
+@connection.options
+@command.pass_invocation
+def channel(
+    invocation: command.Invocation,
+    /,
+    name: str,
+    parents: tuple[str, ...],
+    interpreter: str,
+    where: str,
+    to: connection.Options,
+    **more: Any,
+) -> None:
+    """Take reports, hold them, and pass them on as columns."""
+    command.run(_run(invocation, to, name, parents, interpreter, where, more))
+
+
+async def _run(
+    invocation: command.Invocation,
+    to: connection.Options,
+    name: str,
+    parents: tuple[str, ...],
+    interpreter: str,
+    where: str,
+    more: dict[str, Any],
+) -> None:
+    from muster.core.telemetry import metrics
+    from muster.monitor import protocol
+    from muster.monitor.channel import channel as channel_channel
+    from muster.monitor.channel import interpreters
+    from muster.trust.permissions import roles
+
+    measure = metrics.Metrics(process=True)
+    up = interpreters.Subscription("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
+    async with (
+        await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
+        foreground.serving(invocation, bus, measure) as asked,
+        channel_channel.Channel(
+            bus, channel_channel.Settings(subscriptions=(up,), **more), measure=measure
+        ) as running,
+    ):
+        invocation.printer.item(
+            {"channel": running.name, "parents": list(up.parents)},
+            f"channel {running.name} is up, forwards to {', '.join(up.parents)}; Ctrl-C ends it",
+        )
+        await asked.wait()
+    facts = {
+        "received": running.aggregator.received,
+        "forwarded": running.forwarded,
+        "dropped": running.dropped,
+    }
+    invocation.printer.item(facts, f"channel {running.name} ended: {facts}")

@@ -1,0 +1,115 @@
+"""``muster history``: searching what was, in the Parquet files that the pipeline wrote."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.cli import command
+from muster.cli.domain import config as config_
+from muster.cli.monitoring import alert
+
+_SHOWN = {
+    "nodes": ("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent", "load_1m"),
+    "levels": ("from", "level", "name", "machines", "stale", "metric", "sum", "count", "min", "max", "p95"),
+    "alerts": ("at", "severity", "state", "rule", "about", "value", "reason"),
+    "days": ("hour", "machine", "group", "metric", "count", "mean", "min", "max"),
+}
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports of hot machines"),
+        ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
+        ("muster history \"level = 'system' AND metric = 'load_1m'\" --in levels -o json", ""),
+        ("muster history \"severity = 'critical'\" --in alerts", ""),
+    ],
+)
+@click.argument("query", metavar="QUERY", default="TRUE")
+@click.option(
+    "--in",
+    "kind",
+    type=click.Choice(list(_SHOWN)),
+    default="nodes",
+    show_default=True,
+    help="What to search.",
+)
+@click.option("--from", "from_", metavar="TIME", help="Not before this, in ISO 8601.")
+@click.option("--to", metavar="TIME", help="Before this.")
+@command.duration("--last", None, "Of the last 15m, 2h, 7d.")
+@click.option("--columns", metavar="NAME,…", help="Which columns to show.")
+@click.option("--of", metavar="COLUMN", help="Summarise this column: count, mean, least, greatest.")
+@click.option("--by", default="", metavar="COLUMN,…", help="With --of: one line for each of these.")
+@click.option("-n", "--limit", type=int, default=100, show_default=True, help="Most lines; 0: all.")
+@click.option(
+    "--dir",
+    "root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The history (default: the home's).",
+)
+@command.pass_invocation
+def history(
+    invocation: command.Invocation,
+    query: str,
+    kind: str,
+    from_: str | None,
+    to: str | None,
+    last_s: float | None,
+    columns: str | None,
+    of: str | None,
+    by: str,
+    limit: int,
+    root: Path | None,
+) -> None:
+    """Search the history of reports and alerts.
+
+    The newest come first, unless all are asked for (`-n 0`).
+
+    QUERY is a predicate over the columns of what is searched; docs/reference/predicates.md is its language.
+    """
+    from muster.core import errors
+    from muster.pipeline.history import newest_first
+    from muster.pipeline.history import search as query_
+
+    if root is None:
+        settings = config_.load(invocation)
+        root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+    if not root.is_dir():
+        raise errors.NotFound(f"there is no history in {root}", hint="`muster pipeline run` writes it")
+    if last_s and from_:
+        raise click.UsageError("give --last or --from, one of them")
+    from_ms = alert.moment_ms(from_) if from_ else None
+    if last_s:
+        from_ms = int((time.time() - last_s) * 1000)
+    shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
+    wanted = query_.Query(
+        kind, query, from_ms, alert.moment_ms(to) if to else None, shown, limit if limit > 0 else None
+    )
+    rows: list[dict[str, Any]] = []
+    if of:
+        parts = tuple(filter(None, by.split(",")))
+        if not parts:
+            raise errors.InvalidInput("--of needs --by: of which to make a line each")
+        rows = query_.summarise(root, wanted, of=of, by=parts).to_pylist()
+        shown = (*parts, *query_.STATISTICS)
+    elif limit > 0:
+        rows = newest_first.page(root, wanted, limit)[0].to_pylist()
+    else:
+        for batch in query_.search(root, wanted):
+            rows += batch.to_pylist()
+    invocation.printer.rows([_plain(row) for row in rows], shown, empty="nothing was found")
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in row.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="milliseconds")
+    return round(value, 6) if isinstance(value, float) else value

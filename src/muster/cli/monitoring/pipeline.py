@@ -1,0 +1,306 @@
+"""``muster pipeline``: the Spark job at the root of the monitoring hierarchy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection, output
+from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.pipeline import protocol
+
+_history_option = click.option(
+    "--dir",
+    "root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The history (default: the home's).",
+)
+
+
+@click.group(cls=command.Group, examples=[("muster pipeline run", "")])
+def pipeline() -> None:
+    """Run Spark over the fleet's reports, and see how it fares."""
+
+
+@pipeline.command(
+    examples=[
+        ("muster pipeline run", "for the running domain of this home; Ctrl-C ends it after its batch"),
+        ("muster pipeline run --set pipeline.master=spark://10.0.0.5:7077", "on a cluster"),
+        ("muster pipeline run --set pipeline.rules=./rules.yaml", "with alert rules"),
+    ]
+)
+@config_.set_option
+@command.pass_invocation
+def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
+    """Run the pipeline in front, with its progress.
+
+    Reads the stream of reports, rolls it up, raises alerts and writes the history. It may be killed at any
+    moment: the next run goes on where this one stopped, and nothing is lost or doubled.
+    """
+    from muster.app import home, identities
+    from muster.app.components import pipeline as pipeline_
+    from muster.core import errors
+    from muster.pipeline.job import main as run_
+
+    settings = config_.load(invocation, overrides)
+    folder = home.Folder(settings.domain.folder)
+    running = folder.running()
+    if running is None:
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
+        )
+    told = pipeline_.options(settings, settings.pipeline, folder, identities.open_(settings), running)
+    options = run_.Options(**told)
+    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the batch it works on")
+    command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
+
+
+@pipeline.command(examples=[("muster pipeline status", ""), ("muster pipeline status --follow", "live")])
+@click.option("-f", "--follow", is_flag=True, help="Go on with a line for each batch.")
+@connection.options
+@command.pass_invocation
+def status(invocation: command.Invocation, follow: bool, to: connection.Options) -> None:
+    """Say how the pipeline fares: rows a second, batch time, lag, state, what was refused and why."""
+
+    async def work() -> None:
+        from muster.pipeline import client
+
+        async with await connection.connect(invocation, to) as bus:
+            ask = client.Client(bus)
+            progress = await ask.progress()
+            if not follow:
+                invocation.printer.facts(_facts(progress))
+                return
+            _show(invocation, progress)
+            async for progress in ask.follow_progress():
+                _show(invocation, progress)
+
+    command.run(work())
+
+
+@pipeline.command(examples=[("muster pipeline stop", "")])
+@connection.options
+@command.pass_invocation
+def stop(invocation: command.Invocation, to: connection.Options) -> None:
+    """Ask the pipeline to end after the batch it works on."""
+
+    async def work() -> None:
+        from muster.pipeline import client
+
+        async with await connection.connect(invocation, to) as bus:
+            await client.Client(bus).stop()
+
+    command.run(work())
+    invocation.printer.done({"stopping": True}, "the pipeline ends after the batch it works on")
+
+
+@pipeline.command(
+    examples=[
+        (
+            "muster pipeline replay \"severity = 'critical'\" --address \"zone = 'z1'\"",
+            "whom would it have reached",
+        ),
+        ('muster pipeline replay "receiver.cpu_percent > 50" --last 7d', ""),
+        ('muster pipeline replay "alert AND threat_level >= 4" --notifications', "over past notifications"),
+    ]
+)
+@click.argument("policy")
+@click.option(
+    "--address",
+    metavar="EXPR",
+    help="Which receivers are meant: a predicate (default: all; of notifications: as they were sent).",
+)
+@command.duration("--last", None, "Only events of the last 2h, 7d.")
+@click.option(
+    "--notifications",
+    is_flag=True,
+    help="Play it over the events and the parties' states that the domain's notifiers kept.",
+)
+@_history_option
+@connection.options
+@command.pass_invocation
+def replay(
+    invocation: command.Invocation,
+    policy: str,
+    address: str | None,
+    last_s: float | None,
+    notifications: bool,
+    root: Path | None,
+    to: connection.Options,
+) -> None:
+    """Say whom a notification policy would have reached, had it been in force.
+
+    Plays it over the alerts and the machines' states of the history, or over notifications, with Spark.
+    """
+    import time
+
+    from muster.pipeline.batch import rule_replay
+    from muster.pipeline.source import session
+
+    from_ms = int((time.time() - last_s) * 1000) if last_s else None
+    if notifications:
+        _replay_notifications(invocation, policy, address, from_ms, to)
+        return
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+        found = rule_replay.replay(
+            spark, _root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
+        )
+    if invocation.printer.for_people:
+        invocation.printer.note(
+            f"{found.events} events would have reached {found.receivers:,} machines, "
+            f"{found.deliveries:,} times in all"
+        )
+        rows = [{name: getattr(one, name) for name in one.__struct_fields__} for one in found.reached]
+        invocation.printer.rows(rows, ("at", "state", "rule", "about", "receivers"))
+        return
+    import msgspec
+
+    invocation.printer.facts(msgspec.to_builtins(found))
+
+
+def _replay_notifications(
+    invocation: command.Invocation,
+    policy: str,
+    address: str | None,
+    from_ms: int | None,
+    to: connection.Options,
+) -> None:
+    import datetime
+
+    import msgspec
+
+    from muster.app.operations import policy_replay as replay_
+    from muster.core import errors
+    from muster.pipeline.source import session
+
+    async def ask() -> Any:
+        async with await connection.connect(invocation, to) as bus:
+            return await replay_.vocabulary(bus)
+
+    resolved = connection.resolve(invocation, to)
+    if not resolved.servers:
+        raise errors.InvalidInput("Spark connects by itself: name brokers with --server, not a locator")
+    access = {"servers": ",".join(resolved.servers)}
+    access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
+    access |= {"ca": str(resolved.ca)} if resolved.ca else {}
+    words = command.run(ask())
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+        found = replay_.notifications_of(spark, access, words, policy, address=address, from_ms=from_ms)
+    if not invocation.printer.for_people:
+        invocation.printer.facts(msgspec.to_builtins(found))
+        return
+    invocation.printer.note(
+        f"{found.events} events would have reached {found.receivers:,} parties, {found.deliveries:,} times "
+        f"in all; they did so {found.reached:,} times"
+    )
+    rows = [
+        {
+            **msgspec.to_builtins(one),
+            "at": datetime.datetime.fromtimestamp(one.at_ms / 1000, datetime.UTC).isoformat(
+                timespec="milliseconds"
+            ),
+        }
+        for one in found.told
+    ]
+    invocation.printer.rows(rows, ("at", "type", "sender", "reached", "would_reach"))
+
+
+@pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])
+@click.option("--prefix", default="reads.", show_default=True, help="First part of the metrics' names.")
+@_history_option
+@command.pass_invocation
+def demand(invocation: command.Invocation, prefix: str, root: Path | None) -> None:
+    """Say who asks for which metadata from where, and where copies would be near to them.
+
+    Reads metrics that machines or their services report as reads.KEY (so many in a period) or reads.KEY_s (so
+    many a second, as from a counter of statsd), with Spark.
+    """
+    import msgspec
+
+    from muster.pipeline.batch import rule_replay
+    from muster.pipeline.source import session
+
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+        found = rule_replay.demand(spark, _root(invocation, root), prefix=prefix)
+    invocation.printer.rows(
+        [msgspec.to_builtins(one) for one in found],
+        ("key", "total", "place_in", "by_zone"),
+        empty="nobody reported any demand",
+    )
+
+
+@pipeline.command(examples=[("muster pipeline fit", "what a batch and a report cost here")])
+@command.duration("--period", "10s", "Of the machines' reports.")
+@command.pass_invocation
+def fit(invocation: command.Invocation, period_s: float) -> None:
+    """Fit the analytic model's parameters to the batches that were measured."""
+    from muster.pipeline.batch import cost_fit
+
+    settings = config_.load(invocation)
+    folder = (
+        Path(settings.pipeline.checkpoint_dir).parent
+        if settings.pipeline.checkpoint_dir
+        else settings.domain.folder / "pipeline"
+    )
+    batches = cost_fit.read(folder / cost_fit.PROGRESS_NAME)
+    found = cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
+    facts = {name: getattr(found, name) for name in found.__struct_fields__}
+    invocation.printer.facts({**facts, "machines_max": found.machines(period_s)})
+
+
+@pipeline.command(examples=[("muster pipeline monthly 2030-01 --to report.html", "")])
+@click.argument("month")
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page to write."
+)
+@click.option("--demand", "with_demand", is_flag=True, help="With the demand for metadata (needs Spark).")
+@_history_option
+@command.pass_invocation
+def monthly(
+    invocation: command.Invocation, month: str, to: Path, with_demand: bool, root: Path | None
+) -> None:
+    """Write the report of a month, with plots: one HTML page."""
+    from muster.pipeline.batch import monthly_report as monthly_
+    from muster.pipeline.batch import rule_replay
+    from muster.pipeline.source import session
+
+    found = None
+    if with_demand:
+        from_ms, to_ms = monthly_.bounds(month)
+        with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+            found = rule_replay.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
+    to.write_text(monthly_.page(_root(invocation, root), month, demand=found))
+    invocation.printer.done({"month": month, "page": str(to)}, f"written: {to}")
+
+
+def _root(invocation: command.Invocation, root: Path | None) -> Path:
+    if root is not None:
+        return root
+    settings = config_.load(invocation)
+    return Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+
+
+def _facts(progress: protocol.Progress) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(progress)
+    found.pop("kind", None)
+    known = {**{name: getattr(progress, name) for name in progress.__struct_fields__}, **found}
+    return {name: round(one, 3) if isinstance(one, float) else one for name, one in known.items()}
+
+
+def _show(invocation: command.Invocation, progress: protocol.Progress) -> None:
+    found = _facts(progress)
+    counts = ", ".join(f"{name} {count}" for name, count in progress.counts.items())
+    invocation.printer.item(
+        found,
+        f"batch {progress.batch}: {progress.rows:,} reports ({progress.rows_s:,.0f}/s) in "
+        f"{progress.batch_s:.1f} s, {progress.lag_messages} messages behind, {progress.machines:,} machines, "
+        f"state {output.size(progress.state_bytes)}{'; ' + counts if counts else ''}"
+        if progress.state == "running"
+        else f"{progress.state}: {progress.reason}",
+    )

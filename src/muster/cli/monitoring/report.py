@@ -1,0 +1,198 @@
+"""``muster report``: the state of the system, of a group, of a machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.cli import command, connection, output
+from muster.cli.domain import config as config_
+
+BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
+
+
+class Report(command.Command):
+    """Knows one more form of the answer: XML, in the published schema."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if param.name == "output":
+                param.type = click.Choice((*output.FORMATS, "xml"))
+
+
+@click.command(
+    cls=Report,
+    examples=[
+        ("muster report system", ""),
+        ("muster report group web -o xml", "in the schema docs/schemas/report.xsd"),
+        ("muster report node web-7 --at 2026-11-15T12:00:00Z", "as it was then"),
+    ],
+)
+@click.argument("level", type=click.Choice(["system", "group", "node"]))
+@click.argument("name", required=False)
+@click.option("--at", "at", metavar="TIME", help="As it was then: ISO 8601, or a duration ago such as 5m.")
+@command.duration("--window", "60s", "How far back to look.")
+@connection.options
+@command.pass_invocation
+def report(
+    invocation: command.Invocation,
+    level: str,
+    name: str | None,
+    at: str | None,
+    window_s: float,
+    to: connection.Options,
+) -> None:
+    """Print the report of the system, of a group or of a machine.
+
+    The pipeline's report where one runs; otherwise it is made from what the channels stored last. With --at,
+    where neither reaches so far back: from the history of this home.
+    """
+    from muster.core import errors
+
+    if level != "system" and not name:
+        raise click.UsageError(f"name the {level}")
+    at_ms = _time_ms(at)
+
+    async def ask() -> Any:
+        async with await connection.connect(invocation, to) as bus:
+            return await find(bus, level, name or "", at_ms, window_s)
+
+    try:
+        found = command.run(ask())
+    except (errors.NotFound, errors.Unavailable):
+        root = None if to.servers or to.locator or invocation.profile else _history(invocation)
+        found = past(root, level, name or "", at_ms, window_s) if root and at_ms is not None else None
+        if found is None:
+            raise
+    show(invocation, found)
+
+
+def _history(invocation: command.Invocation) -> Path | None:
+    settings = config_.load(invocation)
+    root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+    return root if root.is_dir() else None
+
+
+def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
+    """The report as the Parquet history has it; None where it has nothing of that time."""
+    import pyarrow as pa
+
+    from muster.core.reports import columns
+    from muster.monitor import live_view
+    from muster.pipeline.history import search
+
+    word = name.replace("'", "''")
+    where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(level, "TRUE")
+    schema = columns.node_schema()
+    from_ms = at_ms - int(window_s * 1000)
+    asked = search.Query(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
+    batches = list(search.search(root, asked))
+    if not batches:
+        return None
+    nodes = live_view.latest(pa.Table.from_batches(batches).cast(schema).to_batches())
+    return _view(nodes, level, name, from_ms, at_ms)
+
+
+def _view(nodes: Any, level: str, name: str, from_ms: int, to_ms: int) -> Any:
+    from muster.monitor import live_view
+
+    if level == "node":
+        return live_view.node(nodes, name)
+    if level == "system":
+        return live_view.system_report(nodes, from_ms=from_ms, to_ms=to_ms)
+    groups = live_view.group_reports(nodes, from_ms=from_ms, to_ms=to_ms)
+    return next((one for one in groups if one.group == name), None)
+
+
+async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: float) -> Any:
+    import time
+
+    from muster.core import errors, messages
+    from muster.core.reports import columns
+    from muster.monitor import client, live_view
+
+    if level != "node":
+        kind: Any = columns.SystemReport if level == "system" else columns.GroupReport
+        made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
+        # The last report of a pipeline that has stopped does not say how things are, or were later.
+        then_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        since_ms = then_ms - int((window_s + BEHIND_S) * 1000)
+        fitting = [one for one in made if since_ms <= one.to_ms and (at_ms is None or one.to_ms <= at_ms)]
+        if fitting:
+            return max(fitting, key=lambda one: one.to_ms)
+    batches = await client.recent(bus, window_s=window_s, at_ms=at_ms)
+    now_ms = at_ms or time.time_ns() // 1_000_000
+    nodes = live_view.latest(one.batch for one in batches)
+    if not nodes.num_rows:
+        raise errors.NotFound(
+            f"no report in the {window_s:g} s before then",
+            hint="widen --window, or look into `muster history`",
+        )
+    found = _view(nodes, level, name, now_ms - int(window_s * 1000), now_ms)
+    if found is None:
+        raise errors.NotFound(f"no report of the {level} {name!r} in the last {window_s:g} s")
+    return found
+
+
+def show(invocation: command.Invocation, found: Any) -> None:
+    import msgspec
+
+    from muster.core import messages
+
+    if invocation.output == "xml":
+        from muster.monitor import report_xml
+
+        sys.stdout.write(report_xml.encode(found).decode() + "\n")
+        return
+    facts = msgspec.to_builtins(found)
+    printer = output.Printer(invocation.output)
+    if not printer.for_people:
+        printer.facts(facts)
+        return
+    if isinstance(found, messages.NodeReport):
+        head = {key: value for key, value in facts.items() if key not in ("metrics", "services", "kind")}
+        printer.facts({**head, **{name: _figure(value) for name, value in found.metrics.items()}})
+        services = [{"service": one.name, "state": one.state.value, **one.metrics} for one in found.services]
+        if services:
+            printer.rows(services, ("service", "state"))
+        return
+    printer.facts(
+        {key: facts.get(key) for key in ("group", "machines", "stale", "states", "partial", "dropped")}
+    )
+    rows = [
+        {"metric": name, "mean": _figure(one.sum / one.count if one.count else None)}
+        | {key: _figure(getattr(one, key)) for key in ("min", "p50", "p95", "max")}
+        for name, one in found.metrics.items()
+    ]
+    printer.rows(rows, ("metric", "mean", "min", "p50", "p95", "max"))
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _time_ms(text: str | None) -> int | None:
+    import datetime
+    import time
+
+    from muster.core import errors, units
+
+    if text is None:
+        return None
+    try:
+        return int((time.time() - units.parse_duration_s(text)) * 1000)
+    except errors.InvalidInput:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a time (ISO 8601) nor a duration", param_hint="--at"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.astimezone()
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,149 @@
+"""``muster simulate``: fleets that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from muster.cli import command, connection, foreground
+
+
+@click.group(cls=command.Group, examples=[("muster simulate sensors --machines 1000", "")])
+def simulate() -> None:
+    """Play virtual fleets onto the bus."""
+
+
+@simulate.command(
+    examples=[
+        ("muster simulate sensors --machines 1000000 --period 10s", "100,000 reports a second"),
+        ("muster simulate sensors --machines 20000 --groups 1000 --realistic", ""),
+        ("muster simulate sensors --machines 500 --fault 'silent zone=z3 at 30s for 1m'", ""),
+        ("muster simulate sensors --machines 200 --as reports --channel c1", "single reports, to a channel"),
+        ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "faults as lines on stdin"),
+    ],
+)
+@click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
+@command.duration("--period", "10s", "Between two reports of a machine.")
+@click.option("--groups", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--zones", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--realistic",
+    is_flag=True,
+    help="Uneven groups mixed in messages, 20 to 50 metrics, reboots, silent machines, moves, wrong clocks.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed is the same fleet.")
+@click.option(
+    "--fault", "faults", multiple=True, metavar="WORDS", help="KIND [group|zone|share=X] [at T] [for T]."
+)
+@click.option("--commands", is_flag=True, help="Read further faults from stdin, one a line.")
+@click.option("--as", "form", type=click.Choice(["batches", "reports"]), default="batches", show_default=True)
+@click.option("--channel", default="", help="Where single reports go.")
+@command.duration("--for", None, "End after so long (default: at Ctrl-C).", dest="lasts_s")
+@click.option(
+    "--share", default="1/1", show_default=True, help="Play the i-th of n parts, in a process of its own."
+)
+@click.option("--name", default="sim", show_default=True, help="Identity, and first part of machines' names.")
+@connection.options
+@command.pass_invocation
+def sensors(
+    invocation: command.Invocation,
+    /,
+    faults: tuple[str, ...],
+    commands: bool,
+    form: str,
+    channel: str,
+    lasts_s: float | None,
+    share: str,
+    name: str,
+    realistic: bool,
+    to: connection.Options,
+    **plan: Any,
+) -> None:
+    """Play the sensors of a fleet.
+
+    Without --as reports it plays what first-level channels would forward: 1,000 machines a message, as
+    columns, into the stream at the top.
+    """
+    from muster.simulate import fleet
+
+    number, slash, of = share.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal()):
+        raise click.BadParameter(f"{share!r} is not i/n", param_hint="--share")
+    profile: Any = "realistic" if realistic else "plain"
+    wanted = fleet.Plan(prefix=name, profile=profile, **plan).share(int(number), int(of))
+    made = fleet.Fleet(wanted, faults=tuple(fleet.Fault.parse(words) for words in faults))
+    command.run(_play(invocation, to, made, name, form, channel, lasts_s, commands))
+
+
+async def _play(
+    invocation: command.Invocation,
+    to: connection.Options,
+    made: Any,
+    name: str,
+    form: Any,
+    channel: str,
+    lasts_s: float | None,
+    commands: bool,
+) -> None:
+    import asyncio
+    import dataclasses
+    import math
+
+    from muster.core.telemetry import metrics
+    from muster.simulate import playback
+    from muster.trust.permissions import roles
+
+    measure = metrics.Metrics(process=True)
+    async with (
+        await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
+        foreground.serving(invocation, bus, measure) as asked,
+    ):
+        player = playback.Player(bus, made, form=form, channel=channel)
+        ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))
+        tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(asked.wait())]
+        listener = asyncio.create_task(_listen(invocation, made, player)) if commands else None
+        with invocation.printer.progress(f"playing {made.machines:,} machines") as say:
+            while not any(task.done() for task in tasks):
+                if ticks is not None:
+                    say(f"{player.statistics.rows:,} reports", player.at_s / (ticks * made.plan.period_s))
+                await asyncio.wait(
+                    tasks, timeout=None if ticks is None else 0.5, return_when=asyncio.FIRST_COMPLETED
+                )
+        done = [task for task in tasks if task.done()]
+        for task in (*tasks, *([listener] if listener else [])):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+    facts = {"machines": made.machines, **dataclasses.asdict(player.statistics)}
+    invocation.printer.done(
+        facts, f"{facts['rows']:,} reports of {made.machines:,} machines in {facts['messages']:,} messages"
+    )
+
+
+async def _listen(invocation: command.Invocation, made: Any, player: Any) -> None:
+    """Faults from stdin. A daemon thread reads: nothing waits for it at the end."""
+    import asyncio
+    import sys
+    import threading
+
+    from muster.core import errors
+    from muster.simulate import fleet
+
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        line = (await lines.get()).strip()
+        if line:
+            try:
+                made.add_fault(fleet.Fault.parse(line, now_s=player.at_s))
+                invocation.printer.note(f"from now: {line}")
+            except errors.InvalidInput as error:
+                invocation.printer.note(error.message)

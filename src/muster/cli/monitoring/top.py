@@ -1,0 +1,150 @@
+"""``muster top``: the fleet, live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection
+from muster.cli.monitoring import report as report_
+from muster.cli.monitoring import top_resources
+
+if TYPE_CHECKING:
+    from muster.core.reports import columns
+    from muster.manage import client
+
+SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster top", "until Ctrl-C"),
+        ("muster top --resources", "what is managed, the worst first"),
+        ("muster top --resources --where \"group = 'web'\"", ""),
+        ("muster top --once -o json | jq '.groups[] | {group, machines, stale}'", ""),
+    ],
+)
+@command.duration("--every", "2s", "Refresh.")
+@click.option("--once", is_flag=True, help="Show it once and end (so does a pipe).")
+@click.option(
+    "--sort", type=click.Choice([*SHOWN, "machines", "stale"]), default="cpu_percent", show_default=True
+)
+@command.duration("--window", "60s", "How far back to look.")
+@click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, the worst first.")
+@click.option("--where", default="", metavar="PREDICATE", help="Resources of which this is true.")
+@connection.options
+@command.pass_invocation
+def top(
+    invocation: command.Invocation,
+    every_s: float,
+    once: bool,
+    sort: str,
+    window_s: float,
+    of_resources: bool,
+    where: str,
+    to: connection.Options,
+) -> None:
+    """Show the fleet live: groups, the busiest first, and those that are stale."""
+    if where and not of_resources:
+        raise click.UsageError("--where selects resources: give --resources too")
+
+    async def show() -> None:
+        from muster.manage import client
+
+        async with await connection.connect(invocation, to) as bus:
+            fleet, stays = client.Client(bus), not once and invocation.printer.for_people
+            if stays and sys.stdout.isatty():
+                if of_resources:
+                    await _live(every_s, lambda lines: _resources(fleet, where, lines))
+                else:
+                    await _live(every_s, lambda lines: _groups(bus, sort, window_s, lines))
+            elif of_resources:
+                top_resources.once(
+                    invocation, await top_resources.look(fleet, where, top_resources.LINES_MAX)
+                )
+            else:
+                _once(invocation, await report_.find(bus, "system", "", None, window_s), sort)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        command.run(show())
+
+
+def rows(found: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
+    """A line for each group, the highest first."""
+    lines = []
+    for group in found.groups:
+        line: dict[str, Any] = {"group": group.group, "machines": group.machines, "stale": group.stale}
+        for name in SHOWN:
+            rollup = group.metrics.get(name)
+            line[name] = rollup.sum / rollup.count if rollup and rollup.count else None
+            line[f"{name}_p95"] = rollup.p95 if rollup else None
+        lines.append(line)
+    return sorted(lines, key=lambda line: line[sort] or 0, reverse=True)
+
+
+def _once(invocation: command.Invocation, found: columns.SystemReport, sort: str) -> None:
+    import msgspec
+
+    if not invocation.printer.for_people:
+        invocation.printer.facts(msgspec.to_builtins(found))
+        return
+    shown = [{key: _cell(value) for key, value in line.items()} for line in rows(found, sort)]
+    invocation.printer.rows(shown, ("group", "machines", "stale", *SHOWN), empty="no group has reported")
+
+
+async def _groups(bus: Any, sort: str, window_s: float, lines: int) -> Any:
+    return picture(await report_.find(bus, "system", "", None, window_s), sort, lines)
+
+
+async def _resources(fleet: client.Client, where: str, lines: int) -> Any:
+    return top_resources.picture(await top_resources.look(fleet, where, min(lines, top_resources.LINES_MAX)))
+
+
+async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
+    """``look`` draws what fits into so many lines."""
+    import rich.console
+    import rich.live
+
+    from muster.core import errors
+
+    console = rich.console.Console()
+    with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                drawn = await look(max(1, console.size.height - 4))
+            except (errors.NotFound, errors.Unavailable) as error:
+                live.update(f"{error.message}; looking again every {every_s:g} s", refresh=True)
+            else:
+                live.update(drawn, refresh=True)
+            await asyncio.sleep(every_s)
+
+
+def picture(found: columns.SystemReport, sort: str, lines_max: int) -> Any:
+    import rich.table
+
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items()))
+    title = f"{found.machines:,} machines   {states}   {found.stale:,} stale"
+    if found.partial:
+        title += "   (partial: something is missing)"
+    table = rich.table.Table(title=title, box=None, title_justify="left", pad_edge=False)
+    table.add_column("group")
+    for name in ("machines", "stale", *(f"{name} (p95)" for name in SHOWN)):
+        table.add_column(name, justify="right")
+    lines = rows(found, sort)
+    for line in lines[:lines_max]:
+        figures = (f"{_cell(line[name])} ({_cell(line[f'{name}_p95'])})" for name in SHOWN)
+        stale = f"[red]{line['stale']:,}[/red]" if line["stale"] else "0"
+        table.add_row(line["group"], f"{line['machines']:,}", stale, *figures)
+    if len(lines) > lines_max:
+        table.add_row(f"… {len(lines) - lines_max} more")
+    return table
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.1f}" if isinstance(value, float) else "–" if value is None else value

@@ -1,0 +1,1 @@
+"""Help section "Notifications": events, receivers, authorities."""

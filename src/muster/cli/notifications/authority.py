@@ -1,0 +1,275 @@
+"""``muster authority``: grant restricted attributes, and take them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection
+from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.trust import grants
+
+by_option = click.option(
+    "--by",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An authority's file (see `appoint`); default: the domain's root.",
+)
+
+
+@click.group(
+    cls=command.Group,
+    examples=[("muster authority grant controller-nw _command_region=northwest _trust_level=4", "")],
+)
+def authority() -> None:
+    """Grant restricted attributes, and take them back."""
+
+
+def _authority(invocation: command.Invocation, by: Path | None) -> grants.Authority:
+    import msgspec
+
+    from muster.app import identities
+    from muster.core import errors
+    from muster.trust import grants, nkeys
+
+    if by is None:
+        return identities.open_(config_.load(invocation)).root_authority()
+    try:
+        kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
+        return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise errors.InvalidInput(f"{by} is no authority's file: {error}") from None
+
+
+@authority.command(
+    acts=("grant", "{holder}: {attributes}"),
+    examples=[("muster authority grant controller-nw _trust_level=4 --tier 2 --lifetime 30d", "")],
+)
+@click.argument("holder")
+@click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
+@command.duration("--lifetime", "30d", "How long it holds.")
+@click.option("--party", "prefix", default="", help="Only for this party of the holder, or those below it.")
+@click.option(
+    "--region", default="", help="Only with receivers whose state has this region, or one below it."
+)
+@click.option(
+    "--audience", multiple=True, metavar="PROCESS[/PARTY]", help="Only with these receivers; may be repeated."
+)
+@by_option
+@connection.options
+@command.pass_invocation
+def grant(
+    invocation: command.Invocation,
+    holder: str,
+    attributes: tuple[str, ...],
+    tier: int,
+    lifetime_s: float,
+    prefix: str,
+    region: str,
+    audience: tuple[str, ...],
+    by: Path | None,
+    to: connection.Options,
+) -> None:
+    """Grant restricted attributes to HOLDER, an identity of the bus.
+
+    Names of restricted attributes begin with an underscore.
+    """
+    import time
+
+    from muster.cli.notifications import notify
+    from muster.core import errors
+    from muster.notify import models, protocol
+    from muster.trust import documents
+
+    values: Any = protocol.to_wire(notify.values_of(attributes))
+    for name in values:
+        if not models.restricted(name):
+            raise errors.InvalidInput(
+                f"{name[:80]!r} is not restricted, so nobody needs a grant for it",
+                hint="names of restricted attributes begin with an underscore",
+            )
+        models.require_finite(name, (values[name],))
+    signer = _authority(invocation, by)
+    narrowed = prefix or region or audience
+    scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None
+    chain = signer.grant(holder, values, tier=tier, now=time.time(), lifetime_s=lifetime_s, scope=scope)
+
+    async def work() -> None:
+        from muster.notify import client
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            await mine.present(chain)
+
+    command.run(work())
+    serial = documents.serial_of(chain[0])
+    told = {"serial": serial, "holder": holder, "attributes": values, "tier": tier}
+    invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
+
+
+class _OfSerials(command.Command):
+    """A serial may begin with a hyphen, and is no option then."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from muster.trust import documents
+
+        options = {name for option in self.get_params(ctx) for name in option.opts}
+        serials = [one for one in args if one[0:1] == "-" and one not in options and documents.is_serial(one)]
+        others = [one for one in args if one not in serials and one != "--"]  # that stands below
+        return super().parse_args(ctx, [*others, "--", *serials] if serials else others)
+
+
+@authority.command(
+    cls=_OfSerials,
+    acts=("revoke-grant", "{serials}"),
+    examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
+)
+@click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
+@click.option("--unseen", is_flag=True, help="Also an authority that has granted nothing yet.")
+@by_option
+@connection.options
+@command.pass_invocation
+def revoke(
+    invocation: command.Invocation,
+    serials: tuple[str, ...],
+    unseen: bool,
+    by: Path | None,
+    to: connection.Options,
+) -> None:
+    """Take grants back. When this returns, no notifier believes them any more.
+
+    SERIAL is a grant's, or an appointed authority's: then all that it has granted goes with it.
+    """
+    import time
+
+    from muster.core import errors
+    from muster.trust import documents
+
+    for serial in serials:
+        if not documents.is_serial(serial):
+            raise errors.InvalidInput(f"{serial[:80]!r} is no serial", hint="see `muster authority list`")
+    signer = _authority(invocation, by)
+
+    async def work() -> dict[str, str]:
+        from muster.notify import client, queries
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            listed = await queries.granted(bus)
+            there = {serial for one in listed for serial in (one["serial"], *one.get("mandates", ()))}
+            if not unseen and (missing := [serial for serial in serials if serial not in there]):
+                raise errors.NotFound(
+                    f"nobody was granted anything under {', '.join(missing)}",
+                    hint="see `muster authority list`; --unseen for an authority that granted nothing yet",
+                )
+            while True:
+                number, before = await queries.revoked(bus, signer.key.public)
+                try:
+                    await mine.revoke(signer.revoke({*before, *serials}, number=number + 1, now=time.time()))
+                    break
+                except errors.Refused:
+                    # Somebody else revoked something in the same moment: that is to stay revoked too.
+                    if (await queries.revoked(bus, signer.key.public))[0] == number:
+                        raise
+            return {one["serial"]: one["status"] for one in await queries.granted(bus)}
+
+    known = command.run(work())
+    if still := [serial for serial in serials if known.get(serial) == "valid"]:
+        raise errors.Forbidden(
+            f"another authority granted {', '.join(still)}", hint="let that one or the root revoke it (--by)"
+        )
+    invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
+
+
+@authority.command(name="list", examples=[("muster authority list", "")])
+@connection.options
+@command.pass_invocation
+def list_(invocation: command.Invocation, to: connection.Options) -> None:
+    """List grants, and whether they are believed."""
+
+    async def work() -> Any:
+        from muster.notify import queries
+
+        async with await connection.connect(invocation, to) as bus:
+            return await queries.granted(bus)
+
+    from muster.cli.notifications import notify
+
+    listed = command.run(work())
+    if invocation.printer.for_people:
+        listed = [{**one, "until": notify.shown_time(one["expires_at"])} for one in listed]
+    columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
+    invocation.printer.rows(listed, columns, empty="nothing is granted")
+
+
+@authority.command(
+    acts=("appoint", "{name}"),
+    examples=[
+        ("muster authority appoint northwest --tier 2 --may _command_region=northwest --to nw.json", "")
+    ],
+)
+@click.argument("name")
+@click.option("--tier", type=click.IntRange(1, 98), required=True, help="Below the tier of who appoints.")
+@click.option(
+    "--may",
+    "rules",
+    multiple=True,
+    required=True,
+    metavar="NAME[=VALUE,…]",
+    help="May grant this attribute: one of these values, or LOW..HIGH, or anything.",
+)
+@command.duration("--lifetime", "365d", "How long it holds.")
+@click.option(
+    "--to", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Its file (secret)."
+)
+@by_option
+@command.pass_invocation
+def appoint(
+    invocation: command.Invocation,
+    name: str,
+    tier: int,
+    rules: tuple[str, ...],
+    lifetime_s: float,
+    path: Path,
+    by: Path | None,
+) -> None:
+    """Appoint an authority of a lower tier: its key and mandates are written to a file."""
+    import time
+
+    import msgspec
+
+    from muster.core import files
+    from muster.trust import documents, nkeys
+
+    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    mandates = _authority(invocation, by).appoint(
+        key.public,
+        name,
+        tier=tier,
+        may_grant=dict(map(_rule, rules)),
+        now=time.time(),
+        lifetime_s=lifetime_s,
+    )
+    files.create(path, msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))
+    serial = documents.serial_of(mandates[0])
+    invocation.printer.item(
+        {"name": name, "tier": tier, "file": str(path), "serial": serial},
+        f"{name} may grant; its key: {path} (serial {serial})",
+    )
+
+
+def _rule(text: str) -> tuple[str, Any]:
+    from muster.notify import documents as notify_documents
+    from muster.trust import documents
+
+    name, equals, allowed = text.partition("=")
+    if not equals:
+        return name, documents.Anything()
+    low, dots, high = allowed.partition("..")
+    if dots:
+        bounds: Any = (notify_documents.value(low), notify_documents.value(high))
+        return name, documents.Between(low=bounds[0], high=bounds[1])
+    listed: Any = tuple(map(notify_documents.value, allowed.split(",")))
+    return name, documents.OneOf(values=listed)

@@ -1,0 +1,1 @@
+"""Help section "Resources": desired state, live state, agents."""

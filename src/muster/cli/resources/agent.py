@@ -1,0 +1,293 @@
+"""``muster agent``: host adapters on a machine; let machines in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection, foreground, registry_calls
+
+if TYPE_CHECKING:
+    import ssl
+
+    from muster.bus import api
+    from muster.core.telemetry import metrics
+    from muster.manage.direct import links
+    from muster.trust import credentials
+
+FOLDER = "~/.local/share/muster-agent"
+RETRY_S = 2.0
+
+
+@click.group(
+    cls=command.Group,
+    invoke_without_command=True,
+    examples=[
+        ("muster agent --join-file TOKEN.txt", "the first time; the machine's key stays on the machine"),
+        ("muster agent --join - < TOKEN.txt", "… with the token from stdin; `ps` shows no part of it"),
+        ("muster agent", "from then on"),
+        ("muster agent token host-b", "on the domain's machine: let host-b in"),
+    ],
+)
+@click.option(
+    "--join",
+    "token",
+    metavar="TOKEN",
+    envvar="MUSTER_JOIN_TOKEN",
+    show_envvar=True,
+    help="Enrol with this one-time token; '-' reads it from stdin. Other users of the machine see arguments.",
+)
+@click.option(
+    "--join-file",
+    "token_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Enrol with the one-time token in this file.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    help="Where it keeps its credentials and what it hosts.",
+)
+@click.option(
+    "--proxy",
+    metavar="URL",
+    help="An HTTP proxy (http://HOST:PORT) by way of which the domain is reached; it is remembered.",
+)
+@click.option(
+    "--direct",
+    "managers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Connect to this manager without a broker; name all of the domain's managers.",
+)
+@click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
+@command.duration("--beat", "5s", "Between two heartbeats.")
+@click.pass_context
+def agent(
+    context: click.Context,
+    token: str | None,
+    token_file: Path | None,
+    folder: Path,
+    proxy: str | None,
+    managers: tuple[str, ...],
+    zone: str,
+    labels: tuple[str, ...],
+    beat_s: float,
+) -> None:
+    """Host resources on this machine, and let machines into a domain.
+
+    It needs no open port: it connects outwards, by TLS or WebSocket, through an HTTP proxy if need be. It
+    asks the domain's locator for the best broker, and turns to others when that one fails.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    invocation = context.ensure_object(command.Invocation)
+    given = foreground.pairs(labels, "--label")
+    if token_file is not None:
+        token = token_file.read_text()
+    elif token == "-":
+        token = sys.stdin.read()
+    command.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, given, beat_s))
+
+
+async def _run(
+    invocation: command.Invocation,
+    token: str | None,
+    folder: Path,
+    proxy: str | None,
+    managers: tuple[str, ...],
+    zone: str,
+    labels: dict[str, str],
+    beat_s: float,
+) -> None:
+    from muster.app.supervisor import worker as app_managing
+    from muster.core.telemetry import metrics
+    from muster.manage.agent import agent
+
+    if token is not None:
+        await _enrol(invocation, token, folder, proxy)
+    measure = metrics.Metrics(process=True)
+    async with contextlib.AsyncExitStack() as stack:
+        road: Any
+        if managers:
+            road = await stack.enter_async_context(await _lines(folder, managers))
+        else:
+            road = await stack.enter_async_context(await _connect(folder, proxy, measure))
+        asked = await stack.enter_async_context(
+            foreground.serving(
+                invocation,
+                None if managers else road,
+                measure,
+                process=road.identity,
+                folder=folder / "run" / "pages",
+            )
+        )
+        running = agent.Agent(
+            road,
+            folder / "resources",
+            zone=zone,
+            labels=labels,
+            beat_s=beat_s,
+            machine=await asyncio.to_thread(app_managing.machine_id),
+        )
+        async with running:
+            invocation.printer.item(
+                {"agent": running.name, "folder": str(folder)}, f"agent {running.name} is up; Ctrl-C ends it"
+            )
+            await asked.wait()
+
+
+async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy: str | None) -> None:
+    """Spend the token: the machine's key is made here, and only its public half leaves."""
+    import ssl
+
+    import msgspec
+
+    from muster import connection as muster_connection
+    from muster.app import enrolment
+    from muster.app.components import management
+    from muster.app.supervisor import worker as app_managing
+    from muster.core import errors, files
+    from muster.trust import credentials
+
+    token = enrolment.Token.parse(text)
+    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
+    key = await asyncio.to_thread(enrolment.machine_key, folder)
+    machine = await asyncio.to_thread(app_managing.machine_id)
+    creds = credentials.Credentials.parse(token.creds)
+    answer: dict[str, str] | None = None
+    noted = ""
+    try:
+        async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
+            while answer is None:
+                try:
+                    answer = await management.ask(bus, "enrol", public_key=key.public, machine=machine)
+                except errors.Unavailable as error:  # also in doubt: it is asked again with the same key
+                    if token.has_expired:
+                        raise
+                    if error.message != noted:
+                        noted = error.message
+                        invocation.printer.note(f"{error.message}; {error.hint or 'asking again'}")
+                    await asyncio.sleep(RETRY_S)
+    except (errors.Unauthorized, errors.Unavailable) as error:
+        if token.has_expired:
+            raise errors.Forbidden("this token has expired", hint=enrolment.ANOTHER) from error
+        raise
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
+    where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
+    await asyncio.to_thread(files.write, folder / "domain.json", msgspec.json.encode(where))
+
+
+async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentials, ssl.SSLContext | None]:
+    """Where the domain is, who this machine is in it, and whom it believes."""
+    import ssl
+
+    import msgspec
+
+    from muster.core import errors
+    from muster.trust import credentials
+
+    try:
+        where = msgspec.json.decode(await asyncio.to_thread((folder / "domain.json").read_bytes))
+    except OSError as error:
+        raise errors.NotFound(
+            f"this machine is not enrolled: nothing in {folder}", hint="`muster agent --join TOKEN`"
+        ) from error
+    creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
+    return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
+
+
+async def _lines(folder: Path, managers: tuple[str, ...]) -> links.Lines:
+    from muster.manage.direct import links
+
+    _, creds, tls = await _enrolled(folder)
+    return links.Lines(creds, managers, tls=tls)
+
+
+async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
+    from muster import connection as muster_connection
+
+    where, creds, tls = await _enrolled(folder)
+    proxy = proxy or where.get("proxy")
+    # Who needs a proxy does not reach the locator either.
+    locator = None if proxy else where.get("locator") or None
+    return await muster_connection.connect(
+        where["servers"], locator=locator, creds=creds, tls=tls, proxy=proxy, measure=measure
+    )
+
+
+@agent.command(
+    examples=[
+        ("muster agent token host-b", "prints the token; it can be used once, within an hour"),
+        ("muster agent token host-b --approval --for 24h", "… and somebody has to approve"),
+    ],
+)
+@click.argument("name")
+@click.option("--approval", is_flag=True, help="Whoever uses it has to be approved.")
+@command.duration("--for", "1h", "How long it can be used.", dest="lifetime_s")
+@click.option("--address", "addresses", multiple=True, metavar="URL", help="Where the machine finds brokers.")
+@connection.options
+@command.pass_invocation
+def token(
+    invocation: command.Invocation,
+    name: str,
+    approval: bool,
+    lifetime_s: float,
+    addresses: tuple[str, ...],
+    to: connection.Options,
+) -> None:
+    """Make a one-time token that lets a machine in as NAME."""
+    made = registry_calls.ask_domain(
+        invocation,
+        to,
+        "token",
+        name=name,
+        approval=approval,
+        lifetime_s=lifetime_s,
+        servers=list(addresses),
+    )
+    invocation.printer.done(made, made["token"])
+
+
+@agent.command(examples=[("muster agent approve host-b", "")])
+@click.argument("name")
+@connection.options
+@command.pass_invocation
+def approve(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+    """Let a machine in that waits for it."""
+    done = registry_calls.ask_domain(invocation, to, "approve", name=name)
+    invocation.printer.done(done, f"{name} may come in")
+
+
+@agent.command(examples=[("muster agent waiting", "")])
+@connection.options
+@command.pass_invocation
+def waiting(invocation: command.Invocation, to: connection.Options) -> None:
+    """List machines that wait for approval."""
+
+    async def ask() -> list[dict[str, Any]]:
+        from muster.app.components import management
+
+        async with await connection.connect(invocation, to) as bus:
+            return await management.waiting(bus)
+
+    rows = command.run(ask())
+    invocation.printer.rows(rows, ("name", "machine", "token"), of="machine", empty="nobody waits")
+
+
+@agent.command(examples=[("muster agent forget host-b", "it will not come back")])
+@click.argument("name")
+@connection.options
+@command.pass_invocation
+def forget(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+    """Forget a lost agent and its resources, without asking it."""
+    done = registry_calls.call(invocation, to, lambda fleet: fleet.forget(name))
+    invocation.printer.done(done, f"{name} and {done['count']} resources are forgotten")

@@ -1,0 +1,33 @@
+"""``muster chaos``: drills. What is killed here comes back, or it was no good."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli import command, connection, registry_calls
+
+
+@click.group(cls=command.Group, examples=[("muster chaos kill manager-2", "")])
+def chaos() -> None:
+    """Kill parts of a domain, for drills."""
+
+
+@chaos.command(
+    examples=[("muster chaos kill manager-2", ""), ("muster chaos kill registry-1", "")],
+)
+@click.argument("name")
+@connection.options
+@command.pass_invocation
+def kill(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+    """Kill one of the domain's processes as a crash would (SIGKILL)."""
+    done = registry_calls.ask_domain(invocation, to, "kill", name=name)
+    invocation.printer.done(done, f"killed {name} (pid {done['pid']})")
+
+
+@chaos.command("list", examples=[("muster chaos list", "")])
+@connection.options
+@command.pass_invocation
+def list_(invocation: command.Invocation, to: connection.Options) -> None:
+    """List the processes that can be killed."""
+    rows = registry_calls.ask_domain(invocation, to, "processes")
+    invocation.printer.rows(rows, ("name", "state", "pid", "starts", "reason"), of="process")

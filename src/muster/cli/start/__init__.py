@@ -1,0 +1,1 @@
+"""Help section "Getting started": first contact with Muster."""

@@ -1,0 +1,99 @@
+"""``muster init``: make a home."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli import command
+from muster.cli.domain import config as config_
+
+_HEAD = """\
+# Settings of this domain. `muster config print` shows all of them and where each comes from;
+# docs/reference/settings.md explains each one.
+"""
+
+
+@click.command(
+    cls=command.Command,
+    examples=[
+        ("muster init", "a home in ~/.muster"),
+        ("muster init --home ./.muster --name lab", "one that this folder's commands find by themselves"),
+        ("muster init --brokers 3 --port 4222", "three brokers on ports 4222 to 4224"),
+    ],
+)
+@click.option("--name", default="local", show_default=True, help="The domain's name.")
+@click.option("--brokers", type=click.IntRange(1, 64), default=1, show_default=True, help="How many brokers.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=4222,
+    show_default=True,
+    help="Port of the first broker; 0: free ones, new at each start.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address the brokers listen on.")
+@config_.set_option
+@command.pass_invocation
+def init(
+    invocation: command.Invocation, name: str, brokers: int, port: int, host: str, overrides: tuple[str, ...]
+) -> None:
+    """Make a home: identities, certificates and settings.
+
+    A home is a folder with muster.toml and, below it, the domain's keys and data. Keep a copy of its
+    keys somewhere else: who has them is the domain. `--set KEY=VALUE` puts further settings into the file.
+    """
+    from muster.app import certificates, home, identities
+    from muster.app import settings as app_settings
+    from muster.core import errors, files
+    from muster.core.settings import sections as settings_sections
+
+    place = home.Home.find(invocation.home)
+    if place.settings_file.exists():
+        raise errors.AlreadyExists(
+            f"{place.root} is a home already", hint="start it with `muster up`, or name another with --home"
+        )
+    values: dict[str, object] = {
+        "domain.name": name,
+        "domain.data_dir": ".",
+        "bus.host": host,
+        "bus.port": port,
+        "bus.brokers": brokers,
+        **config_.parse_overrides(overrides),
+    }
+    place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = place.settings_file.with_suffix(".draft")
+    try:
+        files.write(draft, (_HEAD + _toml(values)).encode(), mode=files.PUBLIC)
+        made = settings_sections.load(app_settings.Settings, file=draft)
+        identities.open_or_create(made)
+        certificates.ensure_authority(made)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    # Last of all: a home is a home when this file is there, so a half-made one can be made again.
+    draft.rename(place.settings_file)
+    files.sync_folder(place.root)
+    facts = {
+        "home": str(place.root),
+        "domain": name,
+        "settings": str(place.settings_file),
+        "keys": str(made.keys_folder),
+        "certificates": str(certificates.folder(made)),
+    }
+    option = f" --home {invocation.home}" if invocation.home else ""
+    invocation.printer.done(
+        facts,
+        f"{place.root} is the home of the domain {name}\n"
+        f"  settings  {facts['settings']}\n"
+        f"  keys      {facts['keys']} (keep a copy elsewhere)\n"
+        f"next: {command.program()} up{option}",
+    )
+
+
+def _toml(values: dict[str, object]) -> str:
+    import json
+
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
+    return "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())

@@ -1,0 +1,1 @@
+"""Help section "This command": profiles, completion, version."""

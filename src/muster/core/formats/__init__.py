@@ -1,0 +1,1 @@
+"""Readers and writers with limits: XML, YAML, TOML, base64url."""

@@ -1,0 +1,1 @@
+"""Hosts, TLS contexts and HTTP/1 framing."""

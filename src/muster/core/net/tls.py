@@ -1,0 +1,51 @@
+"""TLS contexts of listeners that follow their files.
+
+A certificate is renewed by replacing its file.  A context that has read the file once would go on with the
+old certificate until its end; `Renewable.refresh`, called every `LOOK_S`, has it read a file that was
+replaced, for the connections that follow.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+from muster.core.telemetry import log
+
+events = log.Events("core")
+
+LOOK_S = 30.0
+
+
+def for_server(cert: Path | str, key: Path | str | None = None) -> ssl.SSLContext:
+    """Without ``key``, the certificate's file holds it. Blocks."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+class Renewable:
+    """A listener's context, and the files that its certificate and key come from."""
+
+    def __init__(self, context: ssl.SSLContext, cert: Path | str, key: Path | str | None = None) -> None:
+        self.context = context
+        self._files = (cert, key)
+        self._read: object = None
+
+    def refresh(self) -> None:
+        """Blocks, shortly. Not for another thread than the listener's: a handshake in between would see the
+        new certificate and the old key."""
+        cert, key = self._files
+        try:
+            found = [_state(file) for file in self._files if file is not None]
+            if found != self._read:
+                self.context.load_cert_chain(cert, key)
+                self._read = found
+        except (OSError, ssl.SSLError) as error:  # perhaps only one of two files has been replaced so far
+            events.warning("certificate-not-read", file=str(cert), error=error)
+
+
+def _state(file: Path | str) -> tuple[int, int, int]:
+    found = os.stat(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,1 @@
+"""Report types: columns, sketches."""

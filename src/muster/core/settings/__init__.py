@@ -1,0 +1,1 @@
+"""Settings mechanism and the sections every process shares."""

@@ -1,0 +1,239 @@
+"""The settings that every process of a domain shares; `muster.app` adds the services' own sections.
+
+domain      which domain this is, where its data lie
+bus         brokers: ours or somebody else's, and how clients behave towards them
+store       SQL
+trust       keys, certificates, credentials
+retention   a budget for every stream, log and file
+log, health what a process says of itself
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.core.net import hosts
+from muster.core.settings import bus as settings_bus
+from muster.core.settings import retention as settings_retention
+from muster.core.settings import sections
+
+doc = sections.doc
+
+_DAY_S = 86400.0
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+class Domain(sections.Section, frozen=True, kw_only=True):
+    """Which domain this is, and where it lives on this machine."""
+
+    name: Annotated[
+        str,
+        doc(
+            "The domain's name: part of its files' paths, of its account's and certificates' names. "
+            "Changing it later makes a new domain beside the old one."
+        ),
+    ] = "local"
+    data_dir: Annotated[
+        sections.FilePath,
+        doc(
+            "Everything the domain keeps on this machine lies in the folder DATA_DIR/NAME. Put it on a disk "
+            "whose sync is honest and fast: each durable publish waits for one. In a settings file a "
+            "relative path starts from that file's folder."
+        ),
+    ] = "~/.local/share/muster"
+    zone: Annotated[
+        str,
+        doc(
+            "Machines that tend to fail together (a rack, a room) share a zone. Replicas are spread over "
+            "zones, and the loss of a whole zone freezes action there instead of moving its load; so a zone "
+            "that is too wide freezes too much, and one that is too narrow guards against nothing."
+        ),
+    ] = "default"
+
+    def __post_init__(self) -> None:
+        subjects.token(self.name)
+        subjects.token(self.zone)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        return pathlib.Path(self.data_dir).expanduser() / self.name
+
+
+class Store(sections.Section, frozen=True, kw_only=True):
+    """System state at rest: SQL."""
+
+    url: Annotated[
+        str,
+        doc(
+            "`sqlite:PATH` (relative: from the domain's folder): nothing to run, one machine, one writer at "
+            "a time. `postgresql://USER@HOST:PORT/DATABASE`: several registry endpoints on several "
+            "machines."
+        ),
+    ] = "sqlite:store.db"
+    password: Annotated[
+        sections.Secret, doc("PostgreSQL's password. Empty: none, or the driver's own ways.")
+    ] = ""
+    sync: Annotated[
+        Literal["full", "normal"],
+        doc(
+            "`full`: a commit is on disk when it returns. `normal`: a power cut may take the last commits "
+            "(never the database's consistency), for several times the commits a second."
+        ),
+    ] = "full"
+    pool: Annotated[
+        int, doc("Connections to PostgreSQL, or readers of SQLite beside its one writer.", ge=1, le=256)
+    ] = 4
+    busy_timeout_s: Annotated[
+        float, doc("Wait for a lock, or for a free connection, before the call fails as unavailable.", gt=0)
+    ] = 5.0
+    max_bytes: Annotated[
+        int,
+        doc(
+            "Most bytes of keys and values. Beyond it only deletions and smaller values are accepted; beyond "
+            "`retention.alert_at` of it there is an alert.",
+            ge=_MIB,
+        ),
+    ] = 8 * _GIB
+    history_max_changes: Annotated[
+        int,
+        doc(
+            "Changes that the feed keeps. A reader further behind must scan everything again; more costs "
+            "disk only.",
+            ge=1_000,
+        ),
+    ] = 100_000
+    history_max_bytes: Annotated[
+        int, doc("Most bytes of overwritten and deleted values that the feed keeps.", ge=_MIB)
+    ] = 256 * _MIB
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("sqlite:", "postgresql://", "postgres://")):
+            raise errors.InvalidInput("url must start with sqlite: or postgresql://")
+        hosts.without_password(self.url, "store.url", 'name it with store.password = "file:…" or "env:…"')
+
+
+class Trust(sections.Section, frozen=True, kw_only=True):
+    """Keys, certificates and credentials."""
+
+    keys_dir: Annotated[
+        str,
+        doc(
+            "Folder of private keys (relative: from the domain's folder), readable by its owner only. The "
+            "operator's key in it is the root of the domain: keep a copy off the machine."
+        ),
+    ] = "keys"
+    ca_lifetime_s: Annotated[
+        float,
+        doc("Life of the domain's own certificate authority. Every client must learn of a new one.", gt=0),
+    ] = 3650 * _DAY_S
+    certificate_lifetime_s: Annotated[
+        float,
+        doc(
+            "Life of a broker's certificate. Shorter limits what a stolen key is worth; but a domain that "
+            "was off for longer than the rest of that life must renew before it can talk.",
+            gt=0,
+        ),
+    ] = 90 * _DAY_S
+    renew_at: Annotated[
+        sections.Fraction,
+        doc(
+            "A certificate is renewed when this share of its life is over: 0.66 leaves a third to notice "
+            "failure."
+        ),
+    ] = 0.66
+    credential_lifetime_s: Annotated[
+        float,
+        doc("Life of a process's credentials. 0: until revoked. Shorter means renewing them in time.", ge=0),
+    ] = 0.0
+    grant_lifetime_s: Annotated[
+        float,
+        doc(
+            "Longest life of an authority's grant: how long a revocation that nobody hears of goes unheard.",
+            gt=0,
+        ),
+    ] = 30 * _DAY_S
+    clock_skew_s: Annotated[
+        float, doc("Difference between machines' clocks that validity times forgive.", ge=0, le=3600)
+    ] = 60.0
+
+
+class Log(sections.Section, frozen=True, kw_only=True):
+    """What a process writes of its doings."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        doc("Least severity written. `debug` writes a line for each message handled: not under load."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "text", "json"],
+        doc(
+            "`text` for people, `json` (one object a line) for programs. `auto`: text on a terminal, else "
+            "JSON."
+        ),
+    ] = "auto"
+
+
+class Health(sections.Section, frozen=True, kw_only=True):
+    """The small HTTP server with /livez, /readyz and /metrics that every process has."""
+
+    enabled: Annotated[bool, doc("Whether to serve them at all.")] = True
+    host: Annotated[
+        str, doc("Address to listen on. They are read without a login: beyond loopback, everybody there can.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        hosts.Port,
+        doc(
+            "Port of the domain's own process. 0: a free one. Those it starts always take free ones; "
+            "`muster status` tells all of them, and run/pages/ in the form that Prometheus reads."
+        ),
+    ] = 0
+    otlp_url: Annotated[
+        str,
+        doc(
+            "Collector to send metrics to by OTLP over HTTP (`http://127.0.0.1:4318`), besides the pages. "
+            "Empty: none. What it does not take is counted and not kept."
+        ),
+    ] = ""
+    otlp_period_s: Annotated[float, doc("Between two reports of metrics to that collector.", ge=1)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.otlp_url and not self.otlp_url.startswith(("http://", "https://")):
+            raise errors.InvalidInput(f"otlp_url: {self.otlp_url!r} is not an http:// or https:// address")
+        hosts.without_password(self.otlp_url, "health.otlp_url", "put a collector beside it that has one")
+
+
+class Ground(sections.Section, frozen=True, kw_only=True):
+    """What every process of a domain shares. Add sections by subclassing."""
+
+    domain: Domain = msgspec.field(default_factory=Domain)
+    bus: settings_bus.Bus = msgspec.field(default_factory=settings_bus.Bus)
+    store: Store = msgspec.field(default_factory=Store)
+    trust: Trust = msgspec.field(default_factory=Trust)
+    retention: settings_retention.Retention = msgspec.field(default_factory=settings_retention.Retention)
+    log: Log = msgspec.field(default_factory=Log)
+    health: Health = msgspec.field(default_factory=Health)
+
+    def __post_init__(self) -> None:
+        reserved = self.retention.reserved_bytes()
+        if not self.bus.servers and reserved > self.bus.storage_disk_bytes:
+            raise errors.InvalidInput(
+                f"the stream budgets in [retention] sum up to {reserved} bytes, over "
+                f"bus.storage_disk_bytes = {self.bus.storage_disk_bytes}: raise the one or lower the others"
+            )
+
+    @property
+    def keys_folder(self) -> pathlib.Path:
+        return self.domain.folder / pathlib.Path(self.trust.keys_dir).expanduser()
+
+    @property
+    def broker_folder(self) -> pathlib.Path:
+        return self.domain.folder / "brokers"
+
+    @property
+    def log_folder(self) -> pathlib.Path:
+        return self.domain.folder / "logs"

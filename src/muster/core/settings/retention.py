@@ -1,0 +1,115 @@
+"""The settings section ``[retention]``: a budget for every stream, log and file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from muster.core.settings import sections
+
+doc = sections.doc
+
+_DAY_S = 86400.0
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+class Budget(sections.Section, frozen=True, kw_only=True):
+    """A bound on what is kept."""
+
+    max_bytes: Annotated[
+        int,
+        doc("Most bytes kept. Formula: rate * size of one * max_age_s, and half again for bursts.", ge=_MIB),
+    ]
+    max_age_s: Annotated[float, doc("What is older goes. 0: no limit by age, only by size.", ge=0)]
+    on_full: Annotated[
+        Literal["refuse", "drop-oldest"],
+        doc(
+            "`refuse`: what was acknowledged stays, and writers are told it is full. `drop-oldest`: writers "
+            "go on, and the oldest goes. Either way it is an alert and a counter."
+        ),
+    ] = "drop-oldest"
+
+
+def _budget(
+    max_bytes: int, max_age_s: float, on_full: Literal["refuse", "drop-oldest"] = "drop-oldest"
+) -> Budget:
+    budget: Budget = msgspec.field(
+        default_factory=lambda: Budget(max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full)
+    )
+    return budget
+
+
+class Retention(sections.Section, frozen=True, kw_only=True):
+    """A budget for every kind of stream, log and file. Streams reserve theirs on each broker's disk."""
+
+    alert_at: Annotated[
+        sections.Fraction,
+        doc(
+            "A budget used beyond this share raises an alert. Lower gives more time to act, and more false "
+            "alarms."
+        ),
+    ] = 0.85
+    messages: Annotated[
+        Budget, doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them.")
+    ] = _budget(4 * _GIB, 0.0, "refuse")
+    events: Annotated[
+        Budget, doc("Streams: durable notification events until acknowledged, and who gets them.")
+    ] = _budget(_GIB, 0.0, "refuse")
+    states: Annotated[Budget, doc("Stream: changes of parties' models, states and policies.")] = _budget(
+        _GIB, 0.0, "refuse"
+    )
+    contexts: Annotated[Budget, doc("Stream: the log of contexts and service entries.")] = _budget(
+        _GIB, 0.0, "refuse"
+    )
+    reports: Annotated[
+        Budget, doc("Stream: reports on their way to the pipeline; the history itself is files.")
+    ] = _budget(4 * _GIB, _DAY_S)
+    summaries: Annotated[
+        Budget, doc('Stream: reports that channels with `interpreter = "merge"` made into summaries.')
+    ] = _budget(512 * _MIB, _DAY_S)
+    system: Annotated[
+        Budget, doc("Stream: the pipeline's latest reports of groups, zones and the system.")
+    ] = _budget(256 * _MIB, 7 * _DAY_S)
+    notifications: Annotated[Budget, doc("Stream: which events went to whom.")] = _budget(
+        256 * _MIB, 30 * _DAY_S
+    )
+    alerts: Annotated[Budget, doc("Stream: alerts, raised and cleared.")] = _budget(256 * _MIB, 30 * _DAY_S)
+    decisions: Annotated[Budget, doc("Stream: the audit: who decided or did what, and why.")] = _budget(
+        256 * _MIB, 365 * _DAY_S
+    )
+    records: Annotated[
+        Budget,
+        doc("Each key/value bucket: leases and other small records under compare-and-set."),
+    ] = _budget(64 * _MIB, 0.0, "refuse")
+    topics: Annotated[
+        Budget, doc("Stream: each durable topic that a user makes without naming a budget.")
+    ] = _budget(_GIB, 7 * _DAY_S)
+    history: Annotated[Budget, doc("Files: the pipeline's Parquet history.")] = _budget(
+        50 * _GIB, 400 * _DAY_S
+    )
+    logs: Annotated[Budget, doc("Files: log files of every process of this machine together.")] = _budget(
+        256 * _MIB, 14 * _DAY_S
+    )
+
+    def streams(self) -> dict[str, Budget]:
+        """The budget of each stream and bucket of Muster's own, by its name on the broker."""
+        return {
+            "messages": self.messages,
+            "events": self.events,
+            "matches": self.events,  # apart: acknowledgements need room when events have none
+            "parties": self.states,
+            "notifications": self.notifications,
+            "contexts": self.contexts,
+            "reports": self.reports,
+            "summaries": self.summaries,
+            "system": self.system,
+            "alerts": self.alerts,
+            "decisions": self.decisions,
+            **{f"KV_{bucket}": self.records for bucket in ("leases", "monitor", "notify")},
+        }
+
+    def reserved_bytes(self) -> int:
+        """What the streams of a domain with every part running reserve on a broker's disk."""
+        return sum(budget.max_bytes for budget in self.streams().values())

@@ -1,0 +1,165 @@
+"""Log events: a name and facts, not sentences.
+
+    events = log.Events("bus")
+    events.info("lease-lost", lease="manager-1", epoch=7)
+
+A person at a terminal reads ``12:03:44.120 INFO    bus lease-lost lease=manager-1 epoch=7``; a program reads
+one JSON object a line.  The trace that the running task works for (`muster.core.telemetry.trace`) is added to each.  It
+is a thin layer on the standard library's logging: a host program that embeds Muster configures the logger
+``muster`` as any other, or calls `configure`.
+
+One event is always one line, whatever its facts hold, and a fact is cut at 2,000 characters.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import msgspec
+
+from muster.core.telemetry import trace
+
+ROOT = "muster"
+MAX_FACT_CHARACTERS = 2000
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31"}
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+\Z")
+
+
+class Events:
+    """Where one part of Muster writes its events. ``bound`` facts are added to each of them."""
+
+    def __init__(self, part: str, **bound: Any) -> None:
+        self.part = part
+        self._bound = bound
+        self._logger = logging.getLogger(f"{ROOT}.{part}")
+
+    def bind(self, **facts: Any) -> Events:
+        """The same, with these facts in every event: which domain, which broker."""
+        return Events(self.part, **(self._bound | facts))
+
+    def event(
+        self, name: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **facts: Any
+    ) -> None:
+        """``error`` adds its type and message; where ``debug`` is written, its stack as well."""
+        if not self._logger.isEnabledFor(level):
+            return
+        if error is not None:
+            facts["error"] = f"{type(error).__name__}: {error}"
+        stack = error if error is not None and self._logger.isEnabledFor(logging.DEBUG) else None
+        self._logger.log(level, name, extra={"facts": self._bound | facts}, exc_info=stack)
+
+    def debug(self, name: str, /, **facts: Any) -> None:
+        self.event(name, level=logging.DEBUG, **facts)
+
+    def info(self, name: str, /, **facts: Any) -> None:
+        self.event(name, level=logging.INFO, **facts)
+
+    def warning(self, name: str, /, **facts: Any) -> None:
+        self.event(name, level=logging.WARNING, **facts)
+
+    def error(self, name: str, /, **facts: Any) -> None:
+        self.event(name, level=logging.ERROR, **facts)
+
+
+def configure(stream: TextIO, *, level: str = "info", form: str = "auto") -> Callable[[], None]:
+    """Send Muster's events to ``stream``; the returned function undoes it."""
+    terminal = stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_add_trace)
+    text = form == "text" or (form == "auto" and terminal)
+    handler.setFormatter(TextForm(colours=terminal) if text else JsonForm())
+    logger = logging.getLogger(ROOT)
+    before = (logger.level, logger.propagate)
+    logger.addHandler(handler)
+    logger.setLevel(_LEVELS[level])
+    logger.propagate = False
+
+    def undo() -> None:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+        handler.close()
+
+    return undo
+
+
+def _add_trace(record: logging.LogRecord) -> bool:
+    """Here, in the task that writes, and not in the formatter, which may run in another thread."""
+    record.trace = trace.current.get()
+    return True
+
+
+def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = getattr(record, "facts", {})
+    working_for: trace.Trace | None = getattr(record, "trace", None)
+    if working_for is not None:
+        facts = {**facts, "trace_id": working_for.trace_id, "span_id": working_for.span_id}
+    return facts
+
+
+def _bounded(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= MAX_FACT_CHARACTERS else text[:MAX_FACT_CHARACTERS] + "…"
+
+
+def _part(record: logging.LogRecord) -> str:
+    return record.name.removeprefix(f"{ROOT}.")
+
+
+class TextForm(logging.Formatter):
+    """For people."""
+
+    def __init__(self, *, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        facts = "".join(f" {name}={_quoted(value)}" for name, value in _facts(record).items())
+        when = f"{clock}.{int(record.msecs):03} {record.levelname:<7}"
+        line = f"{when} {_part(record)} {record.getMessage()}{facts}"
+        colour = _COLOURS.get(record.levelno)
+        if self._colours and colour:
+            line = f"\x1b[{colour}m{line}\x1b[0m"
+        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+def _quoted(value: Any) -> str:
+    text = str(_bounded(value))
+    return text if _PLAIN.match(text) else _json(_clean(text))
+
+
+def _json(value: Any) -> str:
+    """Without any character that a reader may take for the end of a line, or a terminal for a command."""
+    text = msgspec.json.encode(value).decode()
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class JsonForm(logging.Formatter):
+    """For programs: one object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "part": _part(record),
+            "event": record.getMessage(),
+        }
+        for name, value in _facts(record).items():
+            event[name if name not in event else f"{name}_"] = _clean(_bounded(value))
+        if record.exc_info:
+            event["stack"] = _clean(self.formatException(record.exc_info))
+        return _json(event)
+
+
+def _clean(value: Any) -> Any:
+    """Text that can be encoded: a lone surrogate in a hostile name must not cost the event."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

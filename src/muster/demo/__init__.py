@@ -1,0 +1,1 @@
+"""Scenario, simulated web servers, and the tour of ``muster demo``."""

@@ -1,0 +1,102 @@
+"""The regional controllers of the outbreak: they hear of alerts, and command the servers in need.
+
+Each acts for its own region only, with the rank that the trust manager granted it; what it says to others'
+servers, their policies would not accept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from muster.bus import api
+from muster.core import errors, messages
+from muster.notify import client as notify
+from muster.notify import queries
+from muster.pipeline import client as pipeline
+from muster.predicates.syntax import printer
+
+RULE = "infection"
+ROUND_S = 1.0
+COMMAND_S = 4.0  # what was commanded is given so long to be seen
+NEEDS = {"isolate": ("infected",), "patch": ("healthy", "isolated")}  # operation -> conditions
+
+Say = Callable[[str, str, Mapping[str, Any]], None]
+
+
+class Controllers:
+    def __init__(self, say: Say, after_s: Callable[[], float]) -> None:
+        self._say = say
+        self._after_s = after_s
+        self._attacked: set[str] = set()  # versions
+        self._needed: dict[tuple[str, str], int] = {}  # by controller and operation
+        self.alerted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.commands = 0
+
+    @property
+    def needed(self) -> int:
+        """Servers that were still to be told, when somebody last looked."""
+        return sum(self._needed.values())
+
+    async def run(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
+        """A region's controller: from the first alert about any region on, it looks who of its own is in
+        need, and commands just those."""
+        alerts = pipeline.Client(bus)
+        first: int | None = None
+        defence: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    async for sequence, alert in alerts.follow_alerts(first=first):
+                        first = sequence + 1
+                        if self._fired(region, alert) and defence is None:
+                            defence = tasks.create_task(self._defend(region, bus, sender))
+                except errors.Dropped as error:
+                    first = error.last + 1
+                except (errors.Unavailable, errors.NotFound):
+                    await asyncio.sleep(ROUND_S)  # no pipeline yet
+
+    def _fired(self, region: str, alert: messages.Alert) -> bool:
+        kind, _, group = alert.about.partition(":")
+        if alert.rule != RULE or kind != "group" or alert.state is not messages.AlertState.FIRING:
+            return False
+        where, _, version = group.rpartition("-")
+        self._attacked.add(version)
+        if not self.alerted.done():
+            self.alerted.set_result(time.time())
+        if where == region:
+            self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
+        return True
+
+    async def _defend(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
+        while True:
+            await asyncio.gather(*(self._command(region, operation, bus, sender) for operation in NEEDS))
+            await asyncio.sleep(COMMAND_S)
+
+    async def _command(self, region: str, operation: str, bus: api.Bus, sender: notify.Party) -> None:
+        """To those of the region that need it now, if there are any."""
+        versions, conditions = sorted(self._attacked), NEEDS[operation]
+        address = (
+            f"region = {printer.quoted(region)} AND application_version IN ({_listed(versions)}) "
+            f"AND condition IN ({_listed(conditions)})"
+        )
+        try:
+            meant = (await queries.who(bus, address, limit=1)).count
+            self._needed[sender.name, operation] = meant
+            if not meant:
+                return
+            await sender.send("command", {"operation": operation}, to=address, durable=True)
+        except errors.Unavailable:
+            return  # the next round says it
+        self.commands += 1
+        self._say(
+            "command",
+            f"{region}: {operation} {meant:,} {' or '.join(conditions)} (version {', '.join(versions)})",
+            {"operation": operation, "by": sender.name, "meant": meant, "address": address},
+        )
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(map(printer.quoted, words))

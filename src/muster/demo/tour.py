@@ -1,0 +1,162 @@
+"""The demo's scenes: what a domain does, shown on a running one in a few seconds.
+
+Each scene acts through the same doors as any program, checks what came back, and says it in a line.  Parts of
+Muster that come later add a scene here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.app import domain
+from muster.bus import api, leases
+from muster.core import errors, topics
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+from muster.trust.permissions import roles
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    name: str
+    line: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+async def scenes(running: domain.Domain) -> AsyncIterator[Scene]:
+    alice = await running.connect("alice", roles.Role.USER)
+    bob = await running.connect("bob", roles.Role.USER)
+    admin = await running.connect("admin", roles.Role.OPERATOR)
+    async with alice, bob, admin:
+        yield await messages(alice, bob)
+        yield await questions(alice, bob)
+        yield await selection(alice, bob)
+        yield await storage(admin)
+    yield await takeover(running)
+
+
+def up(running: domain.Domain, took_s: float) -> Scene:
+    return Scene("domain", f"up in {took_s:.1f} s: {', '.join(running.servers)}", {"seconds": took_s})
+
+
+async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
+    """By path on one side, by tags on the other."""
+    topic = topics.Topic.parse("Course/CPS616/Session/HPJava")
+    pattern = topics.Pattern.parse("Course/*/Session/HPJava")
+    async with await receiver.subscribe(pattern.subjects[0]) as subscription:
+        began = time.perf_counter()
+        await sender.publish(topic.subject, b"room 4")
+        message = await subscription.next(timeout_s=5)
+        took_ms = (time.perf_counter() - began) * 1000
+    _expect(message.data == b"room 4", "the message that came is not the one that was sent")
+    return Scene(
+        "messages",
+        f"{sender.identity} published to {topic}, {receiver.identity} had it {took_ms:.1f} ms later",
+        {"topic": str(topic), "latency_ms": took_ms},
+    )
+
+
+async def questions(asker: api.Bus, answerer: api.Bus) -> Scene:
+    topic = topics.Topic.parse("demo/time").subject
+
+    async def answer(message: api.Message) -> None:
+        await message.respond(b"now")
+
+    async with await answerer.subscribe(topic, handler=answer):
+        began = time.perf_counter()
+        for _ in range(100):
+            await asker.request(topic, b"when?")
+        took_ms = (time.perf_counter() - began) * 10
+    return Scene("questions", f"100 questions answered, {took_ms:.2f} ms each", {"latency_ms": took_ms})
+
+
+async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
+    """A receiver says with a predicate what it wants."""
+    text = "load > 0.8 AND zone IN ('north', 'east')"
+    matches = python.compile(parser.parse(text))
+    wanted: list[dict[str, Any]] = []
+    done = asyncio.Event()
+
+    def select(message: api.Message) -> None:
+        report = json.loads(message.data)
+        if matches(report.get):
+            wanted.append(report)
+        if report["node"] == 99:
+            done.set()
+
+    async with await receiver.subscribe(topics.Pattern.parse("demo/reports/*").subjects[0], handler=select):
+        for node in range(100):
+            report = {"node": node, "load": node / 100, "zone": ("north", "south", "east", "west")[node % 4]}
+            subject = topics.Topic.parse(f"demo/reports/{node}").subject
+            await sender.publish(subject, json.dumps(report).encode())
+        async with asyncio.timeout(5):
+            await done.wait()
+    _expect(len(wanted) == 9, f"9 of the reports match, and {len(wanted)} were selected")
+    return Scene(
+        "selection",
+        f"of 100 reports, {len(wanted)} were {text}",
+        {"predicate": text, "reports": 100, "selected": len(wanted)},
+    )
+
+
+async def storage(bus: api.Bus) -> Scene:
+    """Acknowledged means synced to disk; many publishes at once share a sync."""
+    count = 1_000
+    subject = topics.Topic.parse("demo/log").subject
+    stream = await bus.stream(api.StreamSettings("demo", subjects=(subject,), max_bytes=16 << 20))
+    began = time.perf_counter()
+    last = max(await asyncio.gather(*(stream.publish(subject, b"%d" % n) for n in range(count))))
+    took_s = time.perf_counter() - began
+    kept = [int(message.data) async for message in stream.read(last - count + 1, last)]
+    _expect(kept == list(range(count)), "the stream gave back something else than was stored")
+    return Scene(
+        "storage",
+        f"{count:,} messages stored and synced in {took_s:.2f} s, and read back in order",
+        {"messages": count, "seconds": took_s},
+    )
+
+
+async def takeover(running: domain.Domain) -> Scene:
+    """Two want to be the one; the first is cut off without a word, and can do no harm afterwards."""
+    name = "manage.demo"
+    first = await running.connect("worker-1", roles.Role.REGISTRY)
+    async with (
+        await running.connect("worker-2", roles.Role.REGISTRY) as second,
+        await leases.Leases.open(second) as of_second,
+    ):
+        old = await (await leases.Leases.open(first)).acquire(name, timeout_s=5)
+        waiting = asyncio.create_task(of_second.acquire(name, timeout_s=20))
+        await second.flush()
+        began = time.perf_counter()
+        await first.close()
+        new = await waiting
+        took_ms = (time.perf_counter() - began) * 1000
+        fence = leases.Fence(new.epoch)
+        with contextlib.suppress(errors.StaleEpoch):
+            fence.check(old.epoch)
+            raise errors.InvariantBroken("a former holder was let through")
+    return Scene(
+        "takeover",
+        f"worker-1 held a lease and vanished; worker-2 had it {took_ms:.0f} ms later, with a higher epoch",
+        {"latency_ms": took_ms, "epochs": [old.epoch, new.epoch]},
+    )
+
+
+async def tick(running: domain.Domain) -> None:
+    """Something to listen to, for as long as the demo is left running."""
+    subject = topics.Topic.parse("demo/clock").subject
+    async with await running.connect("clock", roles.Role.USER) as bus:
+        while True:
+            await bus.publish(subject, time.strftime("%H:%M:%S").encode())
+            await asyncio.sleep(1)
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise errors.InvariantBroken(otherwise)

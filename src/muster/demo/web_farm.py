@@ -1,0 +1,439 @@
+"""A share of a fleet of web servers that are not there, as a process: ``python -m muster.demo.web_farm``.
+
+To the domain each of them is a real one: a resource with an adapter, which an agent hosts and a manager
+manages; a party that advertises its state and accepts commands by its policy; a machine in the reports of a
+first-level channel.  What is played is only the servers themselves, and the worm among them, which goes from
+one process to another as messages on a topic.
+
+It reads a `Task` from its first line of input, says a line when all its servers stand, and lives until the
+input ends: whoever started it holds the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import gc
+import itertools
+import pathlib
+import ssl
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from muster.bus import api
+from muster.bus.client import client as bus_client
+from muster.core import errors, health, messages, topics
+from muster.core.reports import columns
+from muster.core.telemetry import log
+from muster.demo import worm
+from muster.manage import client as manage
+from muster.manage.adapters import memory
+from muster.manage.agent import agent
+from muster.monitor import protocol as monitor
+from muster.notify import client as notify
+from muster.notify import protocol as parties_
+from muster.simulate import fleet
+from muster.trust import credentials
+
+events = log.Events("simulate")
+
+MODEL = "WebServer"
+STEP_S = 0.5
+ORDER_S_MAX = 60.0
+ASKED_MAX = 500  # servers in one request to a manager
+ASKS_MAX = 2  # such requests at once, to each manager for each operation: patches must not hold up others
+COMMANDED = "commanded"  # the condition of a server that is about to obey: nobody has to tell it again
+JOINS_MAX = 2_000  # at once: on a busy machine more would not be answered in time, and be said again
+ATTACKS = "worm/attempts"
+TALLIES = "worm/tallies"
+RELEASE = "worm/release"
+
+
+WORDS = (*(one.word for one in worm.Condition), COMMANDED)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    name: str  # of the farms, the one to be
+    servers: tuple[str, ...]
+    creds: dict[str, str]  # agent, channel, worm: files of credentials
+    ca: str | None = None
+    plan: worm.Plan
+    farms: tuple[tuple[str, int, int], ...]  # all of them: name, first server, how many
+    period_s: float = 5.0
+    channel: str = "channel-1"
+    policies: dict[str, str] = {}  # by region
+    log_level: str = "info"
+
+
+class Tally(messages.Message, frozen=True, kw_only=True, tag="worm-tally"):
+    """What one farm knows of itself, told every step."""
+
+    farm: str
+    counts: dict[str, int]  # servers by condition
+    regions: dict[str, int]  # infected ones
+    heard: dict[str, int]  # commands that parties here accepted, by event
+    first_heard_at: float
+    done: dict[str, int]  # operations that were carried out
+    not_done: int
+    repeated: int  # events that a party was handed twice; there should be none
+    up: int
+    managers: dict[str, int]  # who manages the servers here
+    commanded: int = 0  # servers that accepted a command which is not carried out yet
+    dropped: int = 0  # messages that came faster than this farm took them
+
+
+class WebServer(memory.Memory):
+    """The adapter of one: it can be cut off, and patched. ``farm`` is given by the farm's own subclass."""
+
+    farm: ClassVar[worm.Farm]
+
+    async def do_isolate(self) -> None:
+        self.farm.isolate([self._place])
+
+    async def do_patch(self) -> None:
+        self.farm.patch([self._place])
+
+    @property
+    def _place(self) -> int:
+        return self.farm.plan.number(self.place.name) - self.farm.first
+
+
+@dataclass
+class Ordered:
+    """Commands that parties accepted and their managers have not been asked for yet."""
+
+    names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (operation, id) -> servers
+    some: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WebFarm:
+    def __init__(self, task: Task, agent_bus: api.Bus, channel_bus: api.Bus, worm_bus: api.Bus) -> None:
+        self.task = task
+        first, count = next((first, count) for name, first, count in task.farms if name == task.name)
+        self.farm = worm.Farm(task.plan, first, count)
+        self._names = self.farm.names
+        self._bus, self._channel, self._worm = agent_bus, channel_bus, worm_bus
+        self._parties = notify.Parties(agent_bus, on_event=self._accepted)
+        here = type("WebServerHere", (WebServer,), {"farm": self.farm})
+        self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here)
+        self._manager = manage.Client(agent_bus)
+        self._ordered = Ordered()
+        self._seen: set[tuple[str, str]] = set()
+        self._tally = collections.Counter[str]()
+        self._heard = collections.Counter[str]()
+        self._first_heard_at = 0.0
+        self._commanded = np.zeros(count, np.int64)  # commands under way, by server
+        self._lanes = collections.defaultdict[tuple[str, str], asyncio.Semaphore](
+            lambda: asyncio.Semaphore(ASKS_MAX)
+        )
+        self._advertised = self._shown()
+        self._released = asyncio.Event()
+        self._boot = time.time_ns() // 1_000_000
+        self._batches = 0
+        self._played = fleet.Fleet(
+            fleet.Plan(
+                machines=task.plan.servers,
+                period_s=task.period_s,
+                seed=task.plan.seed,
+                first=first,
+                count=count,
+            ),
+            boot=self._boot,
+        )
+
+    async def run(self, ready: Any, stop: asyncio.Event) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._parties)
+            await stack.enter_async_context(self._agent)
+            attempts = topics.Topic.parse(f"{ATTACKS}/{self.task.name}").subject
+            await self._worm.subscribe(attempts, handler=self._attacked)
+            await self._worm.subscribe(topics.Topic.parse(RELEASE).subject, handler=self._let_out)
+            await self._join()
+            ready()
+            work = [
+                asyncio.create_task(one)
+                for one in (self._report(), self._spread(), self._obey(), self._advertise())
+            ]
+            ended = asyncio.create_task(stop.wait())
+            try:
+                done, _ = await asyncio.wait((*work, ended), return_when=asyncio.FIRST_COMPLETED)
+                for one in done - {ended}:
+                    one.result()
+            finally:
+                for one in (*work, ended):
+                    one.cancel()
+                await asyncio.gather(*work, ended, return_exceptions=True)
+
+    # Parties
+
+    async def _join(self) -> None:
+        plan, farm = self.task.plan, self.farm
+        for start in range(0, farm.count, JOINS_MAX):
+            names = tuple(self._names[start : start + JOINS_MAX])
+            versions = farm.version[start : start + JOINS_MAX].tolist()
+            regions = farm.region[start : start + JOINS_MAX].tolist()
+            joins = parties_.Joins(
+                parties=names,
+                model=MODEL,
+                values={
+                    "application": ["IIS"] * len(names),
+                    "application_version": [plan.versions[one] for one in versions],
+                    "region": [plan.regions[one] for one in regions],
+                    "condition": [worm.Condition.HEALTHY.word] * len(names),
+                },
+                policies=tuple(self.task.policies.get(region, "") for region in plan.regions),
+                which=regions,
+                durable=list(range(len(names))),
+            )
+            while not await self._joined(joins):
+                pass  # said again until it is heard: who started us knows how long to wait
+
+    async def _joined(self, joins: parties_.Joins) -> bool:
+        try:
+            await self._parties.change([joins])
+        except errors.Unavailable as error:
+            events.warning("not-joined", farm=self.task.name, error=error)
+            await asyncio.sleep(STEP_S)
+            return False
+        return True
+
+    def _shown(self) -> npt.NDArray[np.uint8]:
+        """What is advertised of each: its condition, or that it has been commanded."""
+        return np.where(self._commanded > 0, len(WORDS) - 1, self.farm.condition).astype(np.uint8)
+
+    async def _advertise(self) -> None:
+        """A change of condition is told in the next step, all of them in one message."""
+        while True:
+            await asyncio.sleep(STEP_S)
+            now = self._shown()
+            changed = np.flatnonzero(now != self._advertised)
+            if not len(changed):
+                continue
+            words = [WORDS[code] for code in now[changed].tolist()]
+            try:
+                await self._parties.update(
+                    [self._names[place] for place in changed.tolist()], condition=words
+                )
+            except errors.Unavailable as error:
+                events.warning("not-advertised", farm=self.task.name, error=error)
+            else:
+                self._advertised[changed] = now[changed]
+
+    def _accepted(self, names: Sequence[str], event: notify.Event) -> None:
+        """What the notifier delivered: the policies of these servers accepted it."""
+        self._first_heard_at = self._first_heard_at or time.time()
+        for name in names:
+            key = (name, event.id)
+            self._tally["repeated"] += key in self._seen
+            self._seen.add(key)
+        self._heard[event.id] += len(names)
+        operation = event.content.get("operation")
+        if isinstance(operation, str):
+            np.add.at(self._commanded, self._places(names), 1)
+            key = (operation, f"{event.sender['party']}:{event.id}")
+            self._ordered.names.setdefault(key, []).extend(names)
+            self._ordered.some.set()
+
+    async def _obey(self) -> None:
+        """An accepted command is a request to the servers' managers; the same id is carried out once."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._ordered.some.wait()
+                self._ordered.some.clear()
+                ordered, self._ordered.names = self._ordered.names, {}
+                for (operation, id), names in ordered.items():
+                    # Each manager's apart: one that died holds up nobody else's.
+                    for manager, theirs in self._by_manager(names).items():
+                        lane = self._lanes[operation, manager]
+                        for start in range(0, len(theirs), ASKED_MAX):
+                            some = theirs[start : start + ASKED_MAX]
+                            tasks.create_task(self._carry_out(operation, id, some, lane))
+
+    def _by_manager(self, names: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(self._agent.hosted[name].record.manager, []).append(name)
+        return found
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [self.task.plan.number(name) - self.farm.first for name in names]
+
+    async def _carry_out(self, operation: str, id: str, names: list[str], lane: asyncio.Semaphore) -> None:
+        async with lane:
+            await self._ask(operation, id, names)
+        np.subtract.at(self._commanded, self._places(names), 1)
+
+    async def _ask(self, operation: str, id: str, names: list[str]) -> None:
+        left, deadline = names, time.monotonic() + ORDER_S_MAX
+        while left:
+            try:
+                answers = await self._manager.exec(operation, *left, id=id, timeout_s=10)
+            except errors.Unavailable as error:
+                events.warning("not-asked", farm=self.task.name, operation=operation, error=error)
+                answers = []
+            done = {one["resource"] for one in answers if one["outcome"] == messages.Outcome.DONE.value}
+            self._tally[operation] += len(done)
+            left = [name for name in left if name not in done]
+            if left and time.monotonic() > deadline:
+                self._tally["not_done"] += len(left)
+                return
+            if left:  # their manager died: another has them in a moment
+                await asyncio.sleep(STEP_S)
+
+    # The worm
+
+    def _let_out(self, _: api.Message) -> None:
+        if not self._released.is_set():
+            self.farm.release()
+            self._released.set()
+
+    def _attacked(self, message: api.Message) -> None:
+        self.farm.struck(np.frombuffer(message.data, "<u4").astype(np.int64))
+
+    async def _spread(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            tried = self.farm.attempts(STEP_S) if self._released.is_set() else np.zeros(0, np.int64)
+            self.farm.struck(tried)
+            for name, first, count in self.task.farms:
+                theirs = tried[(tried >= first) & (tried < first + count)]
+                if len(theirs) and name != self.task.name:
+                    await self._say(f"{ATTACKS}/{name}", theirs.astype("<u4").tobytes())
+            await self._tell()
+
+    async def _tell(self) -> None:
+        found = self.farm.tally()
+        owners = collections.Counter(one.record.manager for one in self._agent.hosted.values())
+        told = Tally(
+            farm=self.task.name,
+            regions=found.pop("regions"),
+            counts=found,
+            heard=dict(self._heard),
+            first_heard_at=self._first_heard_at,
+            done={name: self._tally[name] for name in ("isolate", "patch")},
+            not_done=self._tally["not_done"],
+            repeated=self._tally["repeated"],
+            up=sum(one.seen.state is health.State.UP for one in self._agent.hosted.values()),
+            managers=dict(owners),
+            commanded=int((self._commanded > 0).sum()),
+            dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
+        )
+        await self._say(f"{TALLIES}/{self.task.name}", messages.encode(told))
+
+    async def _say(self, topic: str, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):  # between two brokers; the next step says more
+            await self._worm.publish(topics.Topic.parse(topic).subject, data)
+
+    # Reports
+
+    async def _report(self) -> None:
+        """A report of every server in each period, a slot of them at a time."""
+        slots, period_s, tick = self._played.slots, self.task.period_s, 0
+        began_s = time.monotonic()
+        while True:
+            for number, slot in enumerate(slots):
+                due_s = began_s + (tick + number / len(slots)) * period_s
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                with contextlib.suppress(errors.Unavailable):
+                    await self._channel.publish(
+                        monitor.batch(self._channel.identity, self.task.channel), self._batch(slot, tick)
+                    )
+            tick += 1
+
+    def _batch(self, slot: fleet.Slot, tick: int) -> bytes:
+        farm, plan = self.farm, self.task.plan
+        at_ms = time.time_ns() // 1_000_000
+        batch = self._played.batch(slot, tick, at_ms)
+        low = slot.number - farm.first
+        here = slice(low, low + batch.num_rows)
+        infected = farm.condition[here] == worm.Condition.INFECTED
+        regions = np.asarray(plan.regions)[farm.region[here]]
+        versions = np.asarray(plan.versions)[farm.version[here]]
+        groups = np.char.add(np.char.add(regions, "-"), versions)
+        values = np.empty(2 * batch.num_rows)
+        values[0::2], values[1::2] = infected, farm.at_risk[here]
+        extra = pa.MapArray.from_arrays(
+            pa.array(np.arange(0, 2 * batch.num_rows + 1, 2, dtype=np.int32)),
+            pa.array(["infected", "at_risk"] * batch.num_rows),
+            pa.array(values),
+        )
+        out = batch.column("network_out_bytes_s").to_numpy() * np.where(infected, 30.0, 1.0)
+        for name, column in (
+            ("machine", pa.array(self._names[here])),
+            ("group", pa.array(groups)),
+            ("zone", pa.array(regions)),
+            ("network_out_bytes_s", pa.array(out)),
+            ("extra", extra),
+        ):
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(
+                place, batch.schema.field(place), column.cast(batch.schema.field(place).type)
+            )
+        self._batches += 1
+        facts = columns.Facts(
+            channel=self._channel.identity,
+            boot=self._boot,
+            sequence=self._batches,
+            machines=batch.num_rows,
+            held_to_ms=at_ms,
+        )
+        return columns.encode(batch, facts)
+
+
+def shares(stem: str, servers: int, farms: int) -> tuple[tuple[str, int, int], ...]:
+    """Who plays which servers: name, first, count."""
+    ends = [servers * number // farms for number in range(farms + 1)]
+    return tuple(
+        (f"{stem}-{number}", first, end - first)
+        for number, (first, end) in enumerate(itertools.pairwise(ends), 1)
+    )
+
+
+async def _connect(task: Task, kind: str) -> api.Bus:
+    creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds[kind]))
+    tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
+    return await bus_client.connect(task.servers, creds=creds, tls=tls)
+
+
+async def _main() -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    reader = asyncio.StreamReader(limit=4 << 20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    task = msgspec.json.decode(await reader.readline(), type=Task)
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: look at them seldom
+    log.configure(sys.stderr, level=task.log_level, form="json")
+
+    async def leash() -> None:
+        await reader.read()
+        stop.set()
+
+    def ready() -> None:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+
+    holding = asyncio.create_task(leash())
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            buses = [
+                await stack.enter_async_context(await _connect(task, kind))
+                for kind in ("agent", "channel", "worm")
+            ]
+            await WebFarm(task, *buses).run(ready, stop)
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):  # a terminal's Ctrl-C: whoever started us ends us
+        asyncio.run(_main())

@@ -1,0 +1,228 @@
+"""The gateway: listens, and gives each connection a bridge of its own.
+
+Bridges take turns: in one a bridge gives its listeners a few of the messages that they have to hear, and
+writes what it has to say.  Who has more then waits for another turn, of which there is one in each turn of
+the loop.  So clients read while the next bridge makes its own, and a connection with few listeners does not
+wait until one with many has all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final, Self
+
+from muster.core import errors
+from muster.core.net import connection_limits as net_connection_limits
+from muster.core.telemetry import log, metrics
+from muster.gateways.amqp import bus_connections, connection, memory_budget, read_schedule
+from muster.gateways.amqp.protocol import sasl
+from muster.message.dispatcher import state
+
+events = log.Events("message")
+
+CONNECTIONS_MAX: Final = 10_000
+OF_ADDRESS_MAX: Final = 1000
+OF_LOGIN_MAX: Final = 1000
+
+
+class Gateway:
+    """``anonymous``: the identity of those who log in without a name; None: they may not.
+
+    ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
+    Who is silent for ``idle_s`` is taken for gone.  ``quiet`` connects without hearing oneself, for clients
+    that do not want what they say themselves: then no copy of it travels to be dropped.  ``share_port``:
+    others that say so too may listen on the same port, and each client comes to one of them.
+
+    ``of_address_max`` and ``of_login_max`` bound the connections; behind a proxy all clients have the same
+    address, and the first is None.  Every ``recheck_s`` the gateway checks whether the passwords with which
+    its clients logged in are still valid, and ends the connections of the others.
+    """
+
+    def __init__(
+        self,
+        connect: bus_connections.Connect,
+        verifiers: sasl.Verifiers | None,
+        *,
+        anonymous: str | None = None,
+        name: str = "muster",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        share_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+        may: state.May = state.anything,
+        idle_s: float = 30.0,
+        quiet: bus_connections.Connect | None = None,
+        connection_limits: memory_budget.Limits = memory_budget.CONNECTION,
+        login_limits: memory_budget.Limits = memory_budget.LOGIN,
+        of_address_max: int | None = OF_ADDRESS_MAX,
+        of_login_max: int = OF_LOGIN_MAX,
+        recheck_s: float = 5.0,
+        measure: metrics.Metrics | None = None,
+    ) -> None:
+        self.connect = connect
+        self.trunks = bus_connections.Trunks(connect, self._turns, self._lost)
+        self.quiet = quiet
+        self.verifiers = verifiers
+        self.anonymous = anonymous
+        self.may = may
+        self.idle_s = idle_s
+        self.name = name
+        self.host = host
+        self.port = port
+        self._share_port = share_port
+        self.bridges: set[connection.Bridge] = set()
+        self._due: list[connection.Bridge] = []  # those who have something to say,
+        self._behind: deque[connection.Bridge] = deque()  # and who had their turn, and have more
+        self._turning = False  # they are called soon
+        self.lulls = read_schedule.Lulls()
+        self._connection_limits = connection_limits
+        self._login_limits = login_limits
+        self._budgets: dict[str, tuple[memory_budget.Budget, set[memory_budget.Budget]]] = {}  # by login
+        self._of_login_max = of_login_max
+        self._connections = net_connection_limits.Connections(CONNECTIONS_MAX, of_address_max)
+        self._refused = (measure or metrics.Metrics()).counter(
+            "amqp_refused_connections", "Connections of AMQP clients refused, by reason.", ("reason",)
+        )
+        self._recheck_s = recheck_s
+        self._rechecking: asyncio.Task[None] | None = None
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, one: connection.Bridge, address: str) -> bool:
+        """Whether it may hold one more connection from this address."""
+        if self._connections.add(one, address):
+            self.bridges.add(one)
+            return True
+        held = len(self._connections)
+        self._refused.add(reason="connections" if held >= CONNECTIONS_MAX else "address")
+        events.info("connection-refused", address=address, connections=held)
+        return False
+
+    def forget(self, one: connection.Bridge) -> None:
+        self._connections.discard(one)
+        self.bridges.discard(one)
+
+    def check_login(self, login: str) -> None:
+        """Whether it may have the connections that it has."""
+        _, parts = self._budgets[login]
+        if len(parts) > self._of_login_max:
+            self._refused.add(reason="login")
+            events.info("connection-refused", login=login, connections=len(parts))
+            raise errors.LimitExceeded(
+                f"{login} has {self._of_login_max} connections to this gateway: more are refused"
+            )
+
+    async def _recheck(self, verifiers: sasl.Verifiers) -> None:
+        """End the connections of logins whose password was changed or removed, or has expired."""
+        while True:
+            await asyncio.sleep(self._recheck_s)
+            valid: dict[tuple[str, str], bool] = {}
+            for one in list(self.bridges):
+                login = one.login
+                if login is None or not login.verifier:  # anonymous
+                    continue
+                key = (login.name, login.verifier)
+                if key not in valid:
+                    try:
+                        valid[key] = await verifiers.stands(login)
+                    except errors.MusterError as error:  # not known now, so nothing changes
+                        events.warning("login-not-checked", login=login.name, error=error)
+                        valid[key] = True
+                if not valid[key]:
+                    one.withdraw()
+
+    def budget_of(self, login: str) -> memory_budget.Budget:
+        """For one more connection of this login."""
+        if login not in self._budgets:
+            self._budgets[login] = (memory_budget.Budget(self._login_limits), set())
+        shared, parts = self._budgets[login]
+
+        def on_eased() -> None:
+            for part in list(parts):
+                part.on_eased()
+
+        shared.on_eased = on_eased
+        made = memory_budget.Budget(self._connection_limits, shared)
+        parts.add(made)
+        return made
+
+    def return_budget(self, login: str, part: memory_budget.Budget) -> None:
+        """Its connection is gone."""
+        part.close()
+        _, parts = self._budgets[login]
+        parts.discard(part)
+        if not parts:
+            del self._budgets[login]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def flush_soon(self, one: connection.Bridge) -> None:
+        self._due.append(one)
+        self._turns_soon()
+
+    def _turns_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._turns_came)
+
+    def _turns_came(self) -> None:
+        self._turning = False
+        self._turns()
+        if self._behind:
+            one = self._behind.popleft()
+            if one.take_turn():
+                self._behind.append(one)
+            self._turns_soon()
+
+    def _turns(self) -> None:
+        due, self._due = self._due, []
+        self._behind += [one for one in due if one.take_turn()]
+        if self._behind:
+            self._turns_soon()
+
+    def _lost(self, trunk: bus_connections.Trunk) -> None:
+        """Its clients have to log in again."""
+        for one in list(self.bridges):
+            if one.trunk is trunk:
+                one.connection_aborted()
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: connection.Bridge(self),
+            self.host,
+            self.port,
+            ssl=self._tls,
+            reuse_port=self._share_port or None,
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        if self.verifiers is not None:
+            self._rechecking = asyncio.create_task(self._recheck(self.verifiers), name="amqp logins")
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._rechecking is not None:
+            self._rechecking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._rechecking
+        for one in list(self.bridges):
+            await one.end(lost=True)
+            one.connection_aborted()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()

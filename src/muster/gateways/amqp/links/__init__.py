@@ -1,0 +1,1 @@
+"""The ends of links: producers, consumers, transactions."""

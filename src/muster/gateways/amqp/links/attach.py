@@ -1,0 +1,197 @@
+"""Links that come: what each is to be the end of, by what its client says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import proton
+
+from muster.core import errors
+from muster.gateways.amqp.links import consumers, producers, terminus
+from muster.gateways.amqp.protocol import conditions
+from muster.gateways.amqp.protocol import proton as protocol_proton
+from muster.message import destinations, protocol, selectors
+from muster.message import errors as message_errors
+from muster.message.amqp_format import message_codec
+
+if TYPE_CHECKING:
+    from muster.gateways.amqp import connection as amqp_connection
+
+
+class Attaching:
+    def __init__(self, owner: amqp_connection.Bridge) -> None:
+        self._bridge = owner
+        self.temporaries: set[str] = set()  # the client's own temporary destinations
+        self._coming: dict[protocol_proton.Pointer, Any] = {}
+
+    def came(self, link: Any) -> None:
+        self._coming[link._impl] = link
+        self._bridge.spawn(self._attach(link))
+
+    async def _attach(self, link: Any) -> None:
+        await self._bridge.opened.wait()
+        if self._is_gone(link):
+            return
+        try:
+            if link.is_sender:
+                await self._outlet(link)
+            else:
+                self._inlet(link)
+        except errors.MusterError as error:
+            if not self._is_gone(link):
+                self._refuse(link, error)
+        finally:
+            self.went(link._impl)
+
+    def went(self, pointer: protocol_proton.Pointer) -> None:
+        """Its client wants it no more, be it attached by now or not."""
+        self._coming.pop(pointer, None)
+
+    def all_went(self, session: Any) -> None:
+        for pointer in [pointer for pointer, link in self._coming.items() if link.session == session]:
+            self.went(pointer)
+
+    def _is_gone(self, link: Any) -> bool:
+        return link._impl not in self._coming
+
+    def _refuse(self, link: Any, error: errors.MusterError) -> None:
+        link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
+        link.open()
+        link.condition = conditions.of(error)
+        link.close()
+
+    def _temporary(self, *, topic: bool) -> destinations.Destination:
+        connection, number = self._bridge.jms.name, self._bridge.jms.next_number()
+        if topic:
+            made = destinations.temporary_topic(connection, number)
+        else:
+            name = f"{destinations.TEMPORARY}{connection}:{number}"
+            made = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+        self.check_may_send(made)
+        self.temporaries.add(made.name)
+        return made
+
+    async def drop(self, temporary: destinations.Destination) -> None:
+        self.temporaries.discard(temporary.name)
+        if temporary.is_queue:
+            await self._bridge.jms.ask(protocol.DropQueue(temporary.name))
+
+    def _check_there(self, destination: destinations.Destination) -> None:
+        """Nobody else's temporary destination; one of our own that was deleted is not made anew."""
+        destination.check_consumer(self._bridge.jms.name)
+        if destination.is_temporary and destination.name not in self.temporaries:
+            raise message_errors.InvalidDestination(
+                f"the temporary destination {destination.name!r} was deleted"
+            )
+
+    def check_may_send(self, destination: destinations.Destination) -> None:
+        """Now, not with the first message: the broker would only be silent about it."""
+        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+        if destination.is_queue and not may(identity, "send", destination.name):
+            raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
+        if not destination.is_queue and not may(identity, "pub", destination.subject):
+            raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def _check_may_browse(self, queue: destinations.Destination) -> None:
+        """When the link is attached: later, only the connection could be told."""
+        identity = self._bridge.jms.bus.identity
+        if not queue.is_temporary and not self._bridge.gateway.may(identity, "browse", queue.name):
+            raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
+
+    def _inlet(self, link: Any) -> None:
+        """The client sends."""
+        target = link.remote_target
+        link.source.copy(link.remote_source)
+        link.target.copy(target)
+        capabilities = terminus.symbols(target.capabilities)
+        destination: destinations.Destination | None = None
+        coordinator = target.type == proton.Terminus.COORDINATOR
+        if target.dynamic:
+            destination = self._temporary(topic="temporary-topic" in capabilities)
+            link.target.address = destination.name
+            link.target.dynamic = True
+            self._bridge.outlets[link._impl] = consumers.Temporary(
+                self._bridge, self._bridge.running, link, destination
+            )
+        elif not coordinator and target.address:
+            destination = message_codec.address(target.address, capabilities)
+            self.check_may_send(destination)
+        link.max_message_size = producers.MESSAGE_BYTES_MAX
+        link.open()
+        self._bridge.running.sync()
+        self._bridge.inlets[link._impl] = producers.Inlet(
+            self._bridge, self._bridge.running, link, destination, coordinator=coordinator
+        )
+
+    async def _outlet(self, link: Any) -> None:
+        """The client receives."""
+        source = link.remote_source
+        name, bar, rest = link.name.partition("|")
+        everyone = bar == "|" and rest.startswith("global")
+        if source.type == proton.Terminus.UNSPECIFIED:
+            await self._ending(link, name, everyone=everyone)
+            return
+        capabilities = terminus.symbols(source.capabilities)
+        selector, no_local = terminus.filters(source.filter)
+        if selector:
+            selectors.compiled(selector)
+        durable = source.durability != proton.Terminus.NONDURABLE
+        if source.dynamic:
+            destination = self._temporary(topic=False)
+        else:
+            destination = message_codec.address(source.address or "", capabilities)
+            self._check_there(destination)
+        jms = self._bridge.jms
+        asked = protocol.Attach(
+            jms.name,
+            jms.next_number(),
+            str(destination),
+            subscription=None if destination.is_queue else name,
+            durable=durable and not destination.is_queue,
+            shared="shared" in capabilities,
+            selector=selector,
+            no_local=no_local,
+            everyone=everyone,
+        )
+        outlet: consumers.Outlet
+        if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
+            self._check_may_browse(destination)
+            outlet = consumers.Browser(self._bridge, self._bridge.running, link, destination.name, selector)
+        elif destination.is_queue or durable:
+            outlet = consumers.Fed(self._bridge, self._bridge.running, link, asked)
+        else:
+            outlet = consumers.Tap(self._bridge, self._bridge.running, link, destination, asked)
+        await outlet.open()
+        if self._is_gone(link):
+            await outlet.close(destroy=False)
+            return
+        link.source.copy(source)
+        link.target.copy(link.remote_target)
+        if source.dynamic:
+            link.source.address = destination.name
+        link.snd_settle_mode = link.remote_snd_settle_mode
+        self._bridge.outlets[link._impl] = outlet
+        link.open()
+        self._bridge.running.sync()
+        outlet.begin()
+        await outlet.flow()
+
+    async def _ending(self, link: Any, name: str, *, everyone: bool) -> None:
+        rows = (await self._bridge.jms.ask(protocol.ListSubscriptions())).rows
+        client_id = None if everyone else self._bridge.jms.client_id
+        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+        for row in rows:
+            owned = row["identity"] == identity
+            if (row["subscription"], row["client_id"]) == (name, client_id) and (owned or everyone):
+                if not owned and not may(identity, "subscriptions", "end"):
+                    raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
+                link.source.type = proton.Terminus.SOURCE
+                link.source.address = str(row["topic"])
+                link.source.durability = proton.Terminus.DELIVERIES
+                link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
+                self._bridge.outlets[link._impl] = consumers.Ending(
+                    self._bridge, self._bridge.running, link, name, everyone=everyone
+                )
+                link.open()
+                return
+        raise message_errors.InvalidDestination(f"there is no durable subscription {name!r}")

@@ -1,0 +1,466 @@
+"""Where clients receive: a queue or subscription, a topic's listener, a browser.
+
+Each is told when its client grants credit, drains or goes, and hands messages to the bridge to transmit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import proton
+
+from muster.bus import api
+from muster.core import errors
+from muster.gateways.amqp.protocol import engine, frames
+from muster.message import destinations, messages, protocol, selectors
+from muster.message.amqp_format import amqp_types, message_codec
+from muster.message.client import dispatcher_connection, flow_control, topic_listeners
+from muster.message.dispatcher.log import ledger
+
+if TYPE_CHECKING:
+    from muster.gateways.amqp import connection as amqp_connection
+
+
+_DEAD_LETTERS: Final = ledger.queue_key(destinations.DEAD_LETTERS)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _encoded(meta: messages.Meta, delivery: protocol.Delivery, *, bytes_too: bool) -> bytes:
+    """``bytes_too``: what cannot be read as what it says it is, as bytes."""
+    try:
+        return message_codec.encode(meta, delivery.data, delivery.count, _now_ms())
+    except errors.MusterError:
+        if not bytes_too:
+            raise
+        return message_codec.encode(messages.unreadable(meta), delivery.data, delivery.count, _now_ms())
+
+
+class Outlet:
+    """Nothing: what a link without a message source has."""
+
+    def __init__(self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any) -> None:
+        self.bridge = owner
+        self.engine = over
+        self.wrapper = wrapper
+        self.link = over.link_of(wrapper)
+        self.closed = False
+        self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
+
+    async def open(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        """The link is open: from now on we hear of its credit."""
+        self.link.flowed = self.flowed
+
+    def flowed(self) -> None:
+        """The client's credit has changed."""
+        self.bridge.spawn(self.flow())
+
+    async def flow(self) -> None:
+        self._drained()
+
+    def _is_closed(self) -> bool:
+        return self.closed
+
+    def _drained(self) -> None:
+        if not self.closed:
+            self.engine.drained(self.link)
+
+    def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
+        """The client has not accepted a message of no backlog."""
+
+    def refused(self) -> None:
+        """A new dispatcher has given to somebody else what this was the end of."""
+        self.bridge.end_outlet(self, "amqp:resource-locked", "somebody else has it now")
+
+    async def close(self, *, destroy: bool) -> None:
+        self.closed = True
+
+
+class Fed(Outlet):
+    """Fed by the dispatcher as far as the client's credit goes."""
+
+    def __init__(
+        self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any, attach: protocol.Attach
+    ) -> None:
+        super().__init__(owner, over, wrapper)
+        self.number = attach.consumer
+        self._attach = attach
+        self._granted = 0  # what the dispatcher may deliver, or has and waits here
+        self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, what, when it expires
+        self.expired = 0
+
+    def request(self) -> protocol.Attach:
+        """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
+        self._waiting.clear()
+        self._granted = 0 if self.closed else self.link.credit
+        return msgspec.structs.replace(self._attach, credit=self._granted)
+
+    async def open(self) -> None:
+        await self.bridge.jms.attach(self)
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        jms = self.bridge.jms
+        if self.closed or (delivery.count and self.bridge.has(delivery.key, delivery.sequence)):
+            self._granted -= 1  # a new dispatcher repeats what the client has
+            self.flowed()
+            return
+        meta = messages.decode_meta(delivery.meta)
+        try:
+            data = _encoded(meta, delivery, bytes_too=delivery.key == _DEAD_LETTERS)
+        except errors.MusterError as error:
+            release = protocol.Release(jms.name, {delivery.key: [delivery.sequence]}, reason=error.message)
+            self.bridge.spawn(jms.tell(release))
+            self._granted -= 1
+            self.flowed()
+            return
+        self._waiting.append((delivery.key, delivery.sequence, data, meta.expiration_ms))
+        self._pump()
+
+    def _pump(self) -> None:
+        expired: dict[str, list[int]] = {}
+        if self.link.handle is None:
+            return  # the first may come before the client has heard that the link is open
+        while self._waiting and not self.closed and self.engine.may_send(self.link):
+            key, number, data, expires_ms = self._waiting.popleft()
+            self._granted -= 1
+            if expires_ms and expires_ms <= _now_ms():
+                expired.setdefault(key, []).append(number)
+                self.expired += 1
+            else:
+                self.bridge.transmit(self, data, key, number)
+        if expired:
+            self.bridge.jms.submit([], expired)
+            self.bridge.soon(self.flowed)  # the client's credit for them is for others
+
+    async def flow(self) -> None:
+        jms = self.bridge.jms
+        if self.closed:
+            return
+        self._pump()
+        if self.link.credit < self._granted:
+            await self._give_back()
+        more = self.link.credit - self._granted
+        if more > 0:
+            self._granted += more
+            await jms.tell(protocol.Credit(jms.name, self.number, more))
+        if self.link.drain and not self._is_closed():
+            await jms.ask(protocol.Ping(jms.name, [self.number]))
+            await jms.ask(protocol.Stop(jms.name, [self.number]))
+            self._granted = len(self._waiting)
+            if not self._waiting:
+                self._drained()
+
+    async def _give_back(self) -> None:
+        """The client has taken credit back: what it does not want now is for others."""
+        jms = self.bridge.jms
+        await jms.ask(protocol.Stop(jms.name, [self.number]))
+        back: dict[str, list[int]] = {}
+        while len(self._waiting) > self.link.credit:
+            key, number, _, _ = self._waiting.pop()
+            back.setdefault(key, []).append(number)
+        self._granted = len(self._waiting)
+        if back:
+            await jms.ask(protocol.Release(jms.name, back, counted=False))
+
+    async def close(self, *, destroy: bool) -> None:
+        self.closed = True
+        jms = self.bridge.jms
+        await jms.outbox.idle(
+            dispatcher_connection.CLOSE_S
+        )  # what its client acknowledged comes before its end
+        await jms.detach(self.number, {})
+        if destroy and self._attach.durable and not self._attach.shared:
+            await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))
+        if destroy and self.wrapper.remote_source.dynamic:
+            await self.bridge.attaching.drop(destinations.Destination.parse(self._attach.destination))
+
+
+class Heard(topic_listeners.Heard):
+    """A message of a topic, as AMQP; what an AMQP client said goes through as it is.
+
+    Many links hear it: what one found out, the others need not.
+    """
+
+    __slots__ = ("_amqp", "_expires_ms", "_matches", "_origin", "_raw")
+
+    def __init__(self, message: api.Message) -> None:
+        super().__init__(message)
+        self._raw = message.header(messages.HEADER)
+        self._amqp: bytes | None = None
+        self._origin: str | None = None
+        self._expires_ms: int | None = None
+        self._matches: dict[selectors.Matches, bool] = {}
+
+    @property
+    def _foreign(self) -> str | None:
+        """The header, if an AMQP client wrote it."""
+        return self._raw if self._raw is not None and self._raw[:1] == messages.FOREIGN else None
+
+    @property
+    def origin(self) -> str | None:
+        if self._origin is None:
+            raw = self._foreign
+            self._origin = self.meta.origin if raw is None else message_codec.origin_of(raw)
+        return self._origin
+
+    def matches(self, selector: selectors.Matches) -> bool:
+        found = self._matches.get(selector)
+        if found is None:
+            found = self._matches[selector] = selector(self.meta.lookup())
+        return found
+
+    @property
+    def amqp(self) -> bytes:
+        if self._amqp is None:
+            raw, data = self._foreign, self.message.data
+            if raw is None:
+                self._amqp = message_codec.encode(self.meta, data, 0, _now_ms())
+            else:
+                self._amqp = message_codec.unwrapped(raw, data)
+        return self._amqp
+
+    @property
+    def expires_ms(self) -> int:
+        """0: never."""
+        if self._expires_ms is None:
+            if self._foreign is None:
+                self._expires_ms = self.meta.expiration_ms
+            else:
+                self._expires_ms = amqp_types.expires_ms(self.amqp, _now_ms())
+        return self._expires_ms
+
+    def has_expired(self) -> bool:
+        try:
+            return 0 < self.expires_ms <= _now_ms()
+        except (errors.MusterError, ValueError):
+            return False  # whoever has to read it finds out
+
+
+class Tap(Outlet):
+    """Listens to a topic on the bus."""
+
+    def __init__(
+        self,
+        owner: amqp_connection.Bridge,
+        over: engine.Engine,
+        wrapper: Any,
+        destination: destinations.Destination,
+        asked: protocol.Attach,
+    ) -> None:
+        super().__init__(owner, over, wrapper)
+        self.destination = destination
+        self.number = asked.consumer
+        self._asked = asked
+        self._matches = selectors.compiled(asked.selector) if asked.selector else None
+        self._not_from = owner.jms.origin if asked.no_local else None
+        group = None
+        if asked.shared and asked.subscription:
+            client_id = None if asked.everyone else owner.jms.client_id
+            group = topic_listeners.group(owner.jms.bus.identity, client_id, asked.subscription)
+        # Links that share a subscription with others must not share it among themselves.
+        self._key = (destination.name, group, self if group else None)
+        self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
+        self._bytes = 0
+        self._ears: topic_listeners.Ears[Heard] | None = None
+        self._sent = 0
+        self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
+        self.rejected = 0
+        self.dropped = 0
+        self.expired = 0
+
+    async def open(self) -> None:
+        name, group, _ = self._key
+        if self._asked.shared:
+            await self.bridge.jms.attach(self)
+        try:
+            self._ears = await self.bridge.ears_for(no_local=self._not_from is not None)
+            await self._ears.add(self._key, name, group, self)
+        except BaseException:
+            await self.close(destroy=False)
+            raise
+
+    def request(self) -> protocol.Attach:
+        return self._asked
+
+    @property
+    def owner(self) -> object:
+        return self.bridge
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
+
+    def offer(self, heard: Heard) -> None:
+        if self.closed:
+            return
+        if (self._not_from is not None and heard.origin == self._not_from) or (
+            self._matches is not None and not heard.matches(self._matches)
+        ):
+            self.rejected += 1
+            return
+        data = heard.amqp
+        if self._waiting or self._again or not self.engine.may_send(self.link):
+            self._wait(data, heard.expires_ms)
+        else:
+            self._transmit(data)
+
+    def _wait(self, data: bytes, expires_ms: int) -> None:
+        self._waiting.append((data, expires_ms))
+        self._bytes += len(data)
+        if len(self._waiting) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
+            self.bridge.jms.slow(self)
+            if len(self._waiting) > flow_control.WAITING_MAX or self._bytes > flow_control.WAITING_BYTES_MAX:
+                self._bytes -= len(self._waiting.popleft()[0])
+                self.dropped += 1
+
+    def _transmit(self, data: bytes) -> None:
+        self._sent = number = self._sent + 1
+        self.engine.send(self.link, data, (self, "", number, data), settled=self.presettled)
+
+    def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
+        if code == frames.TRANSACTIONAL:
+            self.bridge.transactions.hold(state, self, number, data)
+            return
+        counted, undeliverable = frames.modified(state) if code == frames.MODIFIED else (False, False)
+        if code in (frames.RELEASED, frames.MODIFIED) and not undeliverable:
+            self.take_back(number, data, counted=counted)
+
+    def take_back(self, number: int, data: bytes, *, counted: bool) -> None:
+        """It comes again, in its place before what has not been sent yet."""
+        if not self.closed:
+            if not self._again:
+                self.bridge.soon(self.flowed)
+            self._again.append((number, message_codec.redelivered(data) if counted else data))
+            self._again.sort(reverse=True)
+
+    def is_slow(self) -> bool:
+        return not self.closed and (
+            len(self._waiting) > flow_control.WAITING_SLOW // 2
+            or self._bytes > flow_control.WAITING_SLOW_BYTES // 2
+        )
+
+    def _pump(self) -> None:
+        while not self.closed and self.engine.may_send(self.link):
+            if self._again:
+                data = self._again.pop()[1]
+                expires_ms = amqp_types.expires_ms(data, _now_ms())
+            elif self._waiting:
+                data, expires_ms = self._waiting.popleft()
+                self._bytes -= len(data)
+            else:
+                return
+            if expires_ms and expires_ms <= _now_ms():
+                self.expired += 1
+            else:
+                self._transmit(data)
+
+    def flowed(self) -> None:
+        self._pump()
+        self.bridge.flush_soon()
+        if not self.closed and self.link.drain:
+            self.bridge.spawn(self.flow())
+
+    async def flow(self) -> None:
+        self._pump()
+        if not self.closed and self.link.drain and self._ears is not None:
+            await self._ears.bus.flush()
+            self.bridge.tell_listeners(sys.maxsize)
+            self._pump()
+            self._drained()
+
+    async def close(self, *, destroy: bool) -> None:
+        self.closed = True
+        if self._ears is not None:
+            await self._ears.remove(self._key, self)
+        if self._asked.shared:
+            await self.bridge.jms.detach(self.number, {})
+
+
+def pass_on(taps: Sequence[topic_listeners.Tap[Heard]], heard: Heard) -> None:
+    """Those of one connection hear it when that has its turn."""
+    ours: Sequence[Tap] = taps  # type: ignore[assignment]
+    ours[0].bridge.hear(ours, heard)
+
+
+class Browser(Outlet):
+    """A snapshot of a queue, page by page."""
+
+    def __init__(
+        self,
+        owner: amqp_connection.Bridge,
+        over: engine.Engine,
+        wrapper: Any,
+        queue: str,
+        selector: str | None,
+    ) -> None:
+        super().__init__(owner, over, wrapper)
+        self._queue = queue
+        self._selector = selector
+        self._after = 0
+        self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
+        self._ended = False
+        self._paging = asyncio.Lock()
+
+    async def flow(self) -> None:
+        async with self._paging:
+            await self._send()
+
+    async def _send(self) -> None:
+        while not self.closed and self.engine.may_send(self.link):
+            if not self._waiting and not self._ended:
+                asked = protocol.Browse(self._queue, self._selector, self._after)
+                found = (await self.bridge.jms.ask(asked)).messages
+                self._ended = not found
+                for one in found:
+                    self._after = one.sequence
+                    meta = messages.decode_meta(one.meta)
+                    self._waiting.append((_encoded(meta, one, bytes_too=True), meta.expiration_ms))
+            if not self._waiting or self.closed:
+                break
+            data, expires_ms = self._waiting.popleft()
+            if not expires_ms or expires_ms > _now_ms():
+                self.bridge.transmit(self, data)
+        self._drained()
+
+
+class Ending(Outlet):
+    """A client's handle on a subscription that it wants to end: closing the link ends it."""
+
+    def __init__(
+        self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any, name: str, *, everyone: bool
+    ) -> None:
+        super().__init__(owner, over, wrapper)
+        self._name = name
+        self._everyone = everyone
+
+    async def close(self, *, destroy: bool) -> None:
+        if destroy:
+            jms = self.bridge.jms
+            await jms.ask(protocol.Unsubscribe(jms.name, self._name, self._everyone))
+
+
+class Temporary(Outlet):
+    """A temporary queue lives as long as the link that made it."""
+
+    def __init__(
+        self,
+        owner: amqp_connection.Bridge,
+        over: engine.Engine,
+        wrapper: Any,
+        destination: destinations.Destination,
+    ) -> None:
+        super().__init__(owner, over, wrapper)
+        self._destination = destination
+
+    async def close(self, *, destroy: bool) -> None:
+        await self.bridge.attaching.drop(self._destination)

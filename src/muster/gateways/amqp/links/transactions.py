@@ -1,0 +1,199 @@
+"""Transactions of a connection: what a client sends and acknowledges in one is kept until its discharge."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from muster.core import errors
+from muster.gateways.amqp.protocol import endpoints, frames
+from muster.message import errors as message_errors
+from muster.message import protocol, values
+from muster.message.amqp_format import amqp_types
+
+if TYPE_CHECKING:
+    from muster.gateways.amqp import connection
+    from muster.gateways.amqp.links import consumers
+
+_REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
+_DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
+OPEN_MAX: Final = 1000  # of one connection; the messages they hold are bounded by its budget
+
+
+@dataclass(slots=True)
+class Transaction:
+    coordinator: endpoints.Link
+    sends: list[protocol.Send] = field(default_factory=list)
+    acks: dict[str, list[int]] = field(default_factory=dict)
+    refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
+    heard: list[tuple[consumers.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
+    size: int = 0  # of the messages that it sends, in bytes,
+    held: int = 0  # and of all that it holds in memory
+    error: errors.MusterError | None = None  # why it can only be rolled back
+
+
+class Transactions:
+    def __init__(self, owner: connection.Bridge) -> None:
+        self._bridge = owner
+        self._open: dict[bytes, Transaction] = {}
+
+    def _named(self, state: bytes | None) -> tuple[bytes, Transaction]:
+        try:
+            name = frames.transaction_of(state)
+        except amqp_types.MALFORMED as error:
+            raise message_errors.FormatError(f"no state of a transaction: {error}") from error
+        found = self._open.get(name)
+        if found is None:
+            raise errors.InvalidInput("there is no such transaction")
+        return name, found
+
+    def send(self, state: bytes | None, send: protocol.Send) -> bytes:
+        """The state to answer with."""
+        name, transaction = self._named(state)
+        if len(transaction.sends) >= protocol.SENDS_MAX:
+            raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
+        size = len(send.data) + len(send.meta)
+        if transaction.size + size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(f"a transaction holds at most {protocol.WORK_BYTES_MAX} bytes")
+        self._hold(transaction, size)
+        transaction.sends.append(send)
+        transaction.size += size
+        return frames.transactional(name)
+
+    def _hold(self, transaction: Transaction, size: int) -> None:
+        if not self._bridge.running.budget.add_to_transaction(size):
+            raise errors.LimitExceeded("open transactions of this connection, or its login, hold too much")
+        transaction.held += size
+
+    def _release(self, transaction: Transaction) -> None:
+        self._bridge.running.budget.end_transaction(transaction.held)
+        transaction.held = 0
+
+    def spoil(self, state: bytes | None, error: errors.MusterError) -> None:
+        """A message of it was refused: its commit fails, since the client may not have waited to hear."""
+        with contextlib.suppress(errors.InvalidInput):
+            self._named(state)[1].error = error
+
+    def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
+        """False: the transaction is over, and the message comes again."""
+        try:
+            _, transaction = self._named(state)
+        except errors.InvalidInput:
+            return False
+        outcome = frames.outcome_of(state)
+        if outcome is not None and frames.code_of(outcome) in _REFUSED:
+            try:
+                self._hold(transaction, len(outcome))
+            except errors.LimitExceeded as error:
+                transaction.error = error
+                return False
+            transaction.refused.append((key, number, outcome))
+        else:
+            transaction.acks.setdefault(key, []).append(number)
+        return True
+
+    def hold(self, state: bytes | None, tap: consumers.Tap, number: int, data: bytes) -> None:
+        """A message of no backlog that is acknowledged in a transaction; if that is over, it comes again."""
+        try:
+            _, transaction = self._named(state)
+        except errors.InvalidInput:
+            tap.take_back(number, data, counted=True)
+            return
+        try:
+            self._hold(transaction, len(data))
+        except errors.LimitExceeded as error:
+            transaction.error = error
+            tap.take_back(number, data, counted=True)
+        else:
+            transaction.heard.append((tap, number, data))
+
+    def coordinate(self, link: endpoints.Link, number: int, data: bytes) -> None:
+        """A message to the coordinator: declare, or discharge."""
+        said = _described(data)
+        code = said.descriptor if said is not None else None
+        if said is not None and code in _DECLARE:
+            if len(self._open) >= OPEN_MAX:
+                raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
+            made = secrets.token_bytes(8)
+            self._open[made] = Transaction(link)
+            self._bridge.running.settle(link, number, frames.declared(made))
+        elif said is not None and code in _DISCHARGE:
+            name, failed = (*(item.value for item in said.value), False)[:2]
+            transaction = self._open.pop(name, None)
+            if transaction is None:
+                raise errors.InvalidInput("there is no such transaction")
+            self._bridge.spawn(self._discharge(link, number, transaction, commit=not failed))
+        else:
+            raise errors.InvalidInput("a coordinator takes declare and discharge")
+
+    async def _discharge(
+        self, link: endpoints.Link, number: int, transaction: Transaction, *, commit: bool
+    ) -> None:
+        try:
+            await self._finish(link, number, transaction, commit=commit)
+        finally:
+            self._release(transaction)
+
+    async def _finish(
+        self, link: endpoints.Link, number: int, transaction: Transaction, *, commit: bool
+    ) -> None:
+        error = transaction.error if commit else None
+        if commit and error is None and (transaction.sends or transaction.acks):
+            try:
+                await self._bridge.jms.submit(transaction.sends, transaction.acks, alone=True)
+            except errors.Unavailable as doubt:  # it may have been done, or yet be
+                self._bridge.discharged(transaction.acks)
+                self._bridge.fail(doubt)
+                return
+            except errors.MusterError as found:
+                error = found
+        if error is not None or not commit:
+            await self._roll_back(transaction)
+        else:
+            self._bridge.discharged(transaction.acks)
+            for key, place, outcome in transaction.refused:
+                self._bridge.give_back(frames.code_of(outcome), outcome, key, place)
+        if error is not None:
+            # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
+            state = frames.rejected("amqp:internal-error", error.message)
+            self._bridge.running.settle(link, number, state)
+        else:
+            self._bridge.running.accept(link, number)
+
+    def abandon(self, link: endpoints.Link) -> None:
+        """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
+        for name in [name for name, one in self._open.items() if one.coordinator is link]:
+            transaction = self._open.pop(name)
+            self._release(transaction)
+            self._bridge.spawn(self._roll_back(transaction))
+
+    async def _roll_back(self, transaction: Transaction) -> None:
+        jms = self._bridge.jms
+        back = transaction.acks
+        for key, number, _ in transaction.refused:
+            back.setdefault(key, []).append(number)
+        self._bridge.discharged(back)
+        if back:
+            with contextlib.suppress(errors.Unavailable):
+                await jms.ask(protocol.Release(jms.name, back, counted=True))
+        for tap, place, data in transaction.heard:
+            tap.take_back(place, data, counted=True)
+
+
+def _described(data: bytes) -> amqp_types.Described | None:
+    """The one described list in a message's value."""
+    try:
+        for code, _, value, _ in amqp_types.split(data):
+            if code == amqp_types.VALUE:
+                found, _ = amqp_types.read(data, value)
+                if (
+                    isinstance(found, amqp_types.Described)
+                    and isinstance(found.value, list)
+                    and all(isinstance(item, values.Typed) for item in found.value)
+                ):
+                    return found
+    except amqp_types.MALFORMED as error:
+        raise message_errors.FormatError(f"no AMQP message: {error}") from error
+    return None

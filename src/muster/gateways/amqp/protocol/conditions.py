@@ -1,0 +1,32 @@
+"""The AMQP conditions from which a JMS client makes the right exceptions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import proton
+
+from muster.core import errors
+from muster.message import errors as message_errors
+
+_NAMES: Final[tuple[tuple[type[errors.MusterError], str], ...]] = (
+    (errors.Unauthorized, "amqp:unauthorized-access"),
+    (errors.Forbidden, "amqp:unauthorized-access"),
+    (errors.LimitExceeded, "amqp:resource-limit-exceeded"),
+    (errors.Overloaded, "amqp:resource-limit-exceeded"),
+    (errors.NotFound, "amqp:not-found"),
+    (message_errors.FormatError, "amqp:decode-error"),
+    (message_errors.IllegalState, "amqp:resource-locked"),
+    (errors.InvalidInput, "amqp:invalid-field"),
+)
+
+
+def name(error: errors.MusterError) -> str:
+    for kind, found in _NAMES:
+        if isinstance(error, kind):
+            return found
+    return "amqp:internal-error"
+
+
+def of(error: errors.MusterError) -> proton.Condition:
+    return proton.Condition(name(error), error.message)

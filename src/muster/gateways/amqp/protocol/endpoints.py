@@ -1,0 +1,188 @@
+"""What the engine knows of sessions and links: who may say how much more, and what waits for its outcome."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp.protocol import frames
+
+WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
+UNSETTLED_BYTES_MAX: Final = 64 << 20  # of messages whose outcome a session's client owes us
+PARTIAL_BYTES_MAX: Final = 4 << 20
+_TOKEN_BYTES: Final = 256  # what one costs besides its message, about
+MASK: Final = 0xFFFFFFFF
+
+#: What is kept of a message until its outcome is known: whose it was, the backlog it is of (of none: then its
+#: owner does not hear that it was accepted), its number there, and itself.
+Token = tuple[Any, str, int, bytes]
+
+
+def ignore(*_: Any) -> None:
+    """What a link does with messages and credit before somebody owns it."""
+
+
+class Session:
+    __slots__ = (
+        "accepted",
+        "blocked",
+        "budget",
+        "channel",
+        "draining",
+        "incoming",
+        "links",
+        "next_number",
+        "outgoing",
+        "owes_too_much",
+        "room",
+        "unsettled",
+        "unsettled_bytes",
+        "window",
+        "wrapper",
+    )
+
+    def __init__(self, incoming: int, window: int, budget: budget_.Budget) -> None:
+        self.budget = budget
+        self.channel: int | None = None  # ours, while it is open
+        self.wrapper: Any = None
+        self.links: dict[int, Link] = {}  # by the peer's handle
+        self.incoming = incoming  # number of the peer's next frame
+        self.room = WINDOW  # how many of them it may send
+        self.outgoing = 0
+        self.window = window  # how many frames we may send
+        self.next_number = 0  # of a delivery
+        self.unsettled: dict[int, Token] = {}
+        self.unsettled_bytes = 0
+        self.owes_too_much = False  # outcomes: it gets nothing more until it has settled half of it
+        self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
+        self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
+        self.draining: set[Link] = set()  # drained when what of theirs is blocked has been sent
+
+    def sent(self, number: int, token: Token) -> None:
+        self.unsettled[number] = token
+        size = len(token[3]) + _TOKEN_BYTES
+        self.unsettled_bytes += size
+        self.budget.add_unsettled(size)
+        if self.unsettled_bytes > UNSETTLED_BYTES_MAX:
+            self.owes_too_much = True
+
+    def settle(self, number: int) -> Token | None:
+        token = self.unsettled.pop(number, None)
+        if token is not None:
+            size = len(token[3]) + _TOKEN_BYTES
+            self.unsettled_bytes -= size
+            self.budget.remove_unsettled(size)
+        return token
+
+    def unsettled_from(self, first: int, last: int) -> list[int]:
+        """Of the numbers from ``first`` to ``last`` those that are not settled; they begin anew after the
+        highest.
+        """
+        count = (last - first + 1) & MASK
+        if count > MASK >> 1:
+            raise ValueError(f"the deliveries from {first} to {last} end before they begin")
+        if first + count > MASK or count > len(self.unsettled):
+            return [one for one in self.unsettled if (one - first) & MASK < count]
+        return [one for one in range(first, first + count) if one in self.unsettled]
+
+    def say_window(self, *, held: bool) -> tuple[int, int, int]:
+        """Next incoming number, room for more, next outgoing number; while it is ``held``, no more room."""
+        if not held:
+            self.room = WINDOW
+        return self.incoming, max(self.room, 0), self.outgoing & MASK
+
+    def shut(self) -> None:
+        """Nothing more is to be said in it."""
+        self.channel = None
+        self.draining.clear()
+        for link in self.links.values():
+            link.shut()
+
+    def forget(self) -> None:
+        """It is over: its client owes no outcome any more."""
+        self.budget.remove_unsettled(self.unsettled_bytes)
+        self.unsettled.clear()
+        self.unsettled_bytes = 0
+
+
+class Link:
+    """Its owner sets what is to happen: ``take`` for a message (number, data, settled, state), ``too_large``
+    for the beginning of one that is, ``too_much`` where too many are begun and not finished, ``flowed`` when
+    it may send more, or is to drain.
+    """
+
+    __slots__ = (
+        "credit",
+        "delivered",
+        "drain",
+        "flowed",
+        "handle",
+        "key",
+        "lead",
+        "partial",
+        "parts",
+        "parts_bytes",
+        "session",
+        "take",
+        "too_large",
+        "too_much",
+        "wrapper",
+    )
+
+    def __init__(self, session: Session, key: tuple[str, bool]) -> None:
+        self.session = session
+        self.key = key  # its name, and whether we receive
+        self.wrapper: Any = None
+        self.handle: int | None = None  # ours, while it is open,
+        self.lead = b""  # and how its transfers begin then
+        self.credit = 0
+        self.delivered = 0
+        self.drain = False
+        self.parts: list[bytes] = []
+        self.parts_bytes = 0
+        self.partial: tuple[int, bool, bytes | None] | None = None
+        self.take: Callable[[int, bytes, bool, bytes | None], None] = ignore
+        self.too_large: Callable[[], None] = ignore
+        self.too_much: Callable[[], None] = ignore
+        self.flowed: Callable[[], None] = ignore
+
+    def opened(self, channel: int, handle: int) -> None:
+        self.handle, self.lead = handle, frames.transfer_lead(channel, handle)
+
+    def shut(self) -> None:
+        self.handle, self.lead = None, b""
+
+    def add(self, part: bytes, settled: bool, state: bytes | None, *, more: bool, aborted: bool) -> None:
+        """A part of the message that is just coming."""
+        assert self.partial is not None, "it began with another"
+        self.parts.append(part)
+        self.parts_bytes += len(part)
+        fits = self.session.budget.add_unfinished(len(part))
+        if more and not aborted:
+            if self.parts_bytes > PARTIAL_BYTES_MAX:
+                self.too_large()
+            elif not fits:
+                self.too_much()
+            return
+        number, was_settled, before = self.partial
+        whole = b"".join(self.parts)
+        self.drop_parts()
+        if not aborted:
+            self.take(number, whole, settled or was_settled, before if state is None else state)
+
+    def drop_parts(self) -> None:
+        """Of the message that is just coming: it has come, or never will."""
+        self.session.budget.remove_unfinished(self.parts_bytes)
+        self.parts.clear()
+        self.parts_bytes, self.partial = 0, None
+
+    def leave(self) -> None:
+        """Its owner hears no more of it.  With that the circle of the two is broken: what of the library they
+        hold is freed here and now, not by a collector in whatever thread.
+        """
+        self.shut()
+        self.drop_parts()
+        self.credit = 0
+        self.take = self.flowed = self.too_large = self.too_much = ignore

@@ -1,0 +1,542 @@
+"""The protocol without a socket: bytes in, events out, bytes out again.
+
+Two hands share it.  What is seldom (connections, sessions, links, their ends, heartbeats) is proton's.  What
+moves messages (transfers, dispositions, flows) never reaches proton: it is read and written here, many
+messages in one write and their outcomes in ranges, for a fraction of what events of the library cost.
+
+The numbers of channels and handles are proton's, read from the frames as they pass; proton's own flows know
+nothing of our windows and are dropped.  Frames leave in the order in which they were decided: ours are
+queued in `_out`, proton's are drawn into the same queue by `sync`, after a link was opened and by `pull`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import proton
+
+from muster.gateways.amqp import memory_budget as budget_
+from muster.gateways.amqp.protocol import endpoints, frames
+from muster.gateways.amqp.protocol import proton as protocol_proton
+from muster.message.amqp_format import amqp_types
+
+FRAME_BYTES_MAX: Final = 64 << 10
+OUT_BYTES_MAX: Final = 1 << 20  # what may be made for a socket at one time before links stop
+_MASK: Final = endpoints.MASK
+_OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
+_FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
+
+
+class Engine:
+    """``on_outcome`` hears what became of a message (its token, the code of the state, the state),
+    ``on_event`` of proton's events.
+    """
+
+    def __init__(
+        self,
+        idle_s: float,
+        on_outcome: Callable[[endpoints.Token, int, bytes | None], None],
+        on_event: Callable[[Any], None],
+        budget: budget_.Budget | None = None,
+    ) -> None:
+        self.budget = budget or budget_.Budget(budget_.CONNECTION)
+        self.budget.on_eased = self.go_on_with_links
+        self._library = protocol_proton.Library(idle_s, FRAME_BYTES_MAX, self._happened)
+        self.connection = self._library.connection
+        self.transport = self._library.transport
+        self._on_outcome = on_outcome
+        self._on_event = on_event
+        self._greeted = False
+        self._rest = b""
+        self._heard = False
+        self.accepted = 0  # messages, where the last `push` had nothing else to say
+        self._sessions: dict[int, endpoints.Session] = {}  # by the peer's channel
+        self._links: dict[protocol_proton.Pointer, endpoints.Link] = {}
+        self._arriving: endpoints.Session | endpoints.Link | None = None
+        self._arriving_number = 0  # the peer's, of that session's channel or that link's handle
+        self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._stopped = False
+        self._accepting: list[endpoints.Session] = []
+        self._muted = False
+        self._held = False
+        self._stirred = True  # proton may have something to say
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.transport.closed)
+
+    def link_of(self, wrapper: Any) -> endpoints.Link:
+        return self._links[wrapper._impl]
+
+    def links(self) -> Iterator[endpoints.Link]:
+        for session in self._sessions.values():
+            yield from list(session.links.values())
+
+    # What comes in.
+
+    def push(self, data: bytes) -> bool:
+        """Take in what the peer sent. False: it broke the protocol, and has been told so."""
+        if self._rest:
+            data = self._rest + data
+        at, size = 0, len(data)
+        if not self._greeted:
+            if size < 8:
+                self._rest = data
+                return True
+            self._greeted = True
+            at = 8
+            if not self._control(data[:8]):
+                return False
+        sessions = self._sessions
+        read_head = frames.read_head
+        others = False
+        self.accepted = 0
+        try:
+            while size - at >= frames.HEAD_BYTES:
+                if data.startswith(frames.SETTLED, at) and (taken := self._accepted(data, at)):
+                    at += taken
+                    continue
+                others = True
+                length, offset, kind, channel, described, code = read_head(data, at)
+                end = at + length
+                if not 8 <= length <= FRAME_BYTES_MAX:
+                    return self._control(data[at:])  # proton says what is wrong with it
+                if end > size:
+                    break
+                if length <= frames.HEAD_BYTES:
+                    code, start = 0, end
+                elif described == 0x53 and offset == 2 and kind == 0:
+                    start = at + frames.HEAD_BYTES
+                else:
+                    code, start = frames.performative(data, at, end)
+                if frames.FLOW <= code <= frames.DISPOSITION:
+                    self._heard = True
+                    session = sessions.get(channel)
+                    if session is None:
+                        raise ValueError(f"no session has the channel {channel}")
+                    if code == frames.TRANSFER:
+                        self._transfer(session, data, start, end)
+                    elif code == frames.DISPOSITION:
+                        self._disposition(session, data, start)
+                    else:
+                        self._flow(session, data, start)
+                elif not self._seldom(code, channel, data[at:end], start - at):
+                    return False
+                at = end
+            if size - at >= 8:
+                length = int.from_bytes(data[at : at + 4], "big")
+                if not 8 <= length <= FRAME_BYTES_MAX or length <= size - at:
+                    if not self._control(data[at:]):  # too short for anything, unless it is a heartbeat
+                        return False
+                    at = size
+        except amqp_types.MALFORMED as error:
+            self.fail("amqp:decode-error", f"a malformed frame: {error}")
+            return False
+        self._rest = data[at:]
+        if others:
+            self.accepted = 0
+        return True
+
+    def fail(self, condition: str, why: str) -> None:
+        """Close the connection, and say why."""
+        self._rest = b""
+        self._stirred = True
+        self.connection.condition = proton.Condition(condition, why)
+        self.connection.close()
+
+    def _control(self, data: bytes) -> bool:
+        self._stirred = True
+        return self._library.push(data)
+
+    def _seldom(self, code: int, channel: int, frame: bytes, at: int) -> bool:
+        """A frame for proton, of which we note what concerns us."""
+        session = self._sessions.get(channel)
+        if code == frames.OPEN:
+            found, _ = frames.fields(frame, at, 3)
+            said = found[2] if len(found) > 2 else None
+            frame_bytes = said if type(said) is int else _MASK
+            self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
+        elif code == frames.BEGIN:
+            _, first, window = frames.numbers(frame, at, 3)
+            if channel in self._sessions:
+                raise ValueError(f"the channel {channel} has a session already")
+            self._arriving, self._arriving_number = (
+                endpoints.Session(first or 0, window or 0, self.budget),
+                channel,
+            )
+        elif code == frames.ATTACH and session is not None:
+            found, _ = frames.fields(frame, at, 3)
+            name, handle, receives = (*found, None, None, None)[:3]
+            if not isinstance(name, str) or type(handle) is not int:
+                raise ValueError("an attach needs a name and a handle")
+            if handle in session.links:
+                self._end(session, "amqp:session:handle-in-use", f"the handle {handle} has a link already")
+                return True
+            if not self.budget.add_link():
+                self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
+                return False
+            self._arriving, self._arriving_number = endpoints.Link(session, (name, not receives)), handle
+        arriving = self._arriving
+        went_well = self._control(frame)
+        self._arriving = None
+        if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
+            if isinstance(arriving, endpoints.Link):
+                self.budget.remove_links(1)
+            raise ValueError("a begin or an attach with fields of the wrong type")
+        if session is not None and code == frames.DETACH:
+            (handle,) = frames.numbers(frame, at, 1)
+            link = session.links.pop(handle or 0, None)
+            if link is not None:
+                self.budget.remove_links(1)
+                self._leave(link)
+        elif session is not None and code == frames.END:
+            for link in [link for link in self._links.values() if link.session is session]:
+                self._leave(link)
+                self.free(link.wrapper)
+            session.shut()
+            session.forget()
+            self.budget.remove_links(len(session.links))
+            del self._sessions[channel]
+        return went_well
+
+    def has(self, wrapper: Any) -> bool:
+        return wrapper._impl in self._links
+
+    def free(self, wrapper: Any) -> None:
+        """A link that both ends have closed: the library would keep it as long as its session."""
+        self.sync()  # what it has to say of it comes first
+        del self._links[wrapper._impl]
+        wrapper.free()
+
+    def _leave(self, link: endpoints.Link) -> None:
+        link.leave()
+        session = link.session
+        session.draining.discard(link)
+        if session.blocked:
+            session.blocked = deque(one for one in session.blocked if one[0] is not link)
+
+    def _happened(self, event: proton.Event, link: protocol_proton.Pointer) -> None:
+        arriving, kinds = self._arriving, proton.Event
+        if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, endpoints.Session):
+            arriving.wrapper = event.session
+            self._sessions[self._arriving_number] = arriving
+        elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, endpoints.Link):
+            arriving.wrapper = event.link
+            arriving.session.links[self._arriving_number] = self._links[link] = arriving
+        self._on_event(event)
+
+    def _transfer(self, session: endpoints.Session, data: bytes, at: int, end: int) -> None:
+        handle, number, (settled, more, state, aborted), start = frames.transfer(data, at)
+        if start > end:
+            raise ValueError("a transfer ends beyond its frame")
+        session.incoming = (session.incoming + 1) & _MASK
+        session.room -= 1
+        if session.room < -endpoints.WINDOW:  # we may be holding it, and it does not care
+            self._end(session, "amqp:session:window-violation", "there was no room for this frame")
+            return
+        if session.room <= endpoints.WINDOW // 2 and not self._held:
+            self._session_flow(session)
+        link = session.links.get(handle)
+        if link is None:
+            self._end(session, "amqp:session:unattached-handle", f"no link has the handle {handle}")
+            return
+        if link.handle is None:
+            return  # we have closed it, and the peer has not heard of it yet
+        if link.partial is None:
+            if link.credit <= 0:
+                self.close(link, "amqp:link:transfer-limit-exceeded", "there was no credit for this message")
+                return
+            if number is None:
+                raise ValueError("a transfer has no number")
+            link.credit -= 1
+            link.delivered += 1
+            if not more:
+                if not aborted:
+                    link.take(number, data[start:end], settled, state)
+                return
+            link.partial = (number, settled, state)
+        link.add(data[start:end], settled, state, more=more, aborted=aborted)
+
+    def _end(self, session: endpoints.Session, condition: str, why: str) -> None:
+        session.wrapper.condition = proton.Condition(condition, why)
+        session.wrapper.close()
+        session.shut()
+        self._stirred = True
+
+    def close(self, link: endpoints.Link, condition: str, why: str) -> None:
+        link.shut()
+        link.drop_parts()
+        link.wrapper.condition = proton.Condition(condition, why)
+        link.wrapper.close()
+        self._stirred = True
+
+    def _accepted(self, data: bytes, at: int) -> int:
+        """Most of what comes where many receive, read at once: how many bytes of it there are."""
+        sessions, tell = self._sessions, self._on_outcome
+        count = 0
+        for channel, number in frames.accepted(data, at):
+            session = sessions.get(channel)
+            if session is None:
+                break
+            count += 1
+            token = session.settle(number)
+            if token is not None and token[1]:
+                tell(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
+            if session.owes_too_much:
+                self.ease(session)
+        self._heard |= count > 0
+        self.accepted += count
+        return count * frames.SETTLED_BYTES
+
+    def _disposition(self, session: endpoints.Session, data: bytes, at: int) -> None:
+        found, _ = frames.fields(data, at, 5)
+        role, first, last, settled, state = found + [None] * (5 - len(found))
+        if not role:
+            return  # of what the peer sent: we always settle, so it has nothing more to say
+        if type(first) is not int or type(last) not in (int, type(None)):
+            raise ValueError("a disposition of no delivery")
+        if not isinstance(state, bytes):
+            state = None
+        code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
+        if not settled and not frames.ACCEPTED <= code <= frames.TRANSACTIONAL:
+            return  # no outcome yet
+        for number in session.unsettled_from(first, first if last is None else last):
+            token = session.settle(number)
+            if token is not None and (token[1] or code != frames.ACCEPTED):
+                self._on_outcome(token, code, state)
+        if session.owes_too_much:
+            self.ease(session)
+        if not settled and session.channel is not None:
+            told = first if last is None else last
+            self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
+
+    def _flow(self, session: endpoints.Session, data: bytes, at: int) -> None:
+        incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
+        drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
+        window = ((incoming or 0) + (room or 0) - session.outgoing) & _MASK
+        session.window = 0 if window > _OVERDRAWN else window
+        if session.blocked:
+            self._unblock(session)
+            if not session.blocked:
+                self._may_go_on(list(session.links.values()))
+        if handle is None:
+            if echo:
+                self._session_flow(session)
+            self._may_go_on(list(session.links.values()))
+            return
+        link_or_none = session.links.get(handle)
+        if link_or_none is None:
+            self._end(session, "amqp:session:unattached-handle", f"no link has the handle {handle}")
+            return
+        link = link_or_none
+        if not link.key[1]:
+            left = ((delivered or 0) + (credit or 0) - link.delivered) & _MASK
+            link.credit = 0 if left > _OVERDRAWN else left
+            link.drain = bool(drain)
+            link.flowed()
+        if echo and link.handle is not None:
+            self._link_flow(link)
+
+    def ease(self, session: endpoints.Session) -> None:
+        """It owed us too many outcomes: maybe it does no more."""
+        if session.unsettled_bytes <= endpoints.UNSETTLED_BYTES_MAX // 2:
+            session.owes_too_much = False
+            self._may_go_on(list(session.links.values()))
+
+    # What goes out.
+
+    def _may_go_on(self, links: Iterable[endpoints.Link]) -> None:
+        for link in links:
+            if link.credit > 0 and not link.key[1]:
+                link.flowed()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def stop(self) -> None:
+        """The socket takes no more: what is not made yet waits at its link, where it can still expire."""
+        self._stopped = True
+
+    def go_on(self) -> None:
+        self._stopped = False
+        self.go_on_with_links()
+
+    def go_on_with_links(self) -> None:
+        self._may_go_on(list(self.links()))
+
+    def _put(self, *parts: bytes) -> None:
+        if not self._muted:
+            self._out += parts
+
+    def _session_flow(self, session: endpoints.Session) -> None:
+        if session.channel is not None:
+            self._put(frames.flow(session.channel, session.say_window(held=self._held)))
+
+    def hold(self, held: bool) -> None:
+        """While it is held, sessions may send no more than they have room for."""
+        if self._held and not held:
+            self._held = False
+            for session in self._sessions.values():
+                if session.room <= endpoints.WINDOW // 2:
+                    self._session_flow(session)
+        self._held = held
+
+    def _link_flow(self, link: endpoints.Link, *, drain: bool = False) -> None:
+        session = link.session
+        if session.channel is not None and link.handle is not None:
+            state = (link.handle, link.delivered & _MASK, link.credit)
+            window = session.say_window(held=self._held)
+            self._put(frames.flow(session.channel, window, state, drain=drain))
+
+    def grant(self, link: endpoints.Link, credit: int) -> None:
+        """The peer may send so many more."""
+        link.credit += credit
+        self._link_flow(link)
+
+    def drained(self, link: endpoints.Link) -> None:
+        """There is nothing more to send for the credit that is left."""
+        session = link.session
+        if any(blocked[0] is link for blocked in session.blocked):
+            session.draining.add(link)
+        elif link.drain:
+            link.delivered += link.credit
+            link.credit = 0
+            link.drain = False
+            self._link_flow(link, drain=True)
+
+    def may_send(self, link: endpoints.Link) -> bool:
+        session = link.session
+        return (
+            link.credit > 0
+            and not (self._stopped or session.blocked or session.owes_too_much)
+            and self.budget.may_deliver
+        )
+
+    def send(self, link: endpoints.Link, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
+        """``token`` is what its outcome is told with."""
+        session = link.session
+        number = session.next_number & _MASK
+        session.next_number += 1
+        link.credit -= 1
+        link.delivered += 1
+        if not settled:
+            session.sent(number, token)
+        size = len(data)
+        if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
+            session.window -= 1
+            session.outgoing += 1
+            if not self._muted:
+                self._out += (frames.transfer_head(link.lead, number, size, settled, False), data)
+        else:
+            most = self._payload_max
+            for at in range(0, max(size, 1), most):
+                session.blocked.append((link, number, data[at : at + most], settled, at + most < size))
+            self._unblock(session)
+        self._out_bytes += size
+        if self._out_bytes > OUT_BYTES_MAX:
+            self._stopped = True
+
+    def _unblock(self, session: endpoints.Session) -> None:
+        while session.blocked and session.window > 0:
+            link, number, data, settled, more = session.blocked.popleft()
+            if not link.lead:
+                continue
+            session.window -= 1
+            session.outgoing += 1
+            self._put(frames.transfer_head(link.lead, number, len(data), settled, more), data)
+        if session.draining and not session.blocked:
+            draining, session.draining = session.draining, set()
+            for link in draining:
+                self.drained(link)
+
+    def accept(self, link: endpoints.Link, number: int) -> None:
+        """Told with its neighbours, at the next `pull`."""
+        session = link.session
+        accepted = session.accepted
+        if accepted is None:
+            self._accepting.append(session)
+        elif number == accepted[1] + 1:
+            session.accepted = (accepted[0], number)
+            return
+        else:
+            self._tell_accepted(session)
+        session.accepted = (number, number)
+
+    def _tell_accepted(self, session: endpoints.Session) -> None:
+        if session.accepted is not None and session.channel is not None:
+            first, last = session.accepted
+            self._put(frames.disposition(session.channel, first, last, frames.ACCEPTED_STATE))
+        session.accepted = None
+
+    def settle(self, link: endpoints.Link, number: int, state: bytes) -> None:
+        """With an outcome other than that it is accepted."""
+        if link.session.channel is not None:
+            self._put(frames.disposition(link.session.channel, number, number, state))
+
+    def sync(self) -> None:
+        """Draw in what proton has to say."""
+        for frame in self._library.pull():
+            self._said(frame)
+
+    def _said(self, frame: bytes) -> None:
+        """A frame of proton's: what it numbers, and whether it is to be sent."""
+        if frame.startswith(b"AMQP"):
+            self._put(frame)
+            return
+        code, at = frames.performative(frame, 0, len(frame))
+        channel = int.from_bytes(frame[6:8], "big")
+        if code == frames.FLOW:
+            return
+        self._put(frame)
+        if code == frames.BEGIN:
+            found, _ = frames.fields(frame, at, 3)
+            if (session := self._sessions.get(found[0])) is not None:
+                session.channel = channel
+                session.outgoing = found[1]
+                session.room = found[2]
+        elif code == frames.ATTACH:
+            found, _ = frames.fields(frame, at, 3)
+            for link in self.links():
+                if link.session.channel == channel and link.key == (found[0], bool(found[2])):
+                    link.opened(channel, found[1])
+        elif code == frames.DETACH:
+            found, _ = frames.fields(frame, at, 1)
+            for link in self.links():
+                if link.session.channel == channel and link.handle == found[0]:
+                    link.shut()
+        elif code == frames.END:
+            for session in self._sessions.values():
+                if session.channel == channel:
+                    session.shut()
+        elif code == frames.CLOSE:
+            self._muted = True
+
+    @property
+    def is_stirred(self) -> bool:
+        """Whether what was pushed has to be answered: else there is nothing to `pull` because of it."""
+        return self._stirred or bool(self._out) or bool(self._accepting)
+
+    def pull(self) -> tuple[bytes, bool]:
+        """What is to be sent, and whether more may follow (False: the engine has said its last)."""
+        self._stirred = False
+        if self._accepting:
+            for session in self._accepting:
+                self._tell_accepted(session)
+            self._accepting.clear()
+        self.sync()
+        data = b"".join(self._out)
+        self._out.clear()
+        self._out_bytes = 0
+        return data, not self._library.ended
+
+    def tick(self, now_s: float) -> None:
+        if self._heard:
+            self._heard = False
+            self._control(frames.EMPTY)
+        self.transport.tick(now_s)
+        self._library.process()

@@ -1,0 +1,292 @@
+"""The three frames that move messages (transfer, disposition, flow), read and written by hand.
+
+Pure: bytes in, bytes out.  Everything else of the protocol is seldom, and the engine's library reads it.  A
+transfer's fields after its tag are the same from one message to the next, so they are read once and looked
+up then.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from muster.message.amqp_format import amqp_types
+
+OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
+ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x24, 0x28)
+DECLARED, TRANSACTIONAL = 0x33, 0x34
+EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
+_KNOWN_MAX: Final = 1024
+_U32: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">IBBHHB")  # size, offset, type, channel, the descriptor's beginning, its code
+HEAD_BYTES: Final = _HEAD.size
+read_head = _HEAD.unpack_from
+
+
+def performative(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Of the frame from ``at`` to ``end`` its code (0: it has no body), and where its fields begin."""
+    start = at + 4 * data[at + 4]
+    if start >= end or data[at + 5] != 0:
+        return 0, end
+    if data[start] == 0 and data[start + 1] == 0x53:
+        return data[start + 2], start + 3
+    if data[start] == 0 and data[start + 1] == 0x80:
+        return int.from_bytes(data[start + 2 : start + 10], "big"), start + 10
+    return 0, end
+
+
+def fields(data: bytes, at: int, most: int = 32) -> tuple[list[Any], int]:
+    """The first fields of a list, and where it ends; what is no plain value stays in its bytes."""
+    kind = data[at]
+    if kind == 0xC0:
+        end, count, at = at + 2 + data[at + 1], data[at + 2], at + 3
+    elif kind == 0xD0:
+        end = at + 5 + _U32.unpack_from(data, at + 1)[0]
+        count, at = _U32.unpack_from(data, at + 5)[0], at + 9
+    elif kind == 0x45:
+        return [], at + 1
+    else:
+        raise ValueError(f"type {kind:#x} is no list")
+    found: list[Any] = []
+    for _ in range(min(count, most)):
+        value, at = _field(data, at)
+        found.append(value)
+    if at > end:
+        raise ValueError("a list ends before its fields")
+    return found, end
+
+
+_CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+
+
+def _field(data: bytes, at: int) -> tuple[Any, int]:
+    kind = data[at]
+    if kind in _CONSTANTS:
+        return _CONSTANTS[kind], at + 1
+    if kind == 0x52 or kind == 0x53 or kind == 0x50:
+        return data[at + 1], at + 2
+    if kind == 0x70:
+        return _U32.unpack_from(data, at + 1)[0], at + 5
+    if kind == 0 and data[at + 1] == 0x53 and data[at + 3] == 0x45:  # a state with nothing in it
+        return data[at : at + 4], at + 4
+    match kind:
+        case 0x56:
+            return data[at + 1] != 0, at + 2
+        case 0x60:
+            return int.from_bytes(data[at + 1 : at + 3], "big"), at + 3
+        case 0x80:
+            return int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
+        case 0xA1 | 0xA3:
+            end = at + 2 + data[at + 1]
+            return data[at + 2 : end].decode(), end
+        case 0xB1 | 0xB3:
+            end = at + 5 + _U32.unpack_from(data, at + 1)[0]
+            return data[at + 5 : end].decode(), end
+        case _:
+            end = amqp_types.skip(data, at)
+            return data[at:end], end
+
+
+def numbers(data: bytes, at: int, count: int) -> list[int | None]:
+    """The first ``count`` fields of a list, which are numbers or left out."""
+    found, _ = fields(data, at, count)
+    for one in found:
+        if one is not None and type(one) is not int:
+            raise ValueError(f"{one!r} is no number")
+    return found + [None] * (count - len(found))
+
+
+Rest = tuple[bool, bool, bytes | None, bool]  # settled, more, state, aborted
+_known: dict[bytes, Rest] = {}
+
+
+def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
+    """Of the transfer whose fields begin at ``at``: handle, delivery's number, the rest, and where its
+    payload begins.
+    """
+    kind = data[at]
+    if kind == 0xC0:
+        end, count, at = at + 2 + data[at + 1], data[at + 2], at + 3
+    elif kind == 0xD0:
+        end = at + 5 + _U32.unpack_from(data, at + 1)[0]
+        count, at = _U32.unpack_from(data, at + 5)[0], at + 9
+    else:
+        raise ValueError("a transfer has no fields")
+    kind = data[at]
+    if kind == 0x43:
+        handle, at = 0, at + 1
+    elif kind == 0x52:
+        handle, at = data[at + 1], at + 2
+    elif kind == 0x70:
+        handle, at = _U32.unpack_from(data, at + 1)[0], at + 5
+    else:
+        raise ValueError("a transfer has no handle")
+    number: int | None = None
+    if count > 1:
+        kind = data[at]
+        if kind == 0x70:
+            number, at = _U32.unpack_from(data, at + 1)[0], at + 5
+        elif kind == 0x52:
+            number, at = data[at + 1], at + 2
+        elif kind == 0x43:
+            number, at = 0, at + 1
+        else:
+            at = amqp_types.skip(data, at)
+    if count > 2:
+        at = at + 2 + data[at + 1] if data[at] == 0xA0 else amqp_types.skip(data, at)
+    words = data[at:end]
+    rest = _known.get(words)
+    if rest is None:
+        rest = _rest(words, count - 3)
+    return handle, number, rest, end
+
+
+def _rest(words: bytes, count: int) -> Rest:
+    """Message format, settled, more, settle mode, state, resume, aborted."""
+    at = 0
+    found: list[Any] = []
+    for _ in range(min(count, 8)):
+        value, at = _field(words, at)
+        found.append(value)
+    if at > len(words):
+        raise ValueError("a transfer ends before its fields")
+    found += [None] * (8 - len(found))
+    rest = (bool(found[1]), bool(found[2]), found[4], bool(found[6]))
+    if rest[2] is None:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        _known[words] = rest
+    return rest
+
+
+_SETTLED: Final = struct.Struct(">6sH8sIBI5s")
+SETTLED_BYTES: Final = _SETTLED.size
+SETTLED: Final = _U32.pack(SETTLED_BYTES) + b"\x02\x00"
+_SETTLED_BEFORE: Final = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
+_SETTLED_AFTER: Final = b"\x41" + ACCEPTED_STATE
+
+
+def accepted(data: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Channels and numbers, as long as there are dispositions from ``at`` on that accept one message each and
+    settle it, as receivers mostly say.
+    """
+    end = at + (len(data) - at) // SETTLED_BYTES * SETTLED_BYTES
+    for lead, channel, before, first, kind, last, after in _SETTLED.iter_unpack(memoryview(data)[at:end]):
+        if (
+            first != last
+            or lead != SETTLED
+            or before != _SETTLED_BEFORE
+            or after != _SETTLED_AFTER
+            or kind != 0x70
+        ):
+            return
+        yield channel, first
+
+
+def code_of(state: bytes | None) -> int:
+    """Of a delivery's state; 0 where there is none."""
+    if not isinstance(state, bytes) or len(state) < 4 or state[0] != 0:
+        return 0
+    if state[1] == 0x53:
+        return state[2]
+    return int.from_bytes(state[2:10], "big") if state[1] == 0x80 else 0
+
+
+def state_fields(state: bytes | None) -> list[Any]:
+    if not state or state[0] != 0:
+        return []
+    return fields(state, 3 if state[1] == 0x53 else 10)[0]
+
+
+def modified(state: bytes | None) -> tuple[bool, bool]:
+    """Whether the delivery counts as failed, and whether it is not to come to this receiver again."""
+    failed, undeliverable, *_ = (*state_fields(state), None, None)
+    return bool(failed), bool(undeliverable)
+
+
+def transaction_of(state: bytes | None) -> bytes:
+    """Its name, of a transactional state."""
+    found = state_fields(state)
+    if not found or not isinstance(found[0], bytes) or found[0][:1] not in (b"\xa0", b"\xb0"):
+        raise ValueError("a transactional state names no transaction")
+    return found[0][2 if found[0][0] == 0xA0 else 5 :]
+
+
+def outcome_of(state: bytes | None) -> bytes | None:
+    """What a transactional state says is to become of the message."""
+    found = state_fields(state)
+    return found[1] if len(found) > 1 and isinstance(found[1], bytes) else None
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+_LEAD: Final = struct.Struct(">BBHHBBBBBIB")  # of a transfer: from its second word up to its number
+_TRANSFER: Final = struct.Struct(f">I{_LEAD.size}sIHI3s")
+TRANSFER_BYTES: Final = _TRANSFER.size
+_SETTLED_AND_MORE: Final = ((b"\x43\x42\x42", b"\x43\x42\x41"), (b"\x43\x41\x42", b"\x43\x41\x41"))
+_FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBIBIBIBIBB")
+_SESSION_FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBI")
+WINDOW_MAX: Final = 0x7FFFFFFF
+
+
+def transfer_lead(channel: int, handle: int) -> bytes:
+    """What all transfers of a link have in common."""
+    return _LEAD.pack(2, 0, channel, 0x53, TRANSFER, 0xC0, TRANSFER_BYTES - 13, 6, 0x70, handle, 0x70)
+
+
+def transfer_head(lead: bytes, number: int, size: int, settled: bool, more: bool) -> bytes:
+    """All of a transfer before its payload of ``size`` bytes; its tag is its number."""
+    return _TRANSFER.pack(
+        TRANSFER_BYTES + size, lead, number, 0xA004, number, _SETTLED_AND_MORE[settled][more]
+    )
+
+
+def flow(
+    channel: int, window: Sequence[int], link: tuple[int, int, int] | None = None, *, drain: bool = False
+) -> bytes:
+    """``window``: next incoming number, incoming window, next outgoing number. ``link``: handle, delivery
+    count, credit.
+    """
+    incoming, room, outgoing = window
+    values: tuple[int, ...]
+    common = (0x70, incoming, 0x70, room, 0x70, outgoing, 0x70, WINDOW_MAX)
+    if link is None:
+        form, count, values = _SESSION_FLOW, 4, common
+    else:
+        handle, delivered, credit = link
+        form, count = _FLOW, 9
+        values = (*common, 0x70, handle, 0x70, delivered, 0x70, credit, 0x40, 0x41 if drain else 0x42)
+    return form.pack(form.size, 2, 0, channel, 0x53, FLOW, 0xC0, form.size - 13, count, *values)
+
+
+def disposition(channel: int, first: int, last: int, state: bytes, *, receiver: bool = True) -> bytes:
+    """Settled, for all from ``first`` to ``last``; ``receiver``: we are that."""
+    content = (
+        (b"\x41" if receiver else b"\x42")
+        + b"\x70"
+        + _U32.pack(first)
+        + b"\x70"
+        + _U32.pack(last)
+        + b"\x41"
+        + state
+    )
+    if len(content) < 255:
+        made = b"\xc0" + bytes((len(content) + 1, 5)) + content
+    else:
+        made = b"\xd0" + _U32.pack(len(content) + 4) + _U32.pack(5) + content
+    return _U32.pack(11 + len(made)) + b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x15" + made
+
+
+def rejected(condition: str, description: str) -> bytes:
+    error = amqp_types.sequence([amqp_types.text(condition, symbol=True), amqp_types.text(description)])
+    return b"\x00\x53\x25" + amqp_types.sequence([b"\x00\x53\x1d" + error])
+
+
+def declared(name: bytes) -> bytes:
+    return b"\x00\x53\x33" + amqp_types.sequence([amqp_types.binary(name)])
+
+
+def transactional(name: bytes, outcome: bytes = ACCEPTED_STATE) -> bytes:
+    return b"\x00\x53\x34" + amqp_types.sequence([amqp_types.binary(name), outcome])

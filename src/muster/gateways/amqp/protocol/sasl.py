@@ -1,0 +1,244 @@
+"""The SASL layer of AMQP, server side: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and ANONYMOUS.
+
+Bytes in, bytes out; the only I/O is that of the caller's verifiers.  The engine's own server side knows no
+passwords, so the frames are read and written here; there are only five of them.
+
+    client                         server
+    header            ──>
+                      <──          header, mechanisms
+    init              ──>
+    response          ──> <──      challenge         (SCRAM)
+                      <──          outcome
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from muster.core import errors
+from muster.trust.login import passwords
+from muster.trust.permissions import roles
+
+HEADER: Final = b"AMQP\x03\x01\x00\x00"
+FRAME_MAX: Final = 4096  # no client has more to say before it is known
+_MECHANISMS, _INIT, _CHALLENGE, _RESPONSE, _OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x44
+_OK, _WRONG, _TEMPORARY = 0, 1, 4
+
+
+class Verifiers(Protocol):
+    """What `muster.trust.login.password_checker.Logins` does."""
+
+    async def check(self, name: str, password: str, address: str) -> passwords.Login: ...
+    async def scram(self, name: str, mechanism: str, address: str) -> passwords.Scram: ...
+    async def prove(
+        self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
+    ) -> tuple[passwords.Login, bytes]: ...
+    async def stands(self, login: passwords.Login) -> bool: ...
+
+
+class Server:
+    """The login of one client. ``login`` is set when it succeeded, ``failed`` when it did not.
+
+    ``address`` is the client's, by which failures are counted.
+    """
+
+    def __init__(
+        self,
+        verifiers: Verifiers | None,
+        *,
+        address: str = "-",
+        anonymous: str | None = None,
+        nonce: Callable[[], str] = lambda: secrets.token_urlsafe(18),
+    ) -> None:
+        self._verifiers = verifiers
+        self._address = address
+        self._anonymous = anonymous
+        self._nonce = nonce
+        self._buffer = b""
+        self._greeted = False
+        self._scram: _Scram | None = None
+        self.login: passwords.Login | None = None
+        self.failed = False
+
+    @property
+    def mechanisms(self) -> Sequence[str]:
+        named = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN") if self._verifiers else ()
+        return (*named, "ANONYMOUS") if self._anonymous else named
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the login."""
+        return self._buffer
+
+    async def receive(self, data: bytes) -> bytes:
+        """The bytes to answer with; `errors.InvalidInput` where the peer does not speak SASL."""
+        self._buffer += data
+        answer = b""
+        if not self._greeted:
+            if len(self._buffer) < len(HEADER):
+                return b""
+            if self._buffer[:8] != HEADER:
+                raise errors.InvalidInput("the peer must begin with the SASL header")
+            self._buffer = self._buffer[8:]
+            self._greeted = True
+            answer = HEADER + _frame(_MECHANISMS, [_symbols(self.mechanisms)])
+        while self.login is None and not self.failed and (body := self._next()) is not None:
+            try:
+                code, fields = _parse(body)
+                answer += await self._handle(code, fields)
+            except (errors.Refused, errors.NotFound, errors.Overloaded) as error:
+                self.failed = True
+                outcome = _TEMPORARY if isinstance(error, errors.Overloaded) else _WRONG
+                answer += _frame(_OUTCOME, [bytes((0x50, outcome))])
+            except (ValueError, LookupError, struct.error) as error:
+                raise errors.InvalidInput(f"a malformed SASL frame: {error}") from error
+        return answer
+
+    def _next(self) -> bytes | None:
+        if len(self._buffer) < 8:
+            return None
+        size, offset, kind = struct.unpack_from(">IBB", self._buffer)
+        if not 8 <= size <= FRAME_MAX or kind != 1 or offset < 2 or offset * 4 > size:
+            raise errors.InvalidInput(f"no SASL frame: size {size}, type {kind}")
+        if len(self._buffer) < size:
+            return None
+        body, self._buffer = self._buffer[offset * 4 : size], self._buffer[size:]
+        return body
+
+    async def _handle(self, code: int, fields: list[bytes | None]) -> bytes:
+        if code == _INIT:
+            mechanism = (fields[0] or b"").decode("ascii")
+            initial = fields[1] if len(fields) > 1 else None
+            if mechanism not in self.mechanisms:
+                raise errors.Unauthorized(f"the mechanism {mechanism!r} is not offered")
+            if mechanism == "ANONYMOUS":
+                return self._succeed(passwords.Login(self._anonymous or "", roles.Role.USER))
+            assert self._verifiers is not None
+            if mechanism == "PLAIN":
+                _, name, password = (initial or b"").split(b"\0")
+                return self._succeed(
+                    await self._verifiers.check(name.decode(), password.decode(), self._address)
+                )
+            self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
+            return _frame(_CHALLENGE, [_binary(await self._scram.first(initial or b""))])
+        if code == _RESPONSE and self._scram is not None:
+            login, final = await self._scram.last(fields[0] or b"")
+            return self._succeed(login, final)
+        raise ValueError(f"code {code:#x} is not expected here")
+
+    def _succeed(self, login: passwords.Login, data: bytes | None = None) -> bytes:
+        self.login = login
+        fields = [bytes((0x50, _OK))]
+        if data is not None:
+            fields.append(_binary(data))
+        return _frame(_OUTCOME, fields)
+
+
+class _Scram:
+    """RFC 5802 without channel binding."""
+
+    def __init__(self, verifiers: Verifiers, mechanism: str, nonce: str, address: str) -> None:
+        self._verifiers = verifiers
+        self._mechanism = mechanism
+        self._nonce = nonce
+        self._address = address
+        self._messages: list[bytes] = []
+
+    async def first(self, message: bytes) -> bytes:
+        binding, _, bare = message.split(b",", 2)
+        if binding not in (b"n", b"y"):
+            raise errors.Unauthorized("channel binding is not offered")
+        self._header = message[: len(message) - len(bare)]
+        parts = _attributes(bare)
+        self._name = parts["n"].replace("=2C", ",").replace("=3D", "=")
+        self._verifier = await self._verifiers.scram(self._name, self._mechanism, self._address)
+        self._nonce = parts["r"] + self._nonce
+        salt = base64.b64encode(self._verifier.salt).decode()
+        answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}".encode()
+        self._messages = [bare, answer]
+        return answer
+
+    async def last(self, message: bytes) -> tuple[passwords.Login, bytes]:
+        without_proof, _, _ = message.rpartition(b",p=")
+        parts = _attributes(message)
+        if parts["r"] != self._nonce or base64.b64decode(parts["c"]) != self._header:
+            raise errors.Unauthorized("the answer is to another question")
+        auth_message = b",".join((*self._messages, without_proof))
+        login, signature = await self._verifiers.prove(
+            self._name, self._verifier, self._address, auth_message, base64.b64decode(parts["p"])
+        )
+        return login, b"v=" + base64.b64encode(signature)
+
+
+def _attributes(message: bytes) -> dict[str, str]:
+    found = {}
+    for part in message.decode().split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part[:20]!r} is no attribute")
+        found[name] = value
+    for needed in ("r",):
+        if needed not in found:
+            raise ValueError(f"the attribute {needed} is missing")
+    return found
+
+
+# -- the few encodings that SASL frames use ----------------------------------------------------------------
+
+
+def _frame(code: int, fields: Sequence[bytes]) -> bytes:
+    content = b"".join(fields)
+    performative = b"\x00\x53" + bytes((code,)) + b"\xd0" + struct.pack(">II", len(content) + 4, len(fields))
+    body = performative + content
+    return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
+
+
+def _symbols(words: Sequence[str]) -> bytes:
+    content = b"".join(bytes((len(word),)) + word.encode("ascii") for word in words)
+    return b"\xf0" + struct.pack(">II", len(content) + 5, len(words)) + b"\xa3" + content
+
+
+def _binary(data: bytes) -> bytes:
+    return b"\xb0" + struct.pack(">I", len(data)) + data
+
+
+def _parse(body: bytes) -> tuple[int, list[bytes | None]]:
+    """The code of a described list, and its fields as far as they are text or bytes."""
+    if body[:1] != b"\x00":
+        raise ValueError("no described type")
+    if body[1] == 0x53:
+        code, at = body[2], 3
+    elif body[1] == 0x80:
+        code, at = struct.unpack_from(">Q", body, 2)[0], 10
+    else:
+        raise ValueError("no numeric descriptor")
+    kind = body[at]
+    if kind == 0x45:
+        return code, []
+    count, at = (
+        (body[at + 2], at + 3) if kind == 0xC0 else (struct.unpack_from(">I", body, at + 5)[0], at + 9)
+    )
+    if kind not in (0xC0, 0xD0) or count > 8:
+        raise ValueError("no list")
+    fields: list[bytes | None] = []
+    for _ in range(count):
+        kind = body[at]
+        if kind == 0x40:
+            fields.append(None)
+            at += 1
+            continue
+        if kind in (0xA0, 0xA1, 0xA3):
+            size, at = body[at + 1], at + 2
+        elif kind in (0xB0, 0xB1, 0xB3):
+            size, at = struct.unpack_from(">I", body, at + 1)[0], at + 5
+        else:
+            raise ValueError(f"type {kind:#x} is not expected")
+        if at + size > len(body):
+            raise ValueError("a field ends beyond the frame")
+        fields.append(body[at : at + size])
+        at += size
+    return code, fields

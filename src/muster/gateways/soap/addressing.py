@@ -1,0 +1,140 @@
+"""WS-Addressing, of both namespaces in use: who asked, where the answer goes, which answer belongs to what.
+
+WS-Management is bound to the submission of August 2004; other clients speak the recommendation of 2005.  An
+answer uses the question's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import envelope, faults
+
+WSA04 = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/addressing")
+WSA05 = xml.Namespace("http://www.w3.org/2005/08/addressing")
+ANONYMOUS = {WSA04: f"{WSA04}/role/anonymous", WSA05: f"{WSA05}/anonymous"}
+NONE = f"{WSA05}/none"
+PARAMETERS_MAX = 64
+PARAMETERS_BYTES_MAX = 32 << 10
+
+_SINGLE = ("To", "From", "ReplyTo", "FaultTo", "Action", "MessageID")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint reference. ``parameters`` are sent back as headers to whoever it names."""
+
+    address: str
+    parameters: Sequence[xml.Element] = ()
+
+    @classmethod
+    def read(cls, element: xml.Element) -> Endpoint:
+        wsa = xml.Namespace(next((one.namespace for one in element.children), ""))
+        parameters = [
+            child
+            for holder in ("ReferenceProperties", "ReferenceParameters")  # the first in 2004 only
+            for one in element.all(wsa(holder))
+            for child in one.children
+        ]
+        if len(parameters) > PARAMETERS_MAX:
+            raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
+        try:  # each is sent back with all the prefixes around it
+            xml.write(xml.Element("parameters", *parameters), bytes_max=PARAMETERS_BYTES_MAX)
+        except errors.LimitExceeded:
+            raise invalid_header(
+                wsa, f"reference parameters of more than {PARAMETERS_BYTES_MAX} bytes"
+            ) from None
+        return cls(element.text_of(wsa("Address")), parameters)
+
+    def element(self, name: str, wsa: xml.Namespace = WSA04) -> xml.Element:
+        return xml.Element(
+            name,
+            xml.Element(wsa("Address"), self.address),
+            xml.Element(wsa("ReferenceParameters"), *self.parameters) if self.parameters else None,
+        )
+
+    def headers(self, wsa: xml.Namespace) -> list[xml.Element]:
+        """What a message to it carries besides ``To``."""
+        if wsa == WSA04:
+            return list(self.parameters)
+        mark = {wsa("IsReferenceParameter"): "true"}
+        return [
+            xml.Element(
+                one.name, *one.content, attributes={**one.attributes, **mark}, namespaces=one.namespaces
+            )
+            for one in self.parameters
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Addressing:
+    wsa: xml.Namespace = WSA04
+    to: str = ""
+    action: str = ""
+    message_id: str = ""
+    reply_to: Endpoint | None = None
+    fault_to: Endpoint | None = None
+    repeated: Sequence[str] = field(default=())  # headers that stood there twice
+
+    def answered_directly(self, *, fault: bool = False) -> bool:
+        """Whether the answer goes out on the connection that the question came in on."""
+        endpoint = self.endpoint(fault=fault)
+        return endpoint is None or endpoint.address in ("", ANONYMOUS[self.wsa])
+
+    def endpoint(self, *, fault: bool = False) -> Endpoint | None:
+        return (self.fault_to or self.reply_to) if fault else self.reply_to
+
+    def reply_headers(
+        self, action: str, *, fault: bool = False, new_id: Callable[[], str] = lambda: f"uuid:{uuid.uuid4()}"
+    ) -> list[xml.Element]:
+        endpoint = self.endpoint(fault=fault)
+        address = endpoint.address if endpoint and endpoint.address else ANONYMOUS[self.wsa]
+        found = [
+            xml.Element(self.wsa("To"), address),
+            xml.Element(self.wsa("Action"), action),
+            xml.Element(self.wsa("MessageID"), new_id()),
+        ]
+        if self.message_id:
+            found.append(xml.Element(self.wsa("RelatesTo"), self.message_id))
+        return [*found, *(endpoint.headers(self.wsa) if endpoint else ())]
+
+
+def read(message: envelope.Envelope) -> Addressing | None:
+    """None where the message has no header of either namespace."""
+    for wsa in (WSA04, WSA05):
+        found: dict[str, list[xml.Element]] = {}
+        for one in message.headers:
+            if one.namespace == wsa:
+                found.setdefault(one.local, []).append(one)
+        if not found:
+            continue
+
+        def text(name: str, found: dict[str, list[xml.Element]] = found) -> str:
+            return found[name][0].text if name in found else ""
+
+        def endpoint(name: str, found: dict[str, list[xml.Element]] = found) -> Endpoint | None:
+            return Endpoint.read(found[name][0]) if name in found else None
+
+        return Addressing(
+            wsa,
+            text("To"),
+            text("Action"),
+            text("MessageID"),
+            endpoint("ReplyTo"),
+            endpoint("FaultTo"),
+            [name for name in _SINGLE if len(found.get(name, ())) > 1],
+        )
+    return None
+
+
+def understood(name: str) -> bool:
+    return name.startswith((f"{{{WSA04}}}", f"{{{WSA05}}}"))
+
+
+def invalid_header(wsa: xml.Namespace, reason: str) -> faults.Fault:
+    local = "InvalidMessageInformationHeader" if wsa == WSA04 else "InvalidAddressingHeader"
+    return faults.Fault(faults.Code.SENDER, reason, subcode=wsa(local))

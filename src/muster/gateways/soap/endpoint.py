@@ -1,0 +1,345 @@
+"""A door: HTTP questions in, SOAP answers out.
+
+    async def handle(call: door.Call) -> door.Answer:
+        ...
+    made = door.Door("context", handle, authenticate=check)
+
+A door decides nothing about its service.  It refuses what is not HTTP, SOAP or XML as it should be, finds out
+who asks, sees that every header that must be understood is, hands the rest to the service's handler within a
+deadline, and writes what comes back, or the fault.  Whatever is refused is counted by its reason
+(``soap_refused``).
+
+Basic authentication sends the password with each request: `authenticate` has to be quick for one it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import log, metrics
+from muster.gateways.soap import addressing, envelope, faults
+
+events = log.Events("soap")
+
+TIMEOUT_S = 60.0
+ANONYMOUS = xml.Limits(bytes=32 << 10, depth=32, elements=1000)
+ANSWER_BYTES_MAX = 8 << 20
+FAULT_BYTES_MAX = 32 << 10
+INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
+PARSERS_MAX = 2
+_MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and in which role (see `muster.trust.permissions.roles`)."""
+
+    name: str
+    role: str
+    verifier: str = field(default="", compare=False)  # of the password that was checked
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, read."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    body: bytes = b""
+    location: str = ""  # the address that it was sent to, without the query
+    address: str = "-"  # the client's
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A client whose message may be read, and the limits of the message."""
+
+    caller: Caller | None
+    limits: xml.Limits
+    is_anonymous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler gets. ``caller`` is None where the door, or this message, needs none."""
+
+    envelope: envelope.Envelope
+    addressing: addressing.Addressing | None
+    caller: Caller | None
+    action: str  # of HTTP: the SOAPAction header, or the action of the content type
+    path: str
+    location: str
+    address: str = "-"  # the client's
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``bytes_max``: an envelope that would be longer is not sent; ``too_large`` is, in its place."""
+
+    body: Sequence[xml.Element] = ()
+    headers: Sequence[xml.Element] = ()
+    bytes_max: int | None = None
+    too_large: faults.Fault | None = None
+    accepted: bool = False  # the answer goes elsewhere: 202, and nothing in it
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+Authenticate = Callable[[str, str, str], Awaitable[Caller]]  # name, password, client's address
+Recognise = Callable[[bytes], Awaitable[bool]]
+Document = Callable[[str], bytes]  # from the door's address
+
+
+def _no_headers(_: Call | None, __: faults.Fault) -> Sequence[xml.Element]:
+    return ()
+
+
+@dataclass(kw_only=True)
+class Door:
+    """What differs between doors.
+
+    ``authenticate`` None: everybody may come in, and the service looks after tokens itself.  ``is_open``
+    tells of a message whether it needs no login where others do.  ``documents`` by query (``wsdl``).
+
+    A client without a login may send what the limits ``anonymous`` allow.  Where the login is inside the
+    message, ``recognised`` finds it in the message's beginning, and decides whether the rest is read.
+    """
+
+    name: str
+    handle: Handler
+    versions: Sequence[envelope.Version] = tuple(envelope.Version)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    authenticate: Authenticate | None = None
+    is_open: Callable[[envelope.Envelope], bool] | None = None
+    understood: Callable[[str], bool] = addressing.understood
+    fault_of: Callable[[errors.MusterError], faults.Fault] = faults.of
+    fault_headers: Callable[[Call | None, faults.Fault], Sequence[xml.Element]] = _no_headers
+    documents: Mapping[str, Document] = field(default_factory=dict)
+    limits: xml.Limits = field(default_factory=xml.Limits)
+    anonymous: xml.Limits = ANONYMOUS
+    recognised: Recognise | None = None
+    bytes_max: int = ANSWER_BYTES_MAX  # of an answer
+    fault_bytes_max: int = FAULT_BYTES_MAX
+    timeout_s: float = TIMEOUT_S
+    measure: metrics.Metrics = field(default_factory=metrics.Metrics)
+
+    def __post_init__(self) -> None:
+        self._parsing = asyncio.Semaphore(PARSERS_MAX)
+        self._answered = self.measure.counter("soap_answers", "SOAP requests that were done.", ("door",))
+        self._refused = self.measure.counter(
+            "soap_refused", "SOAP requests that were refused, by reason.", ("door", "reason")
+        )
+
+    async def respond(self, request: Request) -> Response:
+        """To a request that was read whole."""
+        admitted = await self.admit(request)
+        if isinstance(admitted, Response):
+            return admitted
+        if len(request.body) > admitted.limits.bytes and not await self.recognise(request.body, admitted):
+            return self.too_large(request.headers, admitted)
+        return await self.answer(request, admitted)
+
+    async def admit(self, request: Request) -> Admitted | Response:
+        """Whether the body of a request is worth reading, by its headers alone."""
+        if request.method in ("GET", "HEAD"):
+            return Admitted(None, self.anonymous, True)
+        if request.method != "POST":
+            return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method", headers={"Allow": "GET, HEAD, POST"})
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-encoding")
+        media, _ = _content_type(request.headers.get("content-type", ""))
+        if media not in _MEDIA:
+            return self._refuse(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-type", "send text/xml or application/soap+xml\n"
+            )
+        try:
+            caller = await self._caller(request)
+        except errors.Unauthorized as error:
+            return self._unauthorized(error)
+        except errors.Overloaded as error:
+            self._refused.add(door=self.name, reason="throttled")
+            return busy(error, HTTPStatus.TOO_MANY_REQUESTS)
+        return Admitted(caller, self.anonymous if caller is None else self.limits, caller is None)
+
+    async def recognise(self, start: bytes, admitted: Admitted) -> bool:
+        """Whether a message that is longer than a client without a login may send has a login inside.
+
+        ``start`` is its beginning.
+        """
+        if not admitted.is_anonymous or self.recognised is None:
+            return False
+        if not await self.recognised(start[: self.anonymous.bytes]):
+            return False
+        admitted.is_anonymous, admitted.limits = False, self.limits
+        return len(start) <= self.limits.bytes
+
+    async def answer(self, request: Request, admitted: Admitted) -> Response:
+        if request.method in ("GET", "HEAD"):
+            return self._document(request)
+        media, parameters = _content_type(request.headers.get("content-type", ""))
+        version = self._likely(media)
+        call: Call | None = None
+        caller = admitted.caller
+        try:
+            if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
+                raise xml.Malformed("only UTF-8 is read here", reason="charset")
+            root = await self._parse(request.body, admitted.limits)
+            version = envelope.version_of(root) or version
+            message = envelope.read(root, self.versions)
+            if (
+                caller is None
+                and self.authenticate is not None
+                and not (self.is_open and self.is_open(message))
+            ):
+                raise errors.Unauthorized("this needs a name and a password")
+            action = (request.headers.get("soapaction") or parameters.get("action", "")).strip().strip('"')
+            call = Call(
+                message,
+                addressing.read(message),
+                caller,
+                action,
+                request.path,
+                request.location,
+                request.address,
+            )
+            envelope.check_understood(message, self.understood)
+            return await self._answer(call)
+        except errors.Unauthorized as error:
+            return self._unauthorized(error)
+        except errors.MusterError as error:
+            if isinstance(error, errors.InvariantBroken):
+                events.error("bug", door=self.name, error=error)
+            return self._fault(version, call, error)
+        except Exception as error:  # noqa: BLE001  (a bug of ours is a fault too, and the log has it)
+            events.error("bug", door=self.name, error=error)
+            return self._fault(version, call, errors.InvariantBroken(str(error)))
+
+    async def _parse(self, data: bytes, limits: xml.Limits) -> xml.Element:
+        if len(data) <= INLINE_BYTES_MAX:
+            return xml.parse(data, limits)
+        async with self._parsing:
+            return await asyncio.to_thread(xml.parse, data, limits)
+
+    def _unauthorized(self, error: errors.Unauthorized) -> Response:
+        return self._refuse(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthorized",
+            f"{error.message}\n",
+            headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
+        )
+
+    def too_large(self, headers: Mapping[str, str], admitted: Admitted) -> Response:
+        """To a body that was not read, because it is longer than any that the client may send."""
+        hint = None
+        if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
+            hint = f"clients that log in may send {self.limits.bytes} bytes"
+        error = errors.LimitExceeded(f"the message is longer than {admitted.limits.bytes} bytes", hint=hint)
+        return self._fault(self._likely(_content_type(headers.get("content-type", ""))[0]), None, error)
+
+    def _likely(self, media: str) -> envelope.Version:
+        """The version of an answer to what could not be read."""
+        wanted = envelope.Version.V12 if media == "application/soap+xml" else envelope.Version.V11
+        return wanted if wanted in self.versions else self.versions[0]
+
+    def _document(self, request: Request) -> Response:
+        made = self.documents.get(request.query.lower())
+        if made is None:
+            there = ", ".join(f"?{one}" for one in self.documents)
+            return self._refuse(
+                HTTPStatus.NOT_FOUND if request.query else HTTPStatus.METHOD_NOT_ALLOWED,
+                "no-document",
+                f"this is a SOAP door: POST to it{f', or read {there}' if there else ''}\n",
+                headers={"Allow": "POST"},
+            )
+        body = made(request.location) if request.method == "GET" else b""
+        return Response(HTTPStatus.OK, body, "text/xml; charset=utf-8")
+
+    async def _caller(self, request: Request) -> Caller | None:
+        """Whoever the request says it is from; a wrong name is refused even where none is needed."""
+        given = request.headers.get("authorization")
+        if self.authenticate is None:
+            return None
+        if given is None:
+            if self.is_open is None:
+                raise errors.Unauthorized("this door needs a name and a password")
+            return None
+        scheme, _, token = given.partition(" ")
+        try:
+            if scheme.lower() != "basic":
+                raise ValueError(scheme)
+            name, colon, password = base64.b64decode(token.strip(), validate=True).decode().partition(":")
+            if not colon:
+                raise ValueError("no colon")
+        except (ValueError, binascii.Error) as error:
+            raise errors.Unauthorized("only Basic authentication is taken here") from error
+        return await self.authenticate(name, password, request.address)
+
+    async def _answer(self, call: Call) -> Response:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await self.handle(call)
+        except TimeoutError as error:
+            raise errors.TimedOut(f"it was not done in {self.timeout_s:g} s") from error
+        if answer.accepted:
+            self._answered.add(door=self.name)
+            return Response(HTTPStatus.ACCEPTED)
+        version = call.envelope.version
+        bytes_max = self.bytes_max if answer.bytes_max is None else min(answer.bytes_max, self.bytes_max)
+        try:
+            body = envelope.write(version, answer.body, answer.headers, self.prefixes, bytes_max=bytes_max)
+        except errors.LimitExceeded:
+            raise answer.too_large or errors.LimitExceeded(f"the answer has over {bytes_max} bytes") from None
+        self._answered.add(door=self.name)
+        return Response(HTTPStatus.OK, body, version.content_type)
+
+    def _fault(self, version: envelope.Version, call: Call | None, error: errors.MusterError) -> Response:
+        fault = self.fault_of(error)
+        reason = error.reason if isinstance(error, xml.Malformed) else fault.reason_word
+        self._refused.add(door=self.name, reason=reason)
+        headers = self.fault_headers(call, fault)
+        try:
+            body = envelope.write_fault(
+                version, fault, headers, self.prefixes, bytes_max=self.fault_bytes_max
+            )
+        except errors.LimitExceeded:  # what the client wants to see in the answer does not fit
+            small = faults.Fault(fault.blame, fault.message[:1000], subcode=fault.subcode)
+            body = envelope.write_fault(version, small, (), self.prefixes)
+        theirs = version is envelope.Version.V12 and fault.blame is faults.Code.SENDER
+        status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
+        return Response(status, body, version.content_type)
+
+    def _refuse(
+        self, status: int, reason: str, text: str = "", *, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        self._refused.add(door=self.name, reason=reason)
+        return Response(status, text.encode(), headers=headers or {})
+
+
+def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> Response:
+    headers = {"Retry-After": str(int(error.retry_after_s or 1))}
+    return Response(status, f"{error.message}\n".encode(), headers=headers)
+
+
+def _content_type(text: str) -> tuple[str, dict[str, str]]:
+    media, *rest = text.split(";")
+    parameters = {}
+    for one in rest:
+        name, _, value = one.partition("=")
+        parameters[name.strip().lower()] = value.strip().strip('"')
+    return media.strip().lower(), parameters

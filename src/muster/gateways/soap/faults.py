@@ -1,0 +1,94 @@
+"""Faults: what a door answers when it does not do what was asked.
+
+A handler raises a `Fault`, or any error of ours; `of` says whose fault it was.  The element differs between
+the versions of SOAP: 1.1 has one code and an unqualified shape, 1.2 a code, subcodes and reasons by language.
+In 1.1 a subcode has no place; what it says, doors put into the detail as well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from muster.core import errors
+from muster.core.formats import xml
+
+SOAP11 = xml.Namespace("http://schemas.xmlsoap.org/soap/envelope/")
+SOAP12 = xml.Namespace("http://www.w3.org/2003/05/soap-envelope")
+
+
+class Code(enum.Enum):
+    """In the words of SOAP 1.2."""
+
+    SENDER = "Sender"
+    RECEIVER = "Receiver"
+    MUST_UNDERSTAND = "MustUnderstand"
+    VERSION_MISMATCH = "VersionMismatch"
+
+
+_IN_11 = {Code.SENDER: "Client", Code.RECEIVER: "Server"}
+
+
+class Fault(errors.Refused):
+    """``details`` go into the fault's detail, ``headers`` into the answer's header."""
+
+    code = "soap-fault"
+
+    def __init__(
+        self,
+        blame: Code,
+        reason: str,
+        *,
+        subcode: str | None = None,
+        details: Sequence[xml.Element] = (),
+        headers: Sequence[xml.Element] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.blame = blame
+        self.subcode = subcode
+        self.details = tuple(details)
+        self.headers = tuple(headers)
+
+    @property
+    def reason_word(self) -> str:
+        """For a counter."""
+        return self.subcode.rpartition("}")[2] if self.subcode else self.blame.value
+
+
+def of(error: errors.MusterError) -> Fault:
+    """Our error as a fault without a subcode. A bug of ours is told without its story."""
+    if isinstance(error, Fault):
+        return error
+    theirs = isinstance(error, errors.InvalidInput | errors.Refused | errors.NotFound | errors.AlreadyExists)
+    if isinstance(error, errors.InvariantBroken):
+        return Fault(Code.RECEIVER, "the door has a fault of its own; its log says more")
+    return Fault(Code.SENDER if theirs else Code.RECEIVER, said(error))
+
+
+def said(error: errors.MusterError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def element11(fault: Fault) -> xml.Element:
+    return xml.Element(
+        SOAP11("Fault"),
+        xml.Element("faultcode", xml.QName(SOAP11(_IN_11.get(fault.blame, fault.blame.value)))),
+        xml.Element("faultstring", fault.message),
+        xml.Element("detail", *fault.details) if fault.details else None,
+    )
+
+
+def element12(fault: Fault) -> xml.Element:
+    subcode = None
+    if fault.subcode:
+        subcode = xml.Element(SOAP12("Subcode"), xml.Element(SOAP12("Value"), xml.QName(fault.subcode)))
+    return xml.Element(
+        SOAP12("Fault"),
+        xml.Element(
+            SOAP12("Code"), xml.Element(SOAP12("Value"), xml.QName(SOAP12(fault.blame.value))), subcode
+        ),
+        xml.Element(
+            SOAP12("Reason"), xml.Element(SOAP12("Text"), fault.message, attributes={xml.LANG: "en"})
+        ),
+        xml.Element(SOAP12("Detail"), *fault.details) if fault.details else None,
+    )

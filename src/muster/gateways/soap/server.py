@@ -1,0 +1,122 @@
+"""SOAP endpoints served alone, by uvicorn (the extra ``soap``): keep-alive, ``Expect: 100-continue``, TLS.
+
+async with serving.Server(application, port=5985) as server:
+    server.url
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Self
+
+import uvicorn
+
+from muster.bus.http import asgi_server
+from muster.core import errors
+from muster.core.net import tls
+from muster.gateways.soap import asgi
+
+CONNECTIONS_MAX = 512
+OF_ADDRESS_MAX = 128
+STOP_S = 3
+
+
+class Server:
+    """``listener``: a socket that listens already, instead of ``host`` and ``port``.
+
+    ``behind_proxy``: all clients connect by way of a proxy, so their addresses are not those of connections.
+    """
+
+    def __init__(
+        self,
+        application: asgi.Application,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        listener: socket.socket | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        of_address_max: int = OF_ADDRESS_MAX,
+        behind_proxy: bool = False,
+    ) -> None:
+        self._application = application
+        self._listener = listener
+        self._certificate = certificate
+        self._key = key
+        self._connections_max = connections_max
+        self._of_address_max = None if behind_proxy else of_address_max
+        self._server: asgi_server.Server
+        self._task: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.host = host
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self._certificate else 'http'}://{host}:{self.port}"
+
+    async def start(self) -> None:
+        config = uvicorn.Config(
+            self._application,
+            http=asgi_server.Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # `soap.forwarded_header` names the only one that is believed
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=self._certificate,
+            ssl_keyfile=self._key,
+        )
+        try:
+            await asyncio.to_thread(config.load)
+            listener = self._listener
+            if listener is None:
+                listener = await asyncio.to_thread(_listen, self.host, self.port)
+        except (OSError, ssl.SSLError) as error:
+            raise errors.Unavailable(
+                f"cannot serve on {self.host}:{self.port}: {error.strerror or error}",
+                hint="name another port, or 0 for a free one",
+            ) from error
+        self.host, self.port = listener.getsockname()[:2]
+        if config.ssl is not None and self._certificate is not None:
+            served = tls.Renewable(config.ssl, self._certificate, self._key)
+            self._keeping = asyncio.create_task(_keep_current(served), name="soap certificate")
+        self._server = asgi_server.Server(
+            config, connections_max=self._connections_max, of_address_max=self._of_address_max
+        )
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="soap server")
+        await self._server.ready.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _keep_current(served: tls.Renewable) -> None:
+    while True:
+        await asyncio.sleep(tls.LOOK_S)
+        served.refresh()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=256)

@@ -1,0 +1,131 @@
+"""The SOAP doors of UDDI: each message to the operation of its name, and nobody but a publisher to publish.
+
+Every port answers what the standard puts on it; `/uddi` answers all three.  The paths of another well-known
+registry lead here too, so that clients set up for it need no change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import metrics
+from muster.gateways.soap import endpoint, envelope
+from muster.gateways.uddi import auth_tokens, inquiry, publication, registry
+from muster.gateways.uddi.model import faults, schema, wsdl
+
+U = schema.UDDI
+PATHS = {
+    "/uddi": ("Inquiry", "Publication", "Security"),
+    "/uddi/inquiry": ("Inquiry",),
+    "/uddi/publication": ("Publication",),
+    "/uddi/security": ("Security",),
+    "/juddiv3/services/inquiry": ("Inquiry",),
+    "/juddiv3/services/publish": ("Publication",),
+    "/juddiv3/services/security": ("Security",),
+}
+
+#: Whether the password and the role with which a caller logged in are still the account's.
+Stands = Callable[[endpoint.Caller], Awaitable[bool]]
+
+
+async def _always(_: endpoint.Caller) -> bool:
+    return True
+
+
+class Ports:
+    def __init__(
+        self,
+        held: registry.Registry,
+        login: endpoint.Authenticate,
+        *,
+        stands: Stands = _always,
+        measure: metrics.Metrics | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._inquiry = inquiry.Inquiry(held)
+        self._publication = publication.Publication(held, self._inquiry)
+        self._login = login
+        self._stands = stands
+        self._measure = measure or metrics.Metrics()
+        self._tokens = auth_tokens.Tokens()
+        self._now_s = now_s
+
+    def doors(self) -> dict[str, endpoint.Door]:
+        """By path."""
+        return {path: self._door(names) for path, names in PATHS.items()}
+
+    def _door(self, names: tuple[str, ...]) -> endpoint.Door:
+        operations = {operation for name in names for operation in schema.PORTS[name]}
+
+        async def handle(call: endpoint.Call) -> endpoint.Answer:
+            return await self._answer(call, operations)
+
+        def described(location: str) -> bytes:
+            root = next((location[: -len(path)] for path in PATHS if location.endswith(path)), location)
+            return wsdl.wsdl(f"{root}/uddi")
+
+        return endpoint.Door(
+            name="uddi",
+            handle=handle,
+            versions=(envelope.Version.V11,),
+            prefixes=schema.PREFIXES,
+            fault_of=faults.of,
+            documents={"wsdl": described, "xsd": lambda _: wsdl.xml_schema()},
+            recognised=self._recognised,
+            measure=self._measure,
+        )
+
+    async def _recognised(self, start: bytes) -> bool:
+        """By the token, which is the first element of every message that needs one."""
+        text = xml.text_at_start(start, U("authInfo"))
+        try:
+            return text is not None and bool(await self._publisher(text))
+        except errors.MusterError:
+            return False
+
+    async def _answer(self, call: endpoint.Call, operations: set[str]) -> endpoint.Answer:
+        asked = call.envelope.first
+        if asked is None or len(call.envelope.body) != 1:
+            raise faults.fault(faults.Code.FATAL_ERROR, "the body holds one message of UDDI")
+        if asked.namespace != U or asked.local not in operations:
+            raise faults.fault(faults.Code.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
+        found = await self._operation(schema.checked(asked), call.address)
+        return endpoint.Answer([found] if found is not None else [])
+
+    async def _operation(self, asked: xml.Element, address: str = "-") -> xml.Element | None:
+        name = asked.local
+        if name == "get_authToken":
+            return await self._get_token(asked, address)
+        given = asked.find(U("authInfo"))
+        text = given.text if given is not None else ""
+        if name == "discard_authToken":
+            self._tokens.discard(text, self._now_s())
+            return None
+        if name in schema.PORTS["Inquiry"]:
+            if text:  # none is needed, but a wrong one is told
+                await self._publisher(text)
+            answer: xml.Element = await getattr(self._inquiry, name)(asked)
+            return answer
+        publisher = await self._publisher(text)
+        done: xml.Element | None = await getattr(self._publication, name)(asked, publisher)
+        return done
+
+    async def _publisher(self, text: str) -> registry.Publisher:
+        caller = self._tokens.caller(text, self._now_s())
+        if not await self._stands(caller):
+            self._tokens.discard(text, self._now_s())
+            raise faults.fault(
+                faults.Code.AUTH_TOKEN_EXPIRED, "the password or the role has changed: get another token"
+            )
+        return registry.Publisher(caller.name, caller.role)
+
+    async def _get_token(self, asked: xml.Element, address: str) -> xml.Element:
+        try:
+            caller = await self._login(asked.get("userID") or "", asked.get("cred") or "", address)
+        except errors.Unauthorized as error:
+            raise faults.fault(faults.Code.UNKNOWN_USER, "wrong name or password") from error
+        text = self._tokens.make(caller, self._now_s())
+        return xml.Element(U("authToken"), xml.Element(U("authInfo"), text))

@@ -1,0 +1,1 @@
+"""UDDI data: schema, entities, keys, matching, errors."""

@@ -1,0 +1,109 @@
+"""Find qualifiers: what a search compares, and in which order it answers.
+
+Each is known by a short name and by the key of a tModel, in any case.  Two that contradict each other are
+refused, as are unknown and repeated ones.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.gateways.uddi.model import faults
+
+_PREFIX = "uddi:uddi.org:findqualifier:"
+_SORT_PREFIX = "uddi:uddi.org:sortorder:"
+
+_KNOWN = {
+    name.lower(): name
+    for name in (
+        "andAllKeys",
+        "approximateMatch",
+        "binarySort",
+        "bindingSubset",
+        "caseInsensitiveMatch",
+        "caseInsensitiveSort",
+        "caseSensitiveMatch",
+        "caseSensitiveSort",
+        "combineCategoryBags",
+        "diacriticInsensitiveMatch",
+        "diacriticSensitiveMatch",
+        "exactMatch",
+        "orAllKeys",
+        "orLikeKeys",
+        "serviceSubset",
+        "signaturePresent",
+        "sortByDateAsc",
+        "sortByDateDesc",
+        "sortByNameAsc",
+        "sortByNameDesc",
+        "suppressProjectedServices",
+        "UTS-10",
+    )
+}
+
+
+def by_key() -> dict[str, str]:
+    """The names, by the keys of their tModels."""
+    sorts = ("binarySort", "UTS-10")
+    return {f"{_SORT_PREFIX if name in sorts else _PREFIX}{folded}": name for folded, name in _KNOWN.items()}
+
+
+#: Of each group at most one.
+_EXCLUSIVE = (
+    ("andAllKeys", "orAllKeys", "orLikeKeys"),
+    ("exactMatch", "approximateMatch"),
+    ("exactMatch", "caseInsensitiveMatch"),
+    ("exactMatch", "diacriticInsensitiveMatch"),
+    ("caseSensitiveMatch", "caseInsensitiveMatch"),
+    ("caseSensitiveSort", "caseInsensitiveSort"),
+    ("diacriticSensitiveMatch", "diacriticInsensitiveMatch"),
+    ("sortByNameAsc", "sortByNameDesc"),
+    ("sortByDateAsc", "sortByDateDesc"),
+    ("combineCategoryBags", "serviceSubset", "bindingSubset"),
+    ("binarySort", "UTS-10"),
+    ("binarySort", "caseInsensitiveSort"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Qualifiers:
+    names: frozenset[str] = frozenset()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def fold(self, text: str) -> str:
+        """As texts are compared in this search."""
+        if "caseInsensitiveMatch" in self:
+            text = text.casefold()
+        return _bare(text) if "diacriticInsensitiveMatch" in self else text
+
+    def sort_key(self, text: str) -> str:
+        return text.casefold() if "caseInsensitiveSort" in self or "UTS-10" in self else text
+
+
+def _bare(text: str) -> str:
+    parts = unicodedata.normalize("NFD", text)
+    return "".join(one for one in parts if not unicodedata.combining(one))
+
+
+def read(given: Iterable[str]) -> Qualifiers:
+    names: set[str] = set()
+    for one in given:
+        word = one.strip().lower()
+        short = word.removeprefix(_PREFIX).removeprefix(_SORT_PREFIX)
+        name = _KNOWN.get(short)
+        if name is None:
+            raise faults.fault(faults.Code.UNSUPPORTED, f"no find qualifier {one[:80]!r}")
+        if name in names:
+            raise faults.fault(faults.Code.VALUE_NOT_ALLOWED, f"the find qualifier {name} stands there twice")
+        names.add(name)
+    for group in _EXCLUSIVE:
+        both = [name for name in group if name in names]
+        if len(both) > 1:
+            raise faults.fault(faults.Code.INVALID_COMBINATION, f"{' and '.join(both)} contradict each other")
+    return Qualifiers(frozenset(names))

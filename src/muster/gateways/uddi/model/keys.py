@@ -1,0 +1,73 @@
+"""Keys of UDDI: how they look, and who may propose which.
+
+A key is ``uddi:`` and a domain or a UUID, and perhaps more after it.  Whoever saves something without a key
+gets one made.  Proposing one, ``uddi:example.org:printers``, needs a key space: its generator, the tModel
+``uddi:example.org:keygenerator``, must be the publisher's own.  The generator of a domain that has none is
+given to the first publisher that saves it; one inside another's space needs that other's generator.  The
+spaces of the standard and of this registry are reserved.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+
+from muster.gateways.uddi.model import faults
+
+GENERATOR = "keygenerator"
+RESERVED = frozenset({"uddi.org", "muster"})  # spaces of the standard and of this registry
+LENGTH_MAX = 255
+_KEY = re.compile(r"uddi:[a-z0-9][a-z0-9.\-]*(:[a-z0-9_.,;!~*'()+\-$@=%/]+)*\Z")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+
+
+def new() -> str:
+    return f"uddi:{uuid.uuid4()}"
+
+
+def check(key: str, kind: str) -> str:
+    if len(key) > LENGTH_MAX or not _KEY.match(key):
+        raise faults.fault(
+            faults.Code.INVALID_KEY_PASSED,
+            f"{key[:80]!r} is no key: expected one like uddi:example.org:printers",
+            key_type=kind,
+        )
+    return key
+
+
+def is_reserved(key: str) -> bool:
+    return key.split(":")[1:2] != [] and key.split(":")[1] in RESERVED
+
+
+def is_generator(key: str) -> bool:
+    return key.endswith(f":{GENERATOR}")
+
+
+def generator_of(key: str) -> str | None:
+    """The generator whose owner may propose ``key``; None where nobody's leave is needed.
+
+    That of ``uddi:example.org:a:b`` is ``uddi:example.org:a:keygenerator`` or an outer one: the nearest that
+    there is decides, so `may_propose` looks at all of them.
+    """
+    parts = key.split(":")
+    if is_generator(key):
+        parts = parts[:-1]
+    return ":".join((*parts[:-1], GENERATOR)) if len(parts) > 2 else None
+
+
+def may_propose(key: str, publisher: str, owner_of: Callable[[str], str | None]) -> bool:
+    """``owner_of`` tells whose generator a key is; None where there is none."""
+    if is_reserved(key):
+        return False
+    if is_generator(key) and key.count(":") == 2:
+        return not _UUID.match(key.split(":")[1])  # a domain's own: first come, first served
+    generator = generator_of(key)
+    while generator is not None:
+        owner = owner_of(generator)
+        if owner is not None:
+            return owner == publisher
+        generator = generator_of(generator.rpartition(":")[0])
+    return False

@@ -1,0 +1,192 @@
+"""The description of UDDI's ports, as their clients read it: XML Schema and WSDL, from the table of words."""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Iterator
+
+from muster.core.formats import xml
+from muster.gateways.uddi.model import schema
+
+XSD = xml.Namespace("http://www.w3.org/2001/XMLSchema")
+WSDL = xml.Namespace("http://schemas.xmlsoap.org/wsdl/")
+WSDL_SOAP = xml.Namespace("http://schemas.xmlsoap.org/wsdl/soap/")
+TARGET = xml.Namespace("urn:uddi-org:v3_service")
+PREFIXES = {**schema.PREFIXES, str(XSD): "xsd", str(WSDL): "wsdl", str(WSDL_SOAP): "soap"}
+
+
+_ADDRESS = "address.invalid"
+
+
+def wsdl(address: str) -> bytes:
+    """The description of all ports, each at ``address`` and its name."""
+    # Made once: clients choose the address, by the header Host.
+    quoted = html.escape(address, quote=True).encode("ascii", "xmlcharrefreplace")
+    return _wsdl(_ADDRESS).replace(_ADDRESS.encode(), quoted)
+
+
+@functools.lru_cache(maxsize=1)
+def _wsdl(address: str) -> bytes:
+
+    def named(tag: str, name: str, *inside: xml.Element, **more: str) -> xml.Element:
+        return xml.Element(WSDL(tag), *inside, attributes={"name": name, **more})
+
+    def message(name: str, element: str) -> xml.Element:
+        part = [named("part", "body", element=f"uddi:{element}")] if element else []
+        return named("message", name, *part)
+
+    spoken = {operation: operation for port in schema.PORTS.values() for operation in port}
+    spoken |= {answer: answer for port in schema.PORTS.values() for answer in port.values() if answer}
+    messages = [message(f"{name}Message", name) for name in (*spoken, "dispositionReport")]
+    messages.append(message("successMessage", ""))
+    literal = xml.Element(WSDL_SOAP("body"), attributes={"use": "literal"})
+    fault = xml.Element(WSDL_SOAP("fault"), attributes={"name": "error", "use": "literal"})
+    kinds, bindings, ports = [], [], []
+    for port, operations in schema.PORTS.items():
+        kinds.append(
+            named(
+                "portType",
+                f"UDDI_{port}_PortType",
+                *(
+                    named(
+                        "operation",
+                        name,
+                        xml.Element(WSDL("input"), attributes={"message": f"tns:{name}Message"}),
+                        xml.Element(
+                            WSDL("output"), attributes={"message": f"tns:{answer or 'success'}Message"}
+                        ),
+                        named("fault", "error", message="tns:dispositionReportMessage"),
+                    )
+                    for name, answer in operations.items()
+                ),
+            )
+        )
+        bindings.append(
+            named(
+                "binding",
+                f"UDDI_{port}_SoapBinding",
+                xml.Element(
+                    WSDL_SOAP("binding"),
+                    attributes={"style": "document", "transport": "http://schemas.xmlsoap.org/soap/http"},
+                ),
+                *(
+                    named(
+                        "operation",
+                        name,
+                        xml.Element(WSDL_SOAP("operation"), attributes={"soapAction": name}),
+                        xml.Element(WSDL("input"), literal),
+                        xml.Element(WSDL("output"), literal),
+                        named("fault", "error", fault),
+                    )
+                    for name in operations
+                ),
+                type=f"tns:UDDI_{port}_PortType",
+            )
+        )
+        where = xml.Element(WSDL_SOAP("address"), attributes={"location": f"{address}/{port.lower()}"})
+        ports.append(named("port", f"UDDI_{port}_Port", where, binding=f"tns:UDDI_{port}_SoapBinding"))
+    root = xml.Element(
+        WSDL("definitions"),
+        xml.Element(WSDL("types"), uddi_schema(f"{address}?xsd")),
+        *messages,
+        *kinds,
+        *bindings,
+        named("service", "UDDI_Service", *ports),
+        attributes={"name": "UDDI_Service", "targetNamespace": str(TARGET)},
+        namespaces={"tns": str(TARGET), "uddi": str(schema.UDDI)},
+    )
+    return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, PREFIXES)
+
+
+def xml_schema() -> bytes:
+    """The little of XML's own words that UDDI refers to. A door gives it out, so nobody fetches it."""
+    language = xml.Element(XSD("attribute"), attributes={"name": "lang", "type": "xsd:string"})
+    root = xml.Element(
+        XSD("schema"), language, attributes={"targetNamespace": xml.XML}, namespaces={"xsd": str(XSD)}
+    )
+    return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, PREFIXES)
+
+
+def uddi_schema(xml_location: str) -> xml.Element:
+    """Of UDDI's messages and data."""
+    imported = {"namespace": xml.XML, "schemaLocation": xml_location}
+    return xml.Element(
+        XSD("schema"),
+        xml.Element(XSD("import"), attributes=imported),
+        *_simple_types(),
+        *(made for one in schema.BY_NAME.values() for made in _declarations(one)),
+        attributes={"targetNamespace": str(schema.UDDI), "elementFormDefault": "qualified"},
+        namespaces={"xsd": str(XSD), "uddi": str(schema.UDDI)},
+    )
+
+
+def _type(name: str) -> str:
+    if name == "text":
+        return "xsd:string"
+    return f"uddi:{name}" if name in schema.TEXTS or name in schema.ENUMERATIONS else f"xsd:{name}"
+
+
+def _simple_types() -> Iterator[xml.Element]:
+    def facet(name: str, value: object) -> xml.Element:
+        return xml.Element(XSD(name), attributes={"value": str(value)})
+
+    def declared(name: str, base: str, facets: list[xml.Element]) -> xml.Element:
+        limits = xml.Element(XSD("restriction"), *facets, attributes={"base": f"xsd:{base}"})
+        return xml.Element(XSD("simpleType"), limits, attributes={"name": name})
+
+    for name, text in schema.TEXTS.items():
+        if name == "text":
+            continue
+        facets = [facet("minLength", text.shortest)] if text.shortest else []
+        facets.append(facet("maxLength", text.longest))
+        if text.collapses:
+            facets.append(facet("whiteSpace", "collapse"))
+        yield declared(name, text.base, facets)
+    for name, values in schema.ENUMERATIONS.items():
+        yield declared(name, "token", [facet("enumeration", value) for value in values])
+
+
+def _declarations(declared: schema.Declared) -> Iterator[xml.Element]:
+    if declared.simple and not declared.attributes:
+        said = {"name": declared.name, "type": _type(declared.simple)}
+        yield xml.Element(XSD("element"), attributes=said)
+        return
+    yield xml.Element(XSD("element"), attributes={"name": declared.name, "type": f"uddi:{declared.name}"})
+    attributes = []
+    for name in declared.attributes:
+        if name == "lang":
+            attributes.append(xml.Element(XSD("attribute"), attributes={"ref": "xml:lang"}))
+            continue
+        said = {"name": name, "type": _type(schema.ATTRIBUTES[name])}
+        if name in declared.required:
+            said["use"] = "required"
+        attributes.append(xml.Element(XSD("attribute"), attributes=said))
+    if declared.simple:
+        base = {"base": _type(declared.simple)}
+        inside: list[xml.Element] = [
+            xml.Element(XSD("simpleContent"), xml.Element(XSD("extension"), *attributes, attributes=base))
+        ]
+    else:
+        inside = attributes
+        if declared.content is not None:
+            part = declared.content
+            if part.kind != "sequence" or part.often:
+                part = schema.Part("sequence", parts=(part,))
+            inside = [_content(part), *attributes]
+    yield xml.Element(XSD("complexType"), *inside, attributes={"name": declared.name})
+
+
+def _content(part: schema.Part) -> xml.Element:
+    attributes: dict[str, str] = {}
+    if part.often and part.often in "?*":
+        attributes["minOccurs"] = "0"
+    if part.often and part.often in "*+":
+        attributes["maxOccurs"] = "unbounded"
+    if part.kind != "element":
+        inner = [_content(one) for one in part.parts]
+        return xml.Element(XSD(part.kind), *inner, attributes=attributes)
+    if part.name == "Signature":
+        found = {"namespace": str(schema.SIGNATURE), "processContents": "skip", **attributes}
+        return xml.Element(XSD("any"), attributes=found)
+    return xml.Element(XSD("element"), attributes={"ref": f"uddi:{part.name}", **attributes})

@@ -1,0 +1,86 @@
+"""Edits through UDDI of entries that were saved without it.
+
+Such an entry has a description of any bytes, typed metadata and a lease, of which a businessService shows a
+part (`records.from_entry`).  An edit changes what it shows and keeps the rest.  What a plain entry has no
+place for is refused.  Its bindings are numbered, so the numbers after a deleted one change.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.core.formats import xml
+from muster.gateways.uddi import records
+from muster.gateways.uddi.model import entities, matcher, schema
+from muster.inform import protocol, service_entries
+
+U = schema.UDDI
+_HINT = "delete the entry, and save it as a service with a key of your own"
+_PLACE = ("lon", "lat")
+
+
+def edited(before: service_entries.Entry, element: xml.Element) -> service_entries.Entry:
+    """``before`` with what ``element`` shows differently; `schema.Invalid` where it has no place for it."""
+    parts = {one.local for one in element.children}
+    names = entities.names(element)
+    if parts - {"name", "bindingTemplates", "categoryBag"} or len(names) != 1 or names[0].language:
+        raise schema.Invalid("an entry saved without UDDI has one name, bindings and categories", hint=_HINT)
+    if element.get("businessKey") not in (None, "", records.DOMAIN_KEY):
+        raise schema.Invalid("an entry saved without UDDI has no business", hint=_HINT)
+    shown = records.from_entry(before)
+    bag = entities.bag(element)
+    return msgspec.structs.replace(
+        before,
+        name=before.name if names == entities.names(shown) else names[0].text,
+        access=_access(before, shown, element),
+        categories=_categories(before, bag),
+        metadata=_metadata(before, entities.bag(shown), bag),
+    )
+
+
+def _access(before: service_entries.Entry, shown: xml.Element, element: xml.Element) -> tuple[str, ...]:
+    kept = {
+        entities.texts(binding, "accessPoint")[0]: access
+        for binding, access in zip(entities.bindings(shown), before.access, strict=True)
+    }
+    found = []
+    for binding in entities.bindings(element):
+        points = binding.all(U("accessPoint"))
+        if len(points) != 1 or points[0].get("useType", "endPoint") not in ("", "endPoint"):
+            raise schema.Invalid("a binding of an entry saved without UDDI is an end point", hint=_HINT)
+        if any(one.local != "accessPoint" for one in binding.children):
+            raise schema.Invalid("a binding of an entry saved without UDDI is an address only", hint=_HINT)
+        found.append(kept.get(points[0].text, points[0].text))
+    return tuple(found)
+
+
+def _categories(before: service_entries.Entry, bag: entities.Bag) -> tuple[str, ...]:
+    kept = {}
+    for one in before.categories:
+        model, _, value = one.partition("=")
+        kept[records.category(entities.reference(records.keyed(model, value)))] = one
+    stated = [
+        records.category(one) for one in bag.references if one.model not in (matcher.KEYWORDS, matcher.LEASE)
+    ]
+    return tuple(kept.get(one, one) for one in stated)
+
+
+def _metadata(
+    before: service_entries.Entry, shown: entities.Bag, bag: entities.Bag
+) -> dict[str, protocol.Attribute]:
+    old = {one.name: one.value for one in shown.references if one.model == matcher.KEYWORDS}
+    found: dict[str, protocol.Attribute] = {}
+    for one in bag.references:
+        if one.model != matcher.KEYWORDS:
+            continue
+        if not one.name or one.name in service_entries.RESERVED:
+            raise schema.Invalid(f"{one.name!r} cannot be metadata of an entry saved without UDDI")
+        same = one.name in before.metadata and old.get(one.name) == one.value
+        found[one.name] = before.metadata[one.name] if same else records.number(one.value)
+    if bag.groups == shown.groups:
+        return found | {name: before.metadata[name] for name in _PLACE if name in before.metadata}
+    if len(bag.groups) > 1 or any(model != matcher.BOX for model, _ in bag.groups):
+        raise schema.Invalid("an entry saved without UDDI has one place", hint=_HINT)
+    return found | records.middle(bag)

@@ -1,0 +1,295 @@
+"""Entities of UDDI as contexts, and contexts as entities.
+
+Each business, service and tModel is a context whose value is its XML and whose attributes are what `find`
+and the search of UDDI look at.  A service is a service entry (`muster.inform.service_entries`) under its own key,
+so both views are of one thing: what was saved as a plain entry is shown as a businessService of the
+domain's own business, with its metadata as keywords, its place as a box and its lease as a keyed reference.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import xsd_types
+from muster.gateways.uddi.model import entities, keys, matcher, schema
+from muster.inform import protocol, service_entries
+
+U = schema.UDDI
+XML_BYTES_MAX = protocol.VALUE_BYTES_MAX
+SPARE_BYTES = 64  # for what is added when it is kept
+
+#: The business whose services are those that no business was named for.
+DOMAIN_KEY = "uddi:muster:domain"
+DOMAIN_NAME = "Muster"
+
+_KINDS = {"business": "businessEntity", "service": "businessService", "tmodel": "tModel"}
+_KEYS = {"business": "businessKey", "service": "serviceKey", "tmodel": "tModelKey"}
+_FOREIGN = re.compile(r"[^a-z0-9:_.,;!~*'()+\-$@=/]")
+_YEAR_9999_S = 253_370_764_800
+_OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "created", "deleted", "uddi"})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entity as it stands in the registry."""
+
+    kind: str
+    key: str
+    element: xml.Element
+    owner: str = ""
+    created_at_s: float = 0.0
+    modified_at_s: float = 0.0
+    version: int = 0
+    deleted: bool = False
+    expires_at_ns: int = 0
+    business: str = ""  # of a service
+    entry: service_entries.Entry | None = None  # that was saved without UDDI
+
+    @property
+    def names(self) -> list[entities.Name]:
+        return entities.names(self.element)
+
+    @property
+    def first_name(self) -> str:
+        return next((name.text for name in self.names), "")
+
+
+def context_key(kind: str, key: str) -> str:
+    if kind == "service":
+        return service_entries.PREFIX + urllib.parse.unquote(key.removeprefix("uddi:"))
+    return f"uddi/{kind}/{key}"
+
+
+def entry_key(id: str) -> str:
+    """The key of a plain entry: what keys of UDDI have no room for, capitals too, is written as %xx."""
+    return "uddi:" + _FOREIGN.sub(lambda one: "".join(f"%{byte:02x}" for byte in one[0].encode()), id)
+
+
+def element_name(kind: str) -> str:
+    return U(_KINDS[kind])
+
+
+def key_name(kind: str) -> str:
+    return _KEYS[kind]
+
+
+def category(reference: entities.Reference) -> str:
+    return f"{reference.model}={reference.value}"
+
+
+def attributes(
+    kind: str, element: xml.Element, created_at_s: float, *, deleted: bool = False
+) -> protocol.Attributes:
+    """What a search looks at."""
+    names = [name.text for name in entities.names(element)]
+    bag = entities.bag(element)
+    found: protocol.Attributes = {
+        "kind": kind,
+        "name": names[0] if names else "",
+        "names": names,
+        "categories": [category(one) for one in bag.references],
+        "created": created_at_s,
+        "uddi": True,
+    }
+    if kind == "service":
+        bindings = entities.bindings(element)
+        found |= {
+            "access": [text for one in bindings for text in entities.texts(one, "accessPoint")],
+            "business": element.get("businessKey") or "",
+            "bindings": [one.get("bindingKey") or "" for one in bindings],
+            "models": sorted({model for one in bindings for model in entities.models(one)}),
+        }
+        found = {**_metadata(bag), **found}
+    else:
+        found["identifiers"] = [category(one) for one in entities.bag(element, "identifierBag").references]
+    if deleted:
+        found["deleted"] = True
+    return found
+
+
+def _metadata(bag: entities.Bag) -> protocol.Attributes:
+    """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
+    found: protocol.Attributes = {
+        one.name: number(one.value)
+        for one in bag.references
+        if one.model == matcher.KEYWORDS and one.name and one.name not in service_entries.RESERVED | _OWN
+    }
+    return found | middle(bag)
+
+
+def middle(bag: entities.Bag) -> dict[str, protocol.Attribute]:
+    """Of the last box in ``bag``, as metadata; empty where there is none."""
+    found: dict[str, protocol.Attribute] = {}
+    for model, references in bag.groups:
+        place = matcher.box_of(references) if model == matcher.BOX else None
+        if place is not None:
+            west, south, east, north = place
+            lon = (west + (east if west <= east else east + 360.0)) / 2
+            found = {"lon": lon if lon <= 180.0 else lon - 360.0, "lat": (south + north) / 2}
+    return found
+
+
+def number(text: str) -> protocol.Attribute:
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if abs(value) < 1e15 and str(value) == text:
+            return value
+    return text
+
+
+def lease_s(element: xml.Element) -> float:
+    """How long a service wants to be kept without being saved again; 0: for ever."""
+    for one in entities.bag(element).references:
+        if one.model == matcher.LEASE and one.name == "lease_s":
+            try:
+                seconds = float(one.value)
+            except ValueError:
+                seconds = -1.0
+            if not 0 < seconds <= 100 * 365 * 86_400:
+                raise schema.Invalid(f"a lease of {one.value[:40]!r} seconds")
+            return seconds
+    return 0.0
+
+
+def check(kind: str, element: xml.Element) -> None:
+    """Whether it can be kept."""
+    schema.checked(element)  # what goes in must come out again
+    for model, references in entities.bag(element).groups:
+        if model == matcher.BOX:
+            matcher.box(references)
+    if kind == "service":
+        lease_s(element)
+    xml.write(element, schema.PREFIXES, bytes_max=XML_BYTES_MAX)
+    if len(protocol.encode(attributes(kind, element, 0.0))) > protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES:
+        raise errors.LimitExceeded(
+            f"names, keys and categories take over {protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES} bytes"
+        )
+
+
+# Back again.
+
+
+def held(context: protocol.Context) -> Held:
+    """`errors.InvalidInput` or `errors.LimitExceeded` where the context is no entity."""
+    kind = str(context.attributes.get("kind", ""))
+    if kind not in _KINDS:
+        raise errors.InvalidInput(f"{context.key!r} is nothing of UDDI")
+    entry = None
+    if kind == "service" and not context.attributes.get("uddi"):
+        entry = service_entries.from_context(context)
+        element = from_entry(entry)
+    else:
+        element = xml.parse(context.value, xml.Limits(bytes=XML_BYTES_MAX))
+    key = element.get(_KEYS[kind]) or ""
+    # Anybody may write a context by hand: what stands in it is not to be taken for another's entity.
+    if element.name != element_name(kind) or context_key(kind, key) != context.key:
+        raise errors.InvalidInput(f"{context.key!r} holds the entity of another key")
+    if kind != "service" and keys.is_reserved(key):
+        raise errors.InvalidInput(f"{context.key!r} has a reserved key")
+    if len(key) > keys.LENGTH_MAX:
+        raise errors.InvalidInput(f"{context.key!r} has no room in a key of UDDI")
+    if context.expires_at_ns:
+        element = _with_lease(element, context.expires_at_ns)
+    return Held(
+        kind,
+        key,
+        element,
+        context.writer,
+        _seconds(context.attributes.get("created"), context.stamp_time),
+        (context.stamp_time >> 16) / 1000,
+        context.version,
+        bool(context.attributes.get("deleted")),
+        context.expires_at_ns,
+        (element.get("businessKey") or "") if kind == "service" else "",
+        entry,
+    )
+
+
+def _seconds(created: object, stamp_time: int) -> float:
+    if isinstance(created, int | float) and 0 <= created < _YEAR_9999_S:
+        return float(created)
+    return (stamp_time >> 16) / 1000
+
+
+def from_entry(entry: service_entries.Entry) -> xml.Element:
+    """A plain service entry, in the words of UDDI."""
+    key = entry_key(entry.id)
+    bindings = [
+        xml.Element(
+            U("bindingTemplate"),
+            xml.Element(U("accessPoint"), access[:4096], attributes={"useType": "endPoint"}),
+            attributes={"bindingKey": f"{key}:{number}", "serviceKey": key},
+        )
+        for number, access in enumerate(entry.access, 1)
+    ]
+    pairs = [one.partition("=") for one in entry.categories]
+    references = [keyed(model, value) for model, _, value in pairs]
+    references += [
+        keyed(matcher.KEYWORDS, _text(value), name)
+        for name, value in entry.metadata.items()
+        if name not in ("lon", "lat")
+    ]
+    groups = [_point(entry.metadata)] if {"lon", "lat"} <= set(entry.metadata) else []
+    return xml.Element(
+        U("businessService"),
+        xml.Element(U("name"), entry.name[:255].strip() or "-"),
+        xml.Element(U("bindingTemplates"), *bindings) if bindings else None,
+        xml.Element(U("categoryBag"), *references, *groups) if references or groups else None,
+        attributes={"serviceKey": key, "businessKey": DOMAIN_KEY},
+    )
+
+
+def keyed(model: str, value: str, name: str = "") -> xml.Element:
+    stated = {"tModelKey": model.lower()[:255], "keyName": name[:255], "keyValue": value[:255]}
+    return xml.Element(U("keyedReference"), attributes=stated)
+
+
+def _text(value: protocol.Attribute) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _point(metadata: Mapping[str, protocol.Attribute]) -> xml.Element:
+    lon, lat = _text(metadata["lon"]), _text(metadata["lat"])
+    sides = {"minX": lon, "minY": lat, "maxX": lon, "maxY": lat}
+    return xml.Element(
+        U("keyedReferenceGroup"),
+        *(keyed(matcher.BOX, value, side) for side, value in sides.items()),
+        attributes={"tModelKey": matcher.BOX},
+    )
+
+
+def _with_lease(element: xml.Element, expires_at_ns: int) -> xml.Element:
+    ends = keyed(matcher.LEASE, xsd_types.moment(expires_at_ns / 1e9), "expires_at")
+    bag = element.find(U("categoryBag"))
+    inside: Iterable[xml.Element] = bag.children if bag is not None else ()
+    references = [one for one in inside if one.name == U("keyedReference")]
+    groups = [one for one in inside if one.name != U("keyedReference")]
+    kept = [
+        one
+        for one in references
+        if (one.get("tModelKey"), one.get("keyName")) != (matcher.LEASE, "expires_at")
+    ]
+    return entities.with_part(
+        element,
+        "name description bindingTemplates categoryBag",
+        xml.Element(U("categoryBag"), *kept, ends, *groups),
+    )
+
+
+def domain_business() -> xml.Element:
+    return xml.Element(
+        U("businessEntity"),
+        xml.Element(U("name"), DOMAIN_NAME),
+        xml.Element(U("description"), "Services of this domain that were saved without a business"),
+        attributes={"businessKey": DOMAIN_KEY},
+    )

@@ -1,0 +1,260 @@
+"""The registry behind the ports: entities read from contexts and written to them, as their publisher.
+
+What a publisher does is done over a connection under the publisher's own name, so who owns what is decided
+where everything else is: at the context's primary, by the rules of `muster.inform.access_rules`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from muster.bus import api
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import faults as soap_faults
+from muster.gateways.uddi import records
+from muster.gateways.uddi.model import entities, faults, schema, standard_tmodels
+from muster.inform import client, protocol, service_entries
+
+U = schema.UDDI
+FOUND_MAX = 10_000
+TOGETHER = 16
+_ASSERTIONS = "uddi/assertion/"
+
+# Any client may write a context of such a key by hand.  One that is no entity is not shown, and must not
+# keep others from being found.
+_NO_ENTITY = (errors.InvalidInput, errors.LimitExceeded)
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+#: A connection as somebody who came in.
+Visit = Callable[[str, str], contextlib.AbstractAsyncContextManager[api.Bus]]
+
+
+class Publisher(NamedTuple):
+    name: str
+    role: str
+
+
+READER = Publisher("uddi", "viewer")  # anybody may ask, so this is nobody in particular
+
+
+class Registry:
+    def __init__(
+        self,
+        visit: Visit,
+        *,
+        reader: Publisher = READER,
+        now_s: Callable[[], float] = time.time,
+        node: str = "uddi:muster",
+    ) -> None:
+        """``visit``: to write as a publisher, and to read as ``reader``."""
+        self._reader = reader
+        self._visit = visit
+        self.now_s = now_s
+        self.node = node
+
+    @contextlib.asynccontextmanager
+    async def _as(self, publisher: Publisher) -> AsyncIterator[client.Client]:
+        async with self._visit(*publisher) as bus:
+            yield client.Client(bus)
+
+    # Entities.
+
+    async def get(self, kind: str, key: str) -> records.Held | None:
+        if (kind, key) == ("business", records.DOMAIN_KEY):
+            return records.Held("business", key, records.domain_business())
+        if kind == "tmodel" and key in standard_tmodels.MODELS:
+            return records.Held("tmodel", key, standard_tmodels.MODELS[key])
+        try:
+            async with self._as(self._reader) as contexts:
+                context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
+            found = records.held(context)
+        except (errors.NotFound, *_NO_ENTITY):
+            return None
+        if found.key != key:
+            return None
+        if found.business not in ("", records.DOMAIN_KEY):
+            parent = await self.get("business", found.business)
+            if parent is not None and parent.owner != found.owner:
+                return None
+        return found
+
+    async def each(self, kind: str, keys: Sequence[str]) -> list[records.Held]:
+        """All of them in their order, or the fault that names one that is not there."""
+        gate = asyncio.Semaphore(TOGETHER)
+
+        async def one(key: str) -> records.Held:
+            async with gate:
+                found = await self.get(kind, key)
+            if found is None:
+                raise unknown(key, records.key_name(kind))
+            return found
+
+        return list(await asyncio.gather(*map(one, keys)))
+
+    async def find(self, kind: str, condition: str = "") -> list[records.Held]:
+        held = []
+        for context in await self._found(kind, records.context_key(kind, ""), condition):
+            try:
+                held.append(records.held(context))
+            except _NO_ENTITY:
+                continue
+        if kind == "business" and not condition:
+            held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
+        if kind == "tmodel" and not condition:
+            held += [records.Held("tmodel", key, element) for key, element in standard_tmodels.MODELS.items()]
+        if any(one.business not in ("", records.DOMAIN_KEY) for one in held):
+            # A service that was written by hand into another's business is none of it.
+            owner = {one.key: one.owner for one in await self.find("business")} | {records.DOMAIN_KEY: None}
+            held = [one for one in held if owner.get(one.business) in (None, one.owner)]
+        return held
+
+    async def _found(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
+        """All that there are in this registry: what is mounted is its own registry's to show."""
+        predicate = f"key LIKE '{prefix}%' AND kind = '{kind}'" + (f" AND ({condition})" if condition else "")
+        async with self._as(self._reader) as contexts:
+            found = await contexts.find(predicate, limit=FOUND_MAX)
+        if found.silent:
+            raise faults.fault(
+                faults.Code.BUSY, f"no answer from {found.silent_text}: what is there is not complete"
+            )
+        if found.more:
+            raise faults.fault(
+                faults.Code.RESULT_SET_TOO_LARGE,
+                f"over {len(found.contexts):,} entities would have to be looked at: ask for less",
+            )
+        return found.contexts
+
+    async def services_of(self, business: str) -> list[records.Held]:
+        condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
+        return [one for one in await self.find("service", condition) if one.business == business]
+
+    async def service_with(self, binding: str) -> records.Held | None:
+        """The service that has a binding of this key."""
+        found = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
+        if not found and ":" in binding:  # of a plain entry, whose bindings are numbered
+            held = await self.get("service", binding.rpartition(":")[0])
+            found = [held] if held is not None else []
+        for held in found:
+            if any(one.get("bindingKey") == binding for one in entities.bindings(held.element)):
+                return held
+        return None
+
+    async def put(
+        self,
+        publisher: Publisher,
+        kind: str,
+        element: xml.Element,
+        before: records.Held | None,
+        *,
+        deleted: bool = False,
+        entry: service_entries.Entry | None = None,
+    ) -> None:
+        """``entry``: what to write in place of ``element``, which only shows it."""
+        key = element.get(records.key_name(kind)) or ""
+        created_at_s = before.created_at_s if before is not None else self.now_s()
+        if entry is not None:
+            value, attributes = entry.description, service_entries.to_attributes(entry)
+        else:
+            value = xml.write(element, schema.PREFIXES)
+            attributes = records.attributes(kind, element, created_at_s, deleted=deleted)
+        async with self._as(publisher) as contexts:
+            await contexts.put(
+                records.context_key(kind, key),
+                value,
+                attributes=attributes,
+                lease_s=self._lease_s(element, before) if kind == "service" else 0.0,
+                expected_version=before.version if before is not None else 0,
+            )
+
+    def _lease_s(self, element: xml.Element, before: records.Held | None) -> float:
+        """What the service states; a lease that was given without UDDI goes on as it is."""
+        stated_s = records.lease_s(element)
+        if stated_s or before is None or not before.expires_at_ns or records.lease_s(before.element):
+            return stated_s
+        return max(0.001, before.expires_at_ns / 1e9 - self.now_s())
+
+    async def delete(self, publisher: Publisher, held: records.Held) -> None:
+        # Where it is gone somebody was faster, or its lease has ended.
+        with contextlib.suppress(errors.NotFound):
+            async with self._as(publisher) as contexts:
+                await contexts.delete(records.context_key(held.kind, held.key))
+
+    # Assertions: each publisher's own word, one context for each.
+
+    async def assertions(self, condition: str = "") -> list[Assertion]:
+        said = []
+        for context in await self._found("assertion", _ASSERTIONS, condition):
+            with contextlib.suppress(*_NO_ENTITY):
+                said.append(Assertion.of(context))
+        return said
+
+    async def say(self, publisher: Publisher, said: Assertion) -> None:
+        async with self._as(publisher) as contexts:
+            await contexts.put(
+                said.context_key,
+                xml.write(said.element, schema.PREFIXES),
+                attributes={
+                    "kind": "assertion",
+                    "from_business": said.source,
+                    "to_business": said.target,
+                },
+            )
+
+    async def withdraw(self, publisher: Publisher, said: Assertion) -> None:
+        with contextlib.suppress(errors.NotFound):
+            async with self._as(publisher) as contexts:
+                await contexts.delete(said.context_key)
+
+
+class Assertion:
+    """What one publisher says of two businesses. It is complete when the owners of both have said it."""
+
+    def __init__(self, publisher: str, element: xml.Element) -> None:
+        self.publisher = publisher
+        self.element = element
+        self.source = element.text_of(U("fromKey"))
+        self.target = element.text_of(U("toKey"))
+        keyed = element.find(U("keyedReference"))
+        assert keyed is not None  # the schema has seen to it
+        self.keyed = keyed
+        self.reference = entities.reference(keyed)
+
+    @classmethod
+    def of(cls, context: protocol.Context) -> Assertion:
+        """Whose word it is, is who wrote it. `errors.InvalidInput` where the context is none."""
+        element = schema.checked(xml.parse(context.value))
+        if element.name != U("publisherAssertion"):
+            raise errors.InvalidInput(f"{context.key!r} is no assertion")
+        return cls(context.writer, element)
+
+    @property
+    def identity(self) -> tuple[str, str, entities.Reference]:
+        return self.source, self.target, self.reference
+
+    @property
+    def context_key(self) -> str:
+        text = "\0".join((self.source, self.target, *self.reference))
+        return f"{_ASSERTIONS}{hashlib.sha256(text.encode()).hexdigest()[:40]}/{self.publisher}"
+
+
+def unknown(key: str, key_type: str) -> soap_faults.Fault:
+    return faults.fault(
+        faults.Code.INVALID_KEY_PASSED, f"nothing has the key {key[:80]!r}", key_type=key_type
+    )
+
+
+def without_repeats(keys: Iterable[str], key_type: str) -> list[str]:
+    found = list(keys)
+    if len(set(found)) != len(found):
+        raise faults.fault(faults.Code.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type)
+    return found

@@ -1,0 +1,270 @@
+"""JMS over UDP: transient messages of a topic in datagrams. LOSSY: what a datagram loses is lost.
+
+    async with udp.Sender(connection, topic) as sender:
+        sender.send("light as a feather")
+    async with udp.Receiver(connection, topic) as receiver:
+        async for message in receiver: ...
+
+Keyed over the ordinary connection: on a topic beside the one meant (``udp/…``), a receiver offers its
+address, every sender answers with its key, and sends a first datagram with a token, which the receiver has
+to say back over the bus.  So only who may use the topic gets a key, and nobody can have datagrams sent to
+somebody else.  An offer holds for a while and is renewed.
+
+Each datagram is authenticated and encrypted (AES-GCM; its nonce is the sender's number and the datagram's)
+and is taken once.  Loss and reordering are counted, not mended.  A sender's receivers all have its key: what
+is authentic comes from somebody in that circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import struct
+import time
+from typing import Any, Final, Self
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import aead
+
+from muster.bus import api
+from muster.core import errors, topics
+from muster.message import destinations, messages
+from muster.message.client import api as client_api
+from muster.message.client import producers
+
+DATAGRAM_BYTES_MAX: Final = 60_000
+RENEW_S: Final = 5.0
+HOLD_S: Final = 20.0
+WAITING_MAX: Final = 10_000
+_HEAD: Final = struct.Struct(">IQB")  # sender, number, kind
+_PROBE, _DATA = 0, 1
+_WINDOW: Final = 1024  # how far back a datagram may come late and still be taken
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    tokens: list[str] = []  # what probes brought, one from each sender
+
+
+class _Key(msgspec.Struct, frozen=True):
+    sender: int
+    key: bytes
+    first: int
+
+
+class _News(msgspec.Struct, frozen=True):
+    sender: int
+
+
+def _control(topic: topics.Topic) -> str:
+    return topics.Topic(("udp", *topic.levels)).subject
+
+
+class Sender(asyncio.DatagramProtocol):
+    """``sent`` counts datagrams, one for each message and receiver."""
+
+    def __init__(self, connection: client_api.Connection, topic: destinations.Destination) -> None:
+        self._connection = connection
+        self._destination = topic
+        self._subject = _control(topics.Topic.parse(topic.name))
+        self._number = 0
+        self._id = secrets.randbits(32)
+        self._key = aead.AESGCM.generate_key(256)
+        self._cipher = aead.AESGCM(self._key)
+        self._peers: dict[tuple[str, int], float] = {}  # until when
+        self._probed: dict[tuple[str, int], tuple[str, float]] = {}  # the token, and until when it holds
+        self.sent = 0
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._socket, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("0.0.0.0", 0))
+        self._hearing = await self._connection.bus.subscribe(self._subject, handler=self._offered)
+        news = msgspec.json.encode(_News(self._id))
+        await self._connection.bus.publish(self._subject, news)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._hearing.close()
+        self._socket.close()
+
+    @property
+    def receivers(self) -> int:
+        now = time.monotonic()
+        return sum(until > now for until in self._peers.values())
+
+    async def _offered(self, message: api.Message) -> None:
+        try:
+            offer = msgspec.json.decode(message.data, type=_Offer)
+        except msgspec.DecodeError:
+            return  # another sender's news
+        peer, now = (offer.host, offer.port), time.monotonic()
+        if len(self._probed) >= WAITING_MAX:
+            self._probed = {one: held for one, held in self._probed.items() if held[1] > now}
+        token, _ = self._probed.get(peer, ("", 0.0))
+        if token and any(secrets.compare_digest(token, one) for one in offer.tokens):
+            self._peers[peer] = now + HOLD_S
+            self._probed[peer] = (token, now + HOLD_S)
+        elif token or len(self._probed) < WAITING_MAX:
+            token = token or secrets.token_hex(8)
+            self._probed[peer] = (token, now + HOLD_S)
+            self._transmit(peer, _PROBE, token.encode())
+        await message.respond(msgspec.json.encode(_Key(self._id, self._key, self._number)))
+
+    def send(self, body: producers.Body) -> None:
+        message = producers.message_of(body)
+        message.destination, message.persistent = self._destination, False
+        message.message_id = self._connection.next_message_id()
+        message.timestamp_ms = time.time_ns() // 1_000_000
+        message.origin = self._connection.origin
+        meta, data = message.meta()
+        raw = messages.encode_meta(meta)
+        packed = struct.pack(">I", len(raw)) + raw + data
+        if len(packed) > DATAGRAM_BYTES_MAX:
+            raise errors.LimitExceeded(
+                f"{len(packed)} bytes do not fit into a datagram: the most is {DATAGRAM_BYTES_MAX}"
+            )
+        now = time.monotonic()
+        for peer, until in list(self._peers.items()):
+            if until > now:
+                self._transmit(peer, _DATA, packed)
+                self.sent += 1
+            else:
+                del self._peers[peer]
+                self._probed.pop(peer, None)
+        self._number += 1
+
+    def _transmit(self, peer: tuple[str, int], kind: int, data: bytes) -> None:
+        # A probe has a number of its own: a nonce is never used for two texts.
+        number = self._number if kind == _DATA else secrets.randbits(63) | 1 << 63
+        head = _HEAD.pack(self._id, number, kind)
+        sealed = self._cipher.encrypt(head[:12], data, head)
+        self._socket.sendto(head + sealed, peer)
+
+
+class _From:
+    """What is known of one sender."""
+
+    def __init__(self, key: _Key) -> None:
+        self.cipher = aead.AESGCM(key.key)
+        self.highest = key.first - 1
+        self.seen: set[int] = set()
+        self.token = ""
+        self.heard_at = 0.0  # over the bus
+
+
+class Receiver(asyncio.DatagramProtocol):
+    """Iterate it. ``lost`` counts datagrams that never came (or came too late to be told apart)."""
+
+    def __init__(
+        self, connection: client_api.Connection, topic: destinations.Destination, *, host: str = "127.0.0.1"
+    ) -> None:
+        self._connection = connection
+        self._subject = _control(topics.Topic.parse(topic.name))
+        self._host = host
+        self._senders: dict[int, _From] = {}
+        self._waiting: asyncio.Queue[messages.Message] = asyncio.Queue(WAITING_MAX)
+        self._wake = asyncio.Event()
+        self.received = self.lost = self.reordered = self.refused = self.dropped = 0
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._socket, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(self._host, 0))
+        self._port = self._socket.get_extra_info("sockname")[1]
+        self._hearing = await self._connection.bus.subscribe(self._subject, handler=self._news)
+        self._offering = loop.create_task(self._offer())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._offering.cancel()
+        await asyncio.gather(self._offering, return_exceptions=True)
+        await self._hearing.close()
+        self._socket.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> messages.Message:
+        return await self._waiting.get()
+
+    def _news(self, message: api.Message) -> None:
+        """Somebody began to send."""
+        try:
+            msgspec.json.decode(message.data, type=_News)
+        except msgspec.DecodeError:
+            return
+        self._wake.set()
+
+    async def _offer(self) -> None:
+        while True:
+            offer = _Offer(self._host, self._port, [one.token for one in self._senders.values() if one.token])
+            data = msgspec.json.encode(offer)
+            with contextlib.suppress(errors.Unavailable):  # the next time
+                for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
+                    self._keyed(answer)
+            gone = time.monotonic() - HOLD_S
+            self._senders = {name: one for name, one in self._senders.items() if one.heard_at > gone}
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    def _keyed(self, answer: api.Message) -> None:
+        try:
+            key = msgspec.json.decode(answer.data, type=_Key)
+        except msgspec.DecodeError:
+            return
+        known = self._senders.get(key.sender)
+        if known is None:
+            known = self._senders[key.sender] = _From(key)
+            self._wake.set()  # its probe came too early to be read: ask for another
+        known.heard_at = time.monotonic()
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        if len(data) < _HEAD.size:
+            self.refused += 1
+            return
+        head = data[: _HEAD.size]
+        sender, number, kind = _HEAD.unpack(head)
+        known = self._senders.get(sender)
+        if known is None:
+            return
+        try:
+            text = known.cipher.decrypt(head[:12], data[_HEAD.size :], head)
+        except InvalidTag:
+            self.refused += 1
+            return
+        if kind == _PROBE:
+            token = text.decode("ascii", "replace")
+            if known.token != token:
+                known.token = token
+                self._wake.set()
+            return
+        if not self._fresh(known, number):
+            self.refused += 1
+            return
+        try:
+            (size,) = struct.unpack_from(">I", text)
+            message = messages.rebuild(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
+            self._waiting.put_nowait(message)
+            self.received += 1
+        except (errors.MusterError, struct.error, asyncio.QueueFull):
+            self.dropped += 1
+
+    def _fresh(self, known: _From, number: int) -> bool:
+        """Whether it is the first with this number; counts what it tells of loss and order."""
+        if number > known.highest:
+            if known.seen:
+                self.lost += number - known.highest - 1
+            known.highest = number
+        elif number in known.seen or number <= known.highest - _WINDOW:
+            return False
+        else:
+            self.reordered += 1
+            self.lost -= 1
+        known.seen.add(number)
+        if len(known.seen) > 2 * _WINDOW:
+            known.seen = {one for one in known.seen if one > known.highest - _WINDOW}
+        return True

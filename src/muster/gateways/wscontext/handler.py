@@ -1,0 +1,318 @@
+"""What the two doors of WS-Context do: each operation over the sessions, and the standard's faults.
+
+The context of an operation comes in the SOAP header, as the standard has it.  Contents are the elements that
+the client put there, kept as they came; contents that are no XML (put there in another way) are shown as
+base64 in an element of our own namespace.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from muster.bus.http import server
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import log, metrics
+from muster.gateways.soap import addressing, callbacks, envelope, faults, xsd_types
+from muster.gateways.soap import endpoint as soap_endpoint
+from muster.gateways.wscontext import schema
+from muster.inform import activities as inform_activities
+from muster.inform import protocol
+from muster.trust.permissions import roles
+
+events = log.Events("wscontext")
+
+WSCTX, OURS = schema.WSCTX, schema.OURS
+REMEMBERED_MAX = 10_000  # users whose timeout is kept
+_ID = re.compile(r"(?:urn:)?(?:uuid:)?([0-9A-Za-z-]{1,64})\Z")
+
+#: Sessions as whoever called, for as long as they are held.
+Visit = Callable[[soap_endpoint.Caller], AbstractAsyncContextManager[inform_activities.Sessions]]
+
+
+class Post(Protocol):
+    """What `muster.bus.http.server.post` does."""
+
+    def __call__(
+        self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
+    ) -> Awaitable[server.Response]: ...
+
+
+def fault(name: str, reason: str, *, blame: faults.Code = faults.Code.SENDER) -> faults.Fault:
+    return faults.Fault(blame, reason, subcode=WSCTX(name), details=[xml.Element(WSCTX(name), reason)])
+
+
+class Desk:
+    def __init__(
+        self,
+        visit: Visit,
+        *,
+        callbacks: Sequence[str] = (),
+        measure: metrics.Metrics | None = None,
+        now_s: Callable[[], float] = time.time,
+        post: Post = server.post,
+    ) -> None:
+        self._visit = visit
+        self._allowed = callbacks
+        self._measure = measure or metrics.Metrics()
+        self._now_s = now_s
+        self._post = post
+        self._timeouts_s: dict[str, float] = {}
+
+    def doors(
+        self, authenticate: soap_endpoint.Authenticate, path: str = "/context"
+    ) -> dict[str, soap_endpoint.Door]:
+        """By path: the context service, and the context manager at ``…manager``."""
+        manager = f"{path}manager"
+        return {
+            path: self._door("context", authenticate, schema.SERVICE, "ContextService", manager),
+            manager: self._door("contextmanager", authenticate, schema.MANAGER, "ContextManager", manager),
+        }
+
+    def _door(
+        self,
+        name: str,
+        authenticate: soap_endpoint.Authenticate,
+        operations: tuple[str, ...],
+        port: str,
+        manager: str,
+    ) -> soap_endpoint.Door:
+        async def handle(call: soap_endpoint.Call) -> soap_endpoint.Answer:
+            return await self._handle(call, operations, manager)
+
+        return soap_endpoint.Door(
+            name=name,
+            handle=handle,
+            prefixes=schema.PREFIXES,
+            authenticate=authenticate,
+            understood=lambda header: addressing.understood(header) or header == WSCTX("context"),
+            fault_of=fault_of,
+            fault_headers=_fault_headers,
+            documents={"wsdl": lambda location: schema.document(operations, port, location)},
+            limits=xml.Limits(bytes=2 << 20),
+            measure=self._measure,
+        )
+
+    async def _handle(
+        self, call: soap_endpoint.Call, operations: tuple[str, ...], manager: str
+    ) -> soap_endpoint.Answer:
+        asked = call.envelope.first
+        if (
+            asked is None
+            or len(call.envelope.body) != 1
+            or asked.namespace != WSCTX
+            or asked.local not in operations
+        ):
+            what = f"<{asked.local[:60]}>" if asked is not None else "an empty body"
+            raise fault("generalFault", f"{what} is no operation here; there are {', '.join(operations)}")
+        wsa = call.addressing
+        if wsa is None:
+            return soap_endpoint.Answer([await self._do(call, asked, manager)])
+        self._check_callbacks(wsa)
+        version = call.envelope.version
+        try:
+            answer = await self._do(call, asked, manager)
+        except errors.MusterError as error:
+            if wsa.answered_directly(fault=True):
+                raise
+            stated = fault_of(error)
+            headers = _fault_headers(call, stated)
+            await self._send(
+                wsa, version, envelope.write_fault(version, stated, headers, schema.PREFIXES), fault=True
+            )
+            return soap_endpoint.Answer(accepted=True)
+        headers = wsa.reply_headers(f"{WSCTX}/{answer.local}")
+        if wsa.answered_directly():
+            return soap_endpoint.Answer([answer], headers)
+        await self._send(wsa, version, envelope.write(version, [answer], headers, schema.PREFIXES))
+        return soap_endpoint.Answer(accepted=True)
+
+    def _check_callbacks(self, wsa: addressing.Addressing) -> None:
+        for endpoint in (wsa.reply_to, wsa.fault_to):
+            if endpoint is None or endpoint.address in ("", addressing.NONE, addressing.ANONYMOUS[wsa.wsa]):
+                continue
+            try:
+                callbacks.check(endpoint.address, self._allowed)
+            except (errors.Forbidden, errors.InvalidInput) as error:
+                raise addressing.invalid_header(wsa.wsa, faults.said(error)) from error
+
+    async def _send(
+        self, wsa: addressing.Addressing, version: envelope.Version, data: bytes, *, fault: bool = False
+    ) -> None:
+        """The callback style of the standard: the answer goes to the address that the request names."""
+        to = wsa.endpoint(fault=fault)
+        if to is None or to.address == addressing.NONE:
+            return
+        headers = {"Content-Type": version.content_type}
+        try:
+            await self._post(to.address, data, headers=headers, body_bytes_max=65536)
+        except errors.MusterError as error:
+            events.warning("answer-not-taken", address=to.address, error=error)
+
+    async def _do(self, call: soap_endpoint.Call, asked: xml.Element, manager: str) -> xml.Element:
+        assert call.caller is not None
+        caller, id = call.caller, _identifier(call.envelope)
+        reply = WSCTX(schema.REPLIES[asked.local])
+        if asked.local in ("setTimeout", "getTimeout"):
+            if asked.local == "getTimeout":
+                return xml.Element(reply, str(int(self._timeout_s(caller))))
+            self._set_timeout(caller, asked)
+            return xml.Element(reply)
+        if caller.role == roles.Role.VIEWER and asked.local in ("begin", "complete", "setContents"):
+            raise errors.Forbidden(f"{caller.name} may look and change nothing")
+        async with self._visit(caller) as activities:
+            match asked.local:
+                case "begin":
+                    timeout = asked.find(WSCTX("timeout"))
+                    made = await activities.begin(
+                        parent=id,
+                        timeout_s=(_seconds(timeout) if timeout is not None else 0)
+                        or self._timeout_s(caller),
+                    )
+                    return xml.Element(reply, _context(made, call.location, manager))
+                case "complete":
+                    _expect(id, "noActivityFault")
+                    await activities.complete(id)
+                    return xml.Element(reply)
+                case "getStatus":
+                    status = await activities.status(id) if id else inform_activities.Status.NO_ACTIVITY
+                    return xml.Element(reply, status.value)
+                case "getContents":
+                    _expect(id, "validContextExpectedFault")
+                    found = await self._known(activities.get(id))
+                    return xml.Element(reply, _context(found, call.location, manager, contents=True))
+            _expect(id, "validContextExpectedFault")
+            await self._known(activities.set_contents(id, _contents(asked)))
+            return xml.Element(reply)
+
+    @staticmethod
+    async def _known(work: Awaitable[inform_activities.Session]) -> inform_activities.Session:
+        try:
+            return await work
+        except inform_activities.NoActivity as error:
+            raise fault("unknownContextFault", error.message) from error
+
+    def _timeout_s(self, caller: soap_endpoint.Caller) -> float:
+        return self._timeouts_s.get(caller.name, inform_activities.TIMEOUT_S)
+
+    def _set_timeout(self, caller: soap_endpoint.Caller, asked: xml.Element) -> None:
+        given = asked.find(WSCTX("timeout"))
+        if given is None:
+            raise fault("generalFault", "the timeout is missing")
+        seconds = _seconds(given)
+        if not seconds:  # the default again
+            self._timeouts_s.pop(caller.name, None)
+            return
+        inform_activities.check_timeout(seconds)
+        if len(self._timeouts_s) >= REMEMBERED_MAX and caller.name not in self._timeouts_s:
+            raise errors.Overloaded("too many timeouts are kept here")
+        self._timeouts_s[caller.name] = seconds
+
+
+def fault_of(error: errors.MusterError) -> faults.Fault:
+    said = faults.said(error)
+    match error:
+        case faults.Fault():
+            return error
+        case inform_activities.ChildActivityPending():
+            return fault("childActivityPendingFault", said)
+        case inform_activities.InvalidState():
+            return fault("invalidStateFault", said)
+        case inform_activities.NoActivity():
+            return fault("invalidActivityFault", said)
+        case inform_activities.TimeoutOutOfRange():
+            return fault("timeoutOutOfRangeFault", said)
+        case errors.Forbidden():
+            return fault("noPermissionFault", said)
+    plain = faults.of(error)
+    return fault("generalFault", plain.message, blame=plain.blame)
+
+
+def _fault_headers(call: soap_endpoint.Call | None, told: faults.Fault) -> Sequence[xml.Element]:
+    if call is None or call.addressing is None:
+        return ()
+    action = f"{WSCTX}/{told.reason_word}"
+    return call.addressing.reply_headers(action, fault=True)
+
+
+def _identifier(message: envelope.Envelope) -> str:
+    """Of the activity in the header. Matched by local names: some clients mistake the namespace inside it."""
+    contexts = [one for one in message.headers if one.name == WSCTX("context")]
+    if not contexts:
+        return ""
+    found = [one.text for one in contexts[0].children if one.local == "context-identifier"]
+    if len(contexts) > 1 or len(found) != 1:
+        raise fault("validContextExpectedFault", "expected one context with one context-identifier")
+    known = _ID.match(found[0])
+    if known is None:
+        raise fault("validContextExpectedFault", f"{found[0][:80]!r} is no identifier of ours")
+    return known[1]
+
+
+def _expect(id: str, name: str) -> None:
+    if not id:
+        raise fault(name, "the header holds no context")
+
+
+def _seconds(element: xml.Element) -> int:
+    try:
+        return xsd_types.parse_integer(element.text, minimum=0, maximum=1 << 31)
+    except errors.InvalidInput as error:
+        raise fault("timeoutOutOfRangeFault", error.message) from error
+
+
+def _context(
+    session: inform_activities.Session, location: str, manager: str, *, contents: bool = False
+) -> xml.Element:
+    wsa = addressing.WSA05
+    base = location.rpartition("/")[0]
+    address = xml.Element(wsa("Address"), f"{base}/{manager.rpartition('/')[2]}")
+    parent = None
+    if session.parent:
+        identifier = xml.Element(WSCTX("context-identifier"), f"urn:uuid:{session.parent}")
+        parent = xml.Element(WSCTX("parent-context"), identifier)
+    return xml.Element(
+        WSCTX("context"),
+        xml.Element(WSCTX("context-identifier"), f"urn:uuid:{session.id}"),
+        xml.Element(WSCTX("context-manager"), address),
+        parent,
+        *(_shown(session.contents) if contents else ()),
+        attributes={"expiresAt": xsd_types.moment(session.expires_at_ns / 1e9)},
+    )
+
+
+def _contents(asked: xml.Element) -> bytes:
+    """The bytes to keep: the elements as they came, or what an element of ours holds."""
+    if any(one.namespace == WSCTX or not one.namespace for one in asked.children) or asked.text:
+        raise fault("generalFault", "contents are elements of a namespace other than that of WS-Context")
+    if len(asked.children) == 1 and asked.children[0].name == OURS("bytes"):
+        try:
+            return base64.b64decode(asked.children[0].text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise fault("generalFault", f"not base64: {error}") from error
+    contents = b""
+    for one in asked.children:  # each with all the prefixes around it
+        contents += xml.write(one, bytes_max=protocol.VALUE_BYTES_MAX - len(contents))
+    return contents
+
+
+def _shown(contents: bytes) -> Sequence[xml.Element]:
+    if not contents:
+        return ()
+    try:
+        holder = xml.parse(b"<c>" + contents + b"</c>", xml.Limits(bytes=4 << 20))
+    except (errors.InvalidInput, errors.LimitExceeded):
+        holder = None
+    if (
+        holder is not None
+        and not holder.text
+        and all(one.namespace not in ("", WSCTX) for one in holder.children)
+    ):
+        return holder.children
+    return [xml.Element(OURS("bytes"), base64.b64encode(contents).decode())]

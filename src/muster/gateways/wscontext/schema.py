@@ -1,0 +1,112 @@
+"""The messages of the profile: names, schema, and the WSDL of its two doors."""
+
+from __future__ import annotations
+
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, wsdl
+
+WSCTX = xml.Namespace("http://docs.oasis-open.org/ws-caf/2005/10/wsctx")
+OURS = xml.Namespace("urn:muster:context:1")  # contents that are no XML
+PREFIXES: dict[str, str] = {WSCTX: "wsctx", OURS: "m", addressing.WSA04: "wsa", addressing.WSA05: "wsa5"}
+
+FAULTS = (
+    "invalidStateFault",
+    "timeoutOutOfRangeFault",
+    "childActivityPendingFault",
+    "noActivityFault",
+    "invalidActivityFault",
+    "noPermissionFault",
+    "validContextExpectedFault",
+    "unknownContextFault",
+    "generalFault",
+)
+REPLIES = {
+    "begin": "begun",
+    "complete": "completed",
+    "getStatus": "status",
+    "setTimeout": "timeoutSet",
+    "getTimeout": "timeout",
+    "getContents": "contents",
+    "setContents": "contentsSet",
+}
+SERVICE = ("begin", "complete", "getStatus", "setTimeout", "getTimeout")
+MANAGER = ("getContents", "setContents")
+
+_SCHEMA = f"""
+<xsd:schema xmlns:xsd="{wsdl.XSD}" xmlns:wsctx="{WSCTX}" targetNamespace="{WSCTX}"
+    elementFormDefault="qualified">
+  <xsd:complexType name="ReferenceType">
+    <xsd:sequence>
+      <xsd:any namespace="##other" processContents="lax" minOccurs="0" maxOccurs="unbounded"/>
+    </xsd:sequence>
+  </xsd:complexType>
+  <xsd:complexType name="ContextType">
+    <xsd:sequence>
+      <xsd:element name="context-identifier" type="xsd:anyURI"/>
+      <xsd:element name="context-service" type="wsctx:ReferenceType" minOccurs="0"/>
+      <xsd:element name="context-manager" type="wsctx:ReferenceType" minOccurs="0"/>
+      <xsd:element name="parent-context" type="wsctx:ContextType" minOccurs="0"/>
+      <xsd:any namespace="##other" processContents="lax" minOccurs="0" maxOccurs="unbounded"/>
+    </xsd:sequence>
+    <xsd:attribute name="expiresAt" type="xsd:dateTime"/>
+  </xsd:complexType>
+  <xsd:complexType name="EmptyType"><xsd:sequence/></xsd:complexType>
+  <xsd:simpleType name="StatusType">
+    <xsd:restriction base="xsd:string">
+      <xsd:enumeration value="ACTIVE"/><xsd:enumeration value="COMPLETING"/>
+      <xsd:enumeration value="COMPLETED"/>
+      <xsd:enumeration value="NO_ACTIVITY"/><xsd:enumeration value="UNKNOWN"/>
+    </xsd:restriction>
+  </xsd:simpleType>
+  <xsd:element name="context" type="wsctx:ContextType"/>
+  <xsd:element name="begin">
+    <xsd:complexType>
+      <xsd:sequence><xsd:element name="timeout" type="xsd:int" minOccurs="0"/></xsd:sequence>
+    </xsd:complexType>
+  </xsd:element>
+  <xsd:element name="begun">
+    <xsd:complexType><xsd:sequence><xsd:element ref="wsctx:context"/></xsd:sequence></xsd:complexType>
+  </xsd:element>
+  <xsd:element name="complete">
+    <xsd:complexType>
+      <xsd:sequence><xsd:element name="completion-status" type="xsd:string" minOccurs="0"/></xsd:sequence>
+    </xsd:complexType>
+  </xsd:element>
+  <xsd:element name="completed" type="wsctx:EmptyType"/>
+  <xsd:element name="getStatus" type="wsctx:EmptyType"/>
+  <xsd:element name="status" type="wsctx:StatusType"/>
+  <xsd:element name="setTimeout">
+    <xsd:complexType>
+      <xsd:sequence><xsd:element name="timeout" type="xsd:int"/></xsd:sequence>
+    </xsd:complexType>
+  </xsd:element>
+  <xsd:element name="timeoutSet" type="wsctx:EmptyType"/>
+  <xsd:element name="getTimeout" type="wsctx:EmptyType"/>
+  <xsd:element name="timeout" type="xsd:int"/>
+  <xsd:element name="getContents" type="wsctx:EmptyType"/>
+  <xsd:element name="contents">
+    <xsd:complexType><xsd:sequence><xsd:element ref="wsctx:context"/></xsd:sequence></xsd:complexType>
+  </xsd:element>
+  <xsd:element name="setContents" type="wsctx:ReferenceType"/>
+  <xsd:element name="contentsSet" type="wsctx:EmptyType"/>
+  {"".join(f'<xsd:element name="{one}" type="xsd:string"/>' for one in FAULTS)}
+</xsd:schema>
+"""
+
+
+def document(operations: tuple[str, ...], name: str, location: str) -> bytes:
+    """The WSDL of a door with these operations."""
+    return wsdl.document(
+        name=name,
+        namespace=WSCTX,
+        schema=_without_spaces(xml.parse(_SCHEMA.strip().encode())),
+        operations=[
+            wsdl.Operation(one, one, REPLIES[one], FAULTS, headers=("context",)) for one in operations
+        ],
+        location=location,
+    )
+
+
+def _without_spaces(element: xml.Element) -> xml.Element:
+    content = [_without_spaces(one) for one in element.children]
+    return xml.Element(element.name, *content, attributes=element.attributes, namespaces=element.namespaces)

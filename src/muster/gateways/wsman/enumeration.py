@@ -1,0 +1,176 @@
+"""WS-Enumeration: lists of resources, page by page, as much as fits into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import xsd_types
+from muster.gateways.wsman import enumeration_contexts, event_delivery
+from muster.gateways.wsman import request as wsman_request
+from muster.gateways.wsman.wire import faults, filters, namespaces, representations
+from muster.manage import client
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+
+ELEMENTS_MAX = 200  # in one answer
+FRAME_BYTES = 4096  # what an answer holds besides its items
+
+
+class Enumerating:
+    def __init__(self, visit: event_delivery.Visit, now_s: Callable[[], float]) -> None:
+        self._visit = visit
+        self._now_s = now_s
+        self.open = enumeration_contexts.Enumerations()
+
+    async def enumerate(self, request: wsman_request.Request) -> wsman_request.Told:
+        asked, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
+        mode = enumeration_contexts.mode_of(asked)
+        where = filters.of_enumeration(asked)
+        ends_at_s = enumeration_contexts.ends_at_s(
+            asked,
+            namespaces.WSEN,
+            now_s,
+            default_s=enumeration_contexts.LIFETIME_S,
+            max_s=enumeration_contexts.LIFETIME_S_MAX,
+        )
+        made = self.open.begin(request.caller.name, request.kind, where, mode, ends_at_s, now_s)
+        items: list[xml.Element] = []
+        done, more = False, []
+        try:
+            async with self._visit(request.caller) as fleet:
+                if request.headers.wants_count:
+                    more = [await self._count(fleet, made)]
+                if asked.find(namespaces.WSMAN("OptimizeEnumeration")) is not None:
+                    count = enumeration_contexts.count_of(
+                        asked, namespaces.WSMAN("MaxElements"), ELEMENTS_MAX
+                    )
+                    items, done = await self._items(fleet, request, made, count)
+                else:
+                    count = 0
+        except BaseException:
+            self.open.end(made)
+            raise
+        if done:
+            self.open.end(made)
+        answer = xml.Element(
+            namespaces.WSEN("EnumerateResponse"),
+            xml.Element(
+                namespaces.WSEN("Expires"),
+                wsman_request.granted(asked.find(namespaces.WSEN("Expires")), ends_at_s, now_s),
+            ),
+            xml.Element(namespaces.WSEN("EnumerationContext"), None if done else made.id),
+            xml.Element(namespaces.WSMAN("Items"), *items) if count else None,
+            xml.Element(namespaces.WSMAN("EndOfSequence")) if done else None,
+        )
+        return wsman_request.told(answer, more=more)
+
+    async def pull(self, request: wsman_request.Request) -> wsman_request.Told:
+        asked = request.element(namespaces.WSEN("Pull"))
+        one = self._context(request, asked)
+        count = enumeration_contexts.count_of(asked, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
+        characters = asked.find(namespaces.WSEN("MaxCharacters"))
+        bytes_max = request.headers.bytes_max
+        if characters is not None:
+            try:
+                bytes_max = min(bytes_max, FRAME_BYTES + xsd_types.parse_integer(characters.text, minimum=1))
+            except errors.InvalidInput as error:
+                raise faults.schema(f"MaxCharacters: {error.message}") from error
+        more = []
+        one.pulling = True
+        try:
+            async with self._visit(request.caller) as fleet:
+                if request.headers.wants_count:
+                    more = [await self._count(fleet, one)]
+                items, done = await self._items(fleet, request, one, count, bytes_max)
+        finally:
+            one.pulling = False
+        if done:
+            self.open.end(one)
+        answer = xml.Element(
+            namespaces.WSEN("PullResponse"),
+            None if done else xml.Element(namespaces.WSEN("EnumerationContext"), one.id),
+            xml.Element(namespaces.WSEN("Items"), *items),
+            xml.Element(namespaces.WSEN("EndOfSequence")) if done else None,
+        )
+        return wsman_request.told(answer, more=more)
+
+    async def release(self, request: wsman_request.Request) -> wsman_request.Told:
+        self.open.end(self._context(request, request.element(namespaces.WSEN("Release"))))
+        return wsman_request.told()
+
+    def _context(
+        self, request: wsman_request.Request, asked: xml.Element
+    ) -> enumeration_contexts.Enumeration:
+        given = asked.find(namespaces.WSEN("EnumerationContext"))
+        if given is None:
+            raise faults.schema("the EnumerationContext is missing")
+        return self.open.find(given.text, request.caller.name, request.kind, self._now_s())
+
+    async def _items(
+        self,
+        fleet: client.Client,
+        request: wsman_request.Request,
+        one: enumeration_contexts.Enumeration,
+        count: int,
+        bytes_max: int | None = None,
+    ) -> tuple[list[xml.Element], bool]:
+        """The next items, as many as were asked for and fit, and whether they are the last."""
+        names_, whole, last = await self._next(fleet, one, count)
+        room = (bytes_max or request.headers.bytes_max) - FRAME_BYTES
+        items: list[xml.Element] = []
+        for name, resource in zip(names_, whole, strict=True):
+            if resource is not None:
+                made = enumeration_contexts.item(
+                    one.mode, resource, request.reference(name, namespaces.WSA("EndpointReference"))
+                )
+                size = len(xml.write(made, namespaces.PREFIXES))
+                if size > room:
+                    if not items:
+                        raise faults.encoding(f"{name} alone has {size} bytes", "MaxEnvelopeSize")
+                    return items, False
+                room -= size
+                items.append(made)
+            one.after = name
+        return items, last
+
+    async def _next(
+        self, fleet: client.Client, one: enumeration_contexts.Enumeration, count: int
+    ) -> tuple[list[str], list[xml.Element | None], bool]:
+        if one.kind == namespaces.RESOURCE:
+            page = await fleet.enumerate(where=one.where, after=one.after, limit=count)
+            found = [row["name"] for row in page.items]
+            if one.mode == enumeration_contexts.EPR:
+                return found, [xml.Element("epr") for _ in found], page.next is None
+            return (
+                found,
+                await asyncio.gather(*(_described(fleet, name) for name in found)),
+                page.next is None,
+            )
+        rows = sorted(await _rows(fleet, one), key=lambda row: str(row["name"]))
+        rows = [row for row in rows if row["name"] > one.after]
+        chosen = rows[:count]
+        whole: list[xml.Element | None] = [representations.simple(one.kind, row) for row in chosen]
+        return [row["name"] for row in chosen], whole, len(rows) <= count
+
+    async def _count(self, fleet: client.Client, one: enumeration_contexts.Enumeration) -> xml.Element:
+        rows = await (fleet.names(where=one.where) if one.kind == namespaces.RESOURCE else _rows(fleet, one))
+        return xml.Element(namespaces.WSMAN("TotalItemsCountEstimate"), str(len(rows)))
+
+
+async def _described(fleet: client.Client, name: str) -> xml.Element | None:
+    try:
+        return representations.resource(await fleet.describe(name))
+    except errors.NotFound:  # deleted meanwhile
+        return None
+
+
+async def _rows(fleet: client.Client, one: enumeration_contexts.Enumeration) -> list[dict[str, Any]]:
+    rows = await (fleet.agents() if one.kind == namespaces.AGENT else fleet.managers())
+    if not one.where:
+        return rows
+    matches = python.compile(parser.parse(one.where))
+    return [row for row in rows if matches({**row.get("facts", {}), **row.get("labels", {}), **row}.get)]

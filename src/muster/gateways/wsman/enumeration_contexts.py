@@ -1,0 +1,121 @@
+"""Enumerations that are open: whose, of what, how far, until when.
+
+Pure: the time comes with each call.  Each user has so many and no more, so that nobody's forgotten contexts
+fill the memory; those that ended in time are put away whenever a new one is made.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import xsd_types
+from muster.gateways.wsman.wire import faults, namespaces
+
+LIFETIME_S = 600.0
+LIFETIME_S_MAX = 3600.0
+FOR_EACH_MAX = 32
+ALL_MAX = 1024
+
+OBJECT, EPR, OBJECT_AND_EPR = "EnumerateObject", "EnumerateEPR", "EnumerateObjectAndEPR"
+MODES = (OBJECT, EPR, OBJECT_AND_EPR)
+
+
+@dataclass(slots=True)
+class Enumeration:
+    """``after`` is the name of the last item that was given out."""
+
+    user: str
+    kind: xml.Namespace
+    where: str
+    mode: str
+    ends_at_s: float
+    after: str = ""
+    pulling: bool = False
+    id: str = field(default_factory=lambda: f"uuid:{secrets.token_hex(16)}")
+
+
+class Enumerations:
+    def __init__(self) -> None:
+        self._open: dict[str, Enumeration] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self, user: str, kind: xml.Namespace, where: str, mode: str, ends_at_s: float, now_s: float
+    ) -> Enumeration:
+        self._open = {id: one for id, one in self._open.items() if one.ends_at_s > now_s}
+        mine = sum(one.user == user for one in self._open.values())
+        if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
+            raise errors.Overloaded(
+                f"{mine} enumerations of {user} are open", hint="pull them to their end, or release them"
+            )
+        made = Enumeration(user, kind, where, mode, ends_at_s)
+        self._open[made.id] = made
+        return made
+
+    def find(self, id: str, user: str, kind: str, now_s: float) -> Enumeration:
+        found = self._open.get(id)
+        if found is None or found.user != user or found.ends_at_s <= now_s:
+            raise faults.fault(
+                namespaces.WSEN("InvalidEnumerationContext"),
+                "no such enumeration is open: it came to its end, was released, or took too long",
+                blame=faults.RECEIVER,
+            )
+        if found.kind != kind:
+            raise faults.fault(
+                namespaces.WSA("MessageInformationHeaderRequired"), f"this enumeration is of {found.kind}"
+            )
+        if found.pulling:
+            raise faults.fault(namespaces.WSMAN("Concurrency"), "this enumeration is being pulled already")
+        return found
+
+    def end(self, one: Enumeration) -> None:
+        self._open.pop(one.id, None)
+
+
+def mode_of(asked: xml.Element) -> str:
+    mode = asked.text_of(namespaces.WSMAN("EnumerationMode"), OBJECT)
+    if mode not in MODES:
+        raise faults.unsupported(
+            f"no enumeration mode {mode[:60]!r}: one of {', '.join(MODES)}", "EnumerationMode"
+        )
+    return mode
+
+
+def ends_at_s(
+    asked: xml.Element | None, space: xml.Namespace, now_s: float, *, default_s: float, max_s: float
+) -> float:
+    """From an ``Expires`` of this namespace: as asked for, or as long as we allow."""
+    given = asked.find(space("Expires")) if asked is not None else None
+    if given is None or not given.text:
+        return now_s + default_s
+    try:
+        left_s = xsd_types.parse_until_s(given.text, now_s)
+    except errors.InvalidInput as error:
+        raise faults.fault(space("InvalidExpirationTime"), error.message) from error
+    if left_s <= 0:
+        raise faults.fault(space("InvalidExpirationTime"), f"{given.text[:60]!r} is over already")
+    return now_s + min(left_s, max_s)
+
+
+def count_of(asked: xml.Element, name: str, maximum: int) -> int:
+    """A ``MaxElements``; absent means 1."""
+    given = asked.find(name)
+    if given is None:
+        return 1
+    try:
+        return min(xsd_types.parse_integer(given.text, minimum=1), maximum)
+    except errors.InvalidInput as error:
+        raise faults.schema(f"{given.local}: {error.message}") from error
+
+
+def item(mode: str, resource: xml.Element, reference: xml.Element) -> xml.Element:
+    if mode == OBJECT:
+        return resource
+    if mode == EPR:
+        return reference
+    return xml.Element(namespaces.WSMAN("Item"), resource, reference)

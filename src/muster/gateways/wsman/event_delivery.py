@@ -1,0 +1,288 @@
+"""Subscriptions: events of resources, pushed to an address that the settings allow.
+
+Each subscription is a task with its user's connection to the bus.  It hears what the user may hear, sends it
+on, one event after the other, and ends at its time unless it is renewed; when it is unsubscribed; or when its
+receiver refuses, or does not take an event in several attempts: then whoever it named for that (``EndTo``)
+is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from muster.bus.http import server
+from muster.core import errors
+from muster.core.formats import xml
+from muster.core.telemetry import log, metrics
+from muster.gateways.soap import addressing, callbacks, envelope
+from muster.gateways.soap import endpoint as soap_endpoint
+from muster.gateways.wsman.wire import faults, namespaces, representations
+from muster.manage import client, protocol
+
+events = log.Events("wsman")
+
+LIFETIME_S = 600.0
+LIFETIME_S_MAX = 86_400.0
+FOR_EACH_MAX = 32
+ALL_MAX = 512
+ATTEMPTS = 4
+CLOSE_S = 3.0
+PAUSE_S = 0.5  # after the first attempt; doubles
+ANSWER_BYTES_MAX = 64 << 10
+
+_V12 = envelope.Version.V12
+
+#: A connection to the bus as whoever called, for as long as it is held.
+Visit = Callable[[soap_endpoint.Caller], AbstractAsyncContextManager[client.Client]]
+
+
+class Post(Protocol):
+    """What `muster.bus.http.server.post` does."""
+
+    def __call__(
+        self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
+    ) -> Awaitable[server.Response]: ...
+
+
+class Refused(errors.Refused):
+    """The receiver wants no more."""
+
+
+@dataclass(slots=True)
+class Subscription:
+    user: str
+    notify_to: addressing.Endpoint
+    end_to: addressing.Endpoint | None
+    mode: str
+    location: str
+    ends_at_s: float = 0.0
+    timer: asyncio.Timeout | None = None
+    task: asyncio.Task[None] | None = None
+    id: str = field(default_factory=lambda: f"uuid:{uuid.UUID(bytes=secrets.token_bytes(16), version=4)}")
+
+    def manager(self) -> xml.Element:
+        identifier = xml.Element(namespaces.WSE("Identifier"), self.id)
+        return addressing.Endpoint(self.location, [identifier]).element(namespaces.WSE("SubscriptionManager"))
+
+
+class Subscriptions:
+    def __init__(
+        self,
+        visit: Visit,
+        allowed: Sequence[str],
+        *,
+        measure: metrics.Metrics,
+        post: Post = server.post,
+    ) -> None:
+        self._visit = visit
+        self._allowed = allowed
+        self._post = post
+        self._open: dict[str, Subscription] = {}
+        self._delivered = measure.counter("wsman_events", "Events pushed to subscribers.")
+        self._failed = measure.counter("wsman_events_failed", "Events that no subscriber took.", ("reason",))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def check_address(self, endpoint: addressing.Endpoint) -> None:
+        try:
+            callbacks.check(endpoint.address, self._allowed)
+        except (errors.Forbidden, errors.InvalidInput) as error:
+            raise faults.fault(
+                namespaces.WSMAN("EventDeliverToUnusable"), faults.said_of(error), "UnusableAddress"
+            ) from error
+
+    async def begin(
+        self,
+        caller: soap_endpoint.Caller,
+        subscription: Subscription,
+        resources: Sequence[str],
+        where: str,
+        lasts_s: float,
+    ) -> Subscription:
+        """Returns when it listens: nothing that happens from then on is missed."""
+        for endpoint in (subscription.notify_to, subscription.end_to):
+            if endpoint is not None:
+                self.check_address(endpoint)
+        mine = sum(one.user == caller.name for one in self._open.values())
+        if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
+            raise errors.Overloaded(f"{caller.name} has {mine} subscriptions", hint="unsubscribe some")
+        listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open[subscription.id] = subscription
+        subscription.task = asyncio.create_task(
+            self._run(caller, subscription, resources, where, lasts_s, listening),
+            name=f"subscription {subscription.id}",
+        )
+        try:
+            await listening
+        except BaseException:
+            await self._cancel(subscription)
+            raise
+        return subscription
+
+    def find(self, id: str, user: str) -> Subscription | None:
+        found = self._open.get(id)
+        return found if found is not None and found.user == user else None
+
+    def renew(self, subscription: Subscription, lasts_s: float) -> bool:
+        """False: it is ending already."""
+        assert subscription.timer is not None
+        try:
+            subscription.timer.reschedule(asyncio.get_running_loop().time() + lasts_s)
+        except RuntimeError:
+            return False
+        return True
+
+    async def end(self, subscription: Subscription) -> None:
+        await self._cancel(subscription)
+
+    async def close(self) -> None:
+        """End all subscriptions, and tell the receivers that asked for it: all at once, within `CLOSE_S`."""
+        ended = list(self._open.values())
+        await asyncio.gather(*(self._cancel(one) for one in ended))
+        telling = [
+            asyncio.create_task(self._tell_end(one, "SourceShuttingDown", "the server is closing"))
+            for one in ended
+            if one.end_to is not None
+        ]
+        if telling:
+            _, late = await asyncio.wait(telling, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+
+    async def _cancel(self, subscription: Subscription) -> None:
+        self._open.pop(subscription.id, None)
+        if subscription.task is not None:
+            subscription.task.cancel()
+            await asyncio.gather(subscription.task, return_exceptions=True)
+
+    async def _run(
+        self,
+        caller: soap_endpoint.Caller,
+        subscription: Subscription,
+        resources: Sequence[str],
+        where: str,
+        lasts_s: float,
+        listening: asyncio.Future[None],
+    ) -> None:
+        try:
+            async with (
+                self._visit(caller) as fleet,
+                fleet.listening(*resources, where=where) as heard,
+                asyncio.timeout(lasts_s) as subscription.timer,
+            ):
+                listening.set_result(None)
+                async for one in heard:
+                    await self._deliver(subscription, one)
+        except TimeoutError:
+            events.info("subscription-lapsed", subscription=subscription.id, user=subscription.user)
+        except errors.MusterError as error:
+            if not listening.done():
+                listening.set_exception(error)
+                return
+            events.warning("subscription-ended", subscription=subscription.id, error=error)
+            self._open.pop(subscription.id, None)  # nothing can renew it while its end is told
+            if not isinstance(error, Refused):
+                await self._tell_end(subscription, "DeliveryFailure", error.message)
+        finally:
+            self._open.pop(subscription.id, None)
+            if not listening.done():  # a bug of ours, or the end of the door
+                listening.cancel()
+
+    async def _deliver(self, subscription: Subscription, one: protocol.State | protocol.Event) -> None:
+        try:
+            action, body = representations.event(one)
+        except Exception as error:  # noqa: BLE001  (agents write events: none may end a subscription)
+            self._failed.add(reason="malformed")
+            events.warning("malformed-event", resource=one.resource, error=error)
+            return
+        message_id = f"uuid:{uuid.uuid4()}"
+        acknowledged = subscription.mode == namespaces.PUSH_WITH_ACK
+        more = []
+        if acknowledged:
+            anonymous = addressing.Endpoint(addressing.ANONYMOUS[namespaces.WSA])
+            more = [
+                anonymous.element(namespaces.WSA("ReplyTo")),
+                xml.Element(namespaces.WSMAN("AckRequested")),
+            ]
+        data = _message(subscription.notify_to, action, message_id, body, more)
+        pause_s = PAUSE_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                response = await self._send(subscription.notify_to.address, data)
+                _check(response, message_id if acknowledged else "")
+                self._delivered.add()
+                return
+            except Refused:
+                self._failed.add(reason="refused")
+                raise
+            except (errors.Unavailable, errors.InvalidInput) as error:
+                if attempt == ATTEMPTS:
+                    self._failed.add(reason="no-answer")
+                    raise errors.Unavailable(
+                        f"not delivered in {ATTEMPTS} attempts: {error.message}"
+                    ) from error
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+
+    async def _tell_end(self, subscription: Subscription, status: str, reason: str) -> None:
+        if subscription.end_to is None:
+            return
+        body = xml.Element(
+            namespaces.WSE("SubscriptionEnd"),
+            subscription.manager(),
+            xml.Element(namespaces.WSE("Status"), f"{namespaces.WSE}/{status}"),
+            xml.Element(namespaces.WSE("Reason"), reason, attributes={xml.LANG: "en"}),
+        )
+        data = _message(subscription.end_to, namespaces.SUBSCRIPTION_END, f"uuid:{uuid.uuid4()}", body)
+        with contextlib.suppress(errors.MusterError):
+            await self._send(subscription.end_to.address, data)
+
+    async def _send(self, address: str, data: bytes) -> server.Response:
+        headers = {"Content-Type": _V12.content_type}
+        return await self._post(address, data, headers=headers, body_bytes_max=ANSWER_BYTES_MAX)
+
+
+def _message(
+    to: addressing.Endpoint,
+    action: str,
+    message_id: str,
+    body: xml.Element,
+    more: Sequence[xml.Element] = (),
+) -> bytes:
+    headers = [
+        xml.Element(namespaces.WSA("To"), to.address),
+        xml.Element(namespaces.WSA("Action"), action),
+        xml.Element(namespaces.WSA("MessageID"), message_id),
+        *more,
+        *to.headers(namespaces.WSA),
+    ]
+    return envelope.write(_V12, [body], headers, namespaces.PREFIXES)
+
+
+def _check(response: server.Response, acknowledges: str) -> None:
+    """That an event was taken: any 2xx, and where it was asked for, an acknowledgement."""
+    answer = None
+    with contextlib.suppress(errors.MusterError):
+        answer = envelope.read(xml.parse(response.body, xml.Limits(bytes=ANSWER_BYTES_MAX)))
+    if answer is not None and answer.first is not None and answer.first.local == "Fault":
+        said = {str(one.qname()) for one in answer.first.walk() if one.name == _V12("Value")}
+        if namespaces.WSMAN("DeliveryRefused") in said:
+            raise Refused("the receiver refuses events")
+    if not 200 <= response.status < 300:
+        raise errors.Unavailable(f"it answered {response.status}")
+    if acknowledges:
+        found = addressing.read(answer) if answer is not None else None
+        relates = answer.header(namespaces.WSA("RelatesTo")) if answer is not None else None
+        if found is None or found.action not in (namespaces.ACK, namespaces.ACK_MISSPELT):
+            raise errors.Unavailable("it did not acknowledge")
+        if relates is None or relates.text != acknowledges:
+            raise errors.Unavailable("it acknowledged something else")

@@ -1,0 +1,116 @@
+"""WS-Eventing: subscriptions made, renewed and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, xsd_types
+from muster.gateways.wsman import enumeration_contexts, event_delivery
+from muster.gateways.wsman import request as wsman_request
+from muster.gateways.wsman.wire import faults, filters, headers, namespaces
+
+
+class Subscribing:
+    def __init__(self, subscriptions: event_delivery.Subscriptions, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.open = subscriptions
+
+    async def subscribe(self, request: wsman_request.Request) -> wsman_request.Told:
+        asked, now_s = request.element(namespaces.WSE("Subscribe")), self._now_s()
+        request.only_resources()
+        delivery = asked.find(namespaces.WSE("Delivery"))
+        if delivery is None:
+            raise faults.schema("the Delivery is missing")
+        mode = delivery.get("Mode") or namespaces.PUSH
+        if mode not in (namespaces.PUSH, namespaces.PUSH_WITH_ACK):
+            raise faults.fault(
+                namespaces.WSE("DeliveryModeRequestedUnavailable"),
+                f"no delivery mode {mode[:120]!r}",
+                more=[
+                    xml.Element(namespaces.WSE("SupportedDeliveryMode"), one)
+                    for one in (namespaces.PUSH, namespaces.PUSH_WITH_ACK)
+                ],
+            )
+        for holder, name, detail in (
+            (delivery, "Heartbeats", "Heartbeats"),
+            (delivery, "ConnectionRetry", "DeliveryRetries"),
+            (asked, "Bookmark", "Bookmarks"),
+            (asked, "SendBookmarks", "Bookmarks"),
+        ):
+            if holder.find(namespaces.WSMAN(name)) is not None:
+                raise faults.unsupported(f"{name} is not offered", detail)
+        notify_to, end_to = delivery.find(namespaces.WSE("NotifyTo")), asked.find(namespaces.WSE("EndTo"))
+        if notify_to is None:
+            raise faults.schema("NotifyTo is missing")
+        if request.selectors:
+            headers.check_selectors(request.selectors)
+        ends_at_s = self._subscription_ends_at_s(asked, now_s)
+        subscription = event_delivery.Subscription(
+            user=request.caller.name,
+            notify_to=addressing.Endpoint.read(notify_to),
+            end_to=addressing.Endpoint.read(end_to) if end_to is not None else None,
+            mode=mode,
+            location=request.call.location,
+            ends_at_s=ends_at_s,
+        )
+        await self.open.begin(
+            request.caller,
+            subscription,
+            list(request.selectors.values()),
+            filters.of_subscription(asked),
+            ends_at_s - now_s,
+        )
+        granted = wsman_request.granted(asked.find(namespaces.WSE("Expires")), ends_at_s, now_s)
+        return wsman_request.told(
+            xml.Element(
+                namespaces.WSE("SubscribeResponse"),
+                subscription.manager(),
+                xml.Element(namespaces.WSE("Expires"), granted),
+            )
+        )
+
+    async def renew(self, request: wsman_request.Request) -> wsman_request.Told:
+        asked, now_s = request.element(namespaces.WSE("Renew")), self._now_s()
+        found = self._subscription(request)
+        ends_at_s = self._subscription_ends_at_s(asked, now_s)
+        if found is None or not self.open.renew(found, ends_at_s - now_s):
+            raise faults.fault(
+                namespaces.WSE("UnableToRenew"), "no such subscription: it has ended", blame=faults.RECEIVER
+            )
+        found.ends_at_s = ends_at_s
+        granted = wsman_request.granted(asked.find(namespaces.WSE("Expires")), found.ends_at_s, now_s)
+        return wsman_request.told(
+            xml.Element(namespaces.WSE("RenewResponse"), xml.Element(namespaces.WSE("Expires"), granted))
+        )
+
+    async def get_status(self, request: wsman_request.Request) -> wsman_request.Told:
+        request.element(namespaces.WSE("GetStatus"))
+        found = self._subscription(request)
+        if found is None:
+            raise faults.parameter("no such subscription: it has ended")
+        granted = xml.Element(namespaces.WSE("Expires"), xsd_types.moment(found.ends_at_s))
+        return wsman_request.told(xml.Element(namespaces.WSE("GetStatusResponse"), granted))
+
+    async def unsubscribe(self, request: wsman_request.Request) -> wsman_request.Told:
+        request.element(namespaces.WSE("Unsubscribe"))
+        found = self._subscription(request)
+        if found is None:
+            raise faults.parameter("no such subscription: it has ended")
+        await self.open.end(found)
+        return wsman_request.told()
+
+    def _subscription(self, request: wsman_request.Request) -> event_delivery.Subscription | None:
+        if not request.headers.subscription:
+            raise faults.fault(namespaces.WSE("InvalidMessage"), "the header wse:Identifier is missing")
+        return self.open.find(request.headers.subscription, request.caller.name)
+
+    @staticmethod
+    def _subscription_ends_at_s(asked: xml.Element, now_s: float) -> float:
+        return enumeration_contexts.ends_at_s(
+            asked,
+            namespaces.WSE,
+            now_s,
+            default_s=event_delivery.LIFETIME_S,
+            max_s=event_delivery.LIFETIME_S_MAX,
+        )

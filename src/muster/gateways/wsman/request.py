@@ -1,0 +1,76 @@
+"""One request as the actions of the door see it, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.core.formats import xml
+from muster.gateways.soap import endpoint, xsd_types
+from muster.gateways.wsman.wire import faults, headers, namespaces, representations
+
+TIMEOUT_S = 60.0  # of an operation, where the client says nothing
+
+#: What an action answers: the body, and further headers.
+Told = tuple[Sequence[xml.Element], Sequence[xml.Element]]
+
+
+def told(*body: xml.Element, more: Sequence[xml.Element] = ()) -> Told:
+    return body, more
+
+
+class Request:
+    """One call, with what its headers say."""
+
+    def __init__(self, call: endpoint.Call, read: headers.Headers, caller: endpoint.Caller) -> None:
+        self.call = call
+        self.headers = read
+        self.caller = caller
+        # Clients of CIM add the namespace they believe us to have.
+        self.selectors = {name: text for name, text in read.selectors.items() if name != "__cimnamespace"}
+
+    @property
+    def kind(self) -> xml.Namespace:
+        for kind in namespaces.KINDS:
+            if self.headers.resource == kind:
+                return kind
+        raise faults.unreachable(
+            f"no resource {self.headers.resource[:200]!r}; there are {', '.join(namespaces.KINDS)}",
+            "InvalidResourceURI",
+        )
+
+    @property
+    def body(self) -> xml.Element | None:
+        if len(self.call.envelope.body) > 1:
+            raise faults.schema("more than one element in the body")
+        return self.call.envelope.first
+
+    def element(self, name: str) -> xml.Element:
+        if self.body is None or self.body.name != name:
+            raise faults.schema(f"the body must be one <{name.rpartition('}')[2]}>")
+        return self.body
+
+    def only_resources(self) -> None:
+        if self.kind != namespaces.RESOURCE:
+            raise faults.fault(
+                namespaces.WSA("ActionNotSupported"),
+                f"{namespaces.KINDS[self.kind].lower()}s can only be read here",
+            )
+
+    def method(self) -> str:
+        """Of a custom action, ``{ResourceURI}/{Method}``."""
+        before, _, method = self.headers.action.rpartition("/")
+        if before != self.headers.resource or not xml.NCNAME.match(method):
+            raise faults.fault(
+                namespaces.WSA("ActionNotSupported"), f"no action {self.headers.action[:200]!r}"
+            )
+        return method
+
+    def reference(self, name: str, tag: str) -> xml.Element:
+        return representations.endpoint(self.call.location, self.kind, name, tag)
+
+
+def granted(asked: xml.Element | None, ends_at_s: float, now_s: float) -> str:
+    """In the form that was asked in: a duration, or a moment."""
+    if asked is not None and asked.text and not asked.text.startswith("P"):
+        return xsd_types.moment(ends_at_s)
+    return xsd_types.duration(ends_at_s - now_s)

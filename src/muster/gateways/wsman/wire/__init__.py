@@ -1,0 +1,1 @@
+"""WS-Management on the wire: headers, filters, fragments, XML of resources."""

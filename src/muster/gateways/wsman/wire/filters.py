@@ -1,0 +1,97 @@
+"""Filters of enumerations and subscriptions, whatever their dialect, as a predicate of ours.
+
+- ours: the predicate itself;
+- WQL and CQL: ``SELECT * FROM Resource WHERE`` and a condition, which is one of ours but for the names of
+  properties, whose case those languages pass over;
+- SelectorFilter: equality with each selector.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.wsman.wire import faults, headers, namespaces
+from muster.predicates.syntax import lexer, parser
+
+DIALECTS = (namespaces.PREDICATE, namespaces.SELECTOR_FILTER, *namespaces.QUERIES)
+_QUERY = re.compile(r"\s*select\s+\*\s+from\s+(\w+)(?:\s+where\s+(.+))?\s*\Z", re.IGNORECASE | re.DOTALL)
+_NAMES = {word: word for word in ("name", "type", "group", "agent", "state", "manager", "zone")}
+
+
+def of_enumeration(asked: xml.Element) -> str:
+    return _read(asked, namespaces.WSEN("Filter"), namespaces.WSEN)
+
+
+def of_subscription(asked: xml.Element) -> str:
+    return _read(asked, namespaces.WSE("Filter"), namespaces.WSE)
+
+
+def _read(asked: xml.Element, standard: str, space: xml.Namespace) -> str:
+    """An empty text: no filter."""
+    found = [*asked.all(standard), *asked.all(namespaces.WSMAN("Filter"))]
+    if not found:
+        return ""
+    if len(found) > 1:
+        raise _unusable(space, "more than one filter")
+    given = found[0]
+    dialect = given.get("Dialect") or namespaces.XPATH
+    if dialect not in DIALECTS:
+        subcode = (
+            "FilterDialectRequestedUnavailable"
+            if space == namespaces.WSEN
+            else "FilteringRequestedUnavailable"
+        )
+        raise faults.fault(
+            space(subcode),
+            f"no filter of the dialect {dialect[:120]!r} here",
+            more=[xml.Element(space("SupportedDialect"), one) for one in DIALECTS],
+        )
+    try:
+        where = _selectors(given) if dialect == namespaces.SELECTOR_FILTER else _text(given, dialect)
+        if where:
+            parser.parse(where)
+    except errors.InvalidInput as error:
+        raise _unusable(space, error.message) from error
+    return where
+
+
+def _unusable(space: xml.Namespace, reason: str) -> faults.Fault:
+    if space == namespaces.WSEN:
+        return faults.fault(space("CannotProcessFilter"), reason)
+    return faults.fault(space("FilteringRequestedUnavailable"), reason)
+
+
+def _selectors(given: xml.Element) -> str:
+    (chosen,) = given.children if len(given.children) == 1 else (None,)
+    if chosen is None or chosen.name != namespaces.WSMAN("SelectorSet"):
+        raise errors.InvalidInput("a filter of this dialect holds one SelectorSet")
+    clauses = []
+    for name, text in headers.read_selectors(chosen).items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise errors.InvalidInput(f"{name[:60]!r} names no property")
+        quoted = text.replace("'", "''")
+        clauses.append(f"{_NAMES.get(name.lower(), name)} = '{quoted}'")
+    return " AND ".join(clauses)
+
+
+def _text(given: xml.Element, dialect: str) -> str:
+    if given.children:
+        raise errors.InvalidInput("a filter of this dialect is a text")
+    if dialect == namespaces.PREDICATE:
+        return given.text
+    query = _QUERY.match(given.text)
+    if query is None:
+        raise errors.InvalidInput("expected SELECT * FROM Resource WHERE …")
+    condition = query[2] or ""
+    pieces, position = [], 0
+    for token in lexer.tokens(condition, strict=False):
+        if token.kind == "word":
+            known = _NAMES.get(str(token.value).lower())
+            if known is not None:
+                pieces += [condition[position : token.start], known]
+                position = token.end
+    return "".join(pieces) + condition[position:]

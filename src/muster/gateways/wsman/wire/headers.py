@@ -1,0 +1,187 @@
+"""The headers of a request, read and checked: what it is about, and the bounds its answer must keep.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, envelope, xsd_types
+from muster.gateways.soap import endpoint as soap_endpoint
+from muster.gateways.wsman.wire import faults, namespaces
+
+ENVELOPE_BYTES_MIN = 8192  # nobody may ask for less
+ENVELOPE_BYTES = 32_767  # of answers to those who say nothing
+SELECTORS_MAX = 32
+TIMEOUT_S_MAX = 600.0
+_ANONYMOUS = addressing.ANONYMOUS[namespaces.WSA]
+_ONCE = (
+    namespaces.WSMAN("ResourceURI"),
+    namespaces.WSMAN("SelectorSet"),
+    namespaces.WSMAN("OperationTimeout"),
+    namespaces.WSMAN("MaxEnvelopeSize"),
+    namespaces.WSMAN("Locale"),
+    namespaces.WSMAN("OptionSet"),
+    namespaces.WSMAN("FragmentTransfer"),
+    namespaces.WSE("Identifier"),
+)
+_KNOWN = {*_ONCE, namespaces.WSMAN("RequestEPR"), namespaces.WSMAN("RequestTotalItemsCountEstimate")}
+_IGNORED = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"  # DataLocale, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    addressing: addressing.Addressing
+    resource: str
+    action: str
+    selectors: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    bytes_max: int = ENVELOPE_BYTES
+    fragment: xml.Element | None = None
+    wants_epr: bool = False
+    wants_count: bool = False
+    subscription: str = ""
+
+
+def understood(name: str) -> bool:
+    return name in _KNOWN or addressing.understood(name) or name.startswith(f"{{{_IGNORED}}}")
+
+
+def is_identify(message: envelope.Envelope) -> bool:
+    return message.first is not None and message.first.name == namespaces.WSMID("Identify")
+
+
+def read(call: soap_endpoint.Call, *, bytes_max: int) -> Headers:
+    """``bytes_max``: no answer is longer, whatever the request allows."""
+    message, wsa = call.envelope, call.addressing
+    if wsa is None or wsa.wsa != namespaces.WSA:
+        raise faults.missing_header("wsa:Action of the namespace that WS-Management uses")
+    twice = next((name for name in _ONCE if sum(one.name == name for one in message.headers) > 1), None)
+    if wsa.repeated or twice:
+        raise faults.invalid_header(
+            f"the header {wsa.repeated[0] if wsa.repeated else twice} stands there twice"
+        )
+    if not wsa.action:
+        raise faults.missing_header("wsa:Action")
+    if call.action and call.action != wsa.action:
+        raise faults.fault(
+            namespaces.WSA("ActionNotSupported"),
+            f"SOAPAction says {call.action[:200]!r}, wsa:Action {wsa.action[:200]!r}",
+            "ActionMismatch",
+        )
+    if message.header(namespaces.WSA("MessageID")) is None:
+        raise faults.missing_header("wsa:MessageID")
+    if not wsa.message_id:
+        raise faults.schema("wsa:MessageID is empty")
+    if not wsa.to:
+        raise faults.missing_header("wsa:To")
+    if wsa.reply_to is None:
+        raise faults.missing_header("wsa:ReplyTo")
+    for endpoint in (wsa.reply_to, wsa.fault_to):
+        if endpoint is not None and endpoint.address != _ANONYMOUS:
+            raise faults.unsupported(
+                "answers go out on the connection of the question only", "AddressingMode"
+            )
+    resource = message.header(namespaces.WSMAN("ResourceURI"))
+    subscription = message.header(namespaces.WSE("Identifier"))
+    about_subscription = wsa.action in (
+        namespaces.RENEW, namespaces.UNSUBSCRIBE, namespaces.GET_STATUS, namespaces.GET_STATUS_MISSPELT,
+    )  # fmt: skip
+    if resource is None and not about_subscription:
+        raise faults.missing_header("wsman:ResourceURI")
+    locale = message.header(namespaces.WSMAN("Locale"))
+    if (
+        locale is not None
+        and _binding(locale)
+        and not (locale.get(xml.LANG) or "en").lower().startswith("en")
+    ):
+        raise faults.unsupported("texts are in English", "Locale")
+    _check_options(message.header(namespaces.WSMAN("OptionSet")))
+    return Headers(
+        addressing=wsa,
+        resource=resource.text if resource is not None else "",
+        action=wsa.action,
+        selectors=read_selectors(message.header(namespaces.WSMAN("SelectorSet"))),
+        timeout_s=_timeout(message.header(namespaces.WSMAN("OperationTimeout"))),
+        bytes_max=_bytes_max(message.header(namespaces.WSMAN("MaxEnvelopeSize")), bytes_max),
+        fragment=message.header(namespaces.WSMAN("FragmentTransfer")),
+        wants_epr=message.header(namespaces.WSMAN("RequestEPR")) is not None,
+        wants_count=message.header(namespaces.WSMAN("RequestTotalItemsCountEstimate")) is not None,
+        subscription=subscription.text if subscription is not None else "",
+    )
+
+
+def read_selectors(given: xml.Element | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given.all(namespaces.WSMAN("Selector")) if given is not None else ():
+        name = (one.get("Name") or "").strip()
+        if not name:
+            raise faults.schema("a selector without a name")
+        if name in found:
+            raise faults.selectors(f"the selector {name[:60]!r} stands there twice", "DuplicateSelectors")
+        if one.children:
+            raise faults.selectors(f"the selector {name[:60]!r} is no text", "TypeMismatch")
+        found[name] = one.text
+        if len(found) > SELECTORS_MAX:
+            raise faults.encoding(f"more than {SELECTORS_MAX} selectors", "SelectorLimit")
+    return found
+
+
+def check_selectors(found: Mapping[str, str]) -> None:
+    """That they are what selects one resource of ours: its name, and nothing else."""
+    surplus = next((name for name in found if name != "Name"), None)
+    if surplus is not None:
+        raise faults.selectors(f"no selector {surplus[:60]!r}: the only one is Name", "UnexpectedSelectors")
+    if "Name" not in found:
+        raise faults.selectors("the selector Name is missing", "InsufficientSelectors")
+    if not found["Name"]:
+        raise faults.selectors("the selector Name is empty", "InvalidValue")
+
+
+def _timeout(given: xml.Element | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        timeout_s = xsd_types.parse_duration_s(given.text)
+    except errors.InvalidInput as error:
+        raise faults.invalid_header(error.message, "OperationTimeout") from error
+    if timeout_s <= 0:
+        raise faults.fault(
+            namespaces.WSMAN("TimedOut"),
+            "the time for the operation was over before it began",
+            blame=faults.RECEIVER,
+        )
+    return min(timeout_s, TIMEOUT_S_MAX)
+
+
+def _bytes_max(given: xml.Element | None, ours: int) -> int:
+    if given is None:
+        return min(ENVELOPE_BYTES, ours)
+    try:
+        asked = xsd_types.parse_integer(given.text, minimum=1)
+    except errors.InvalidInput as error:
+        raise faults.invalid_header(error.message) from error
+    if asked < ENVELOPE_BYTES_MIN and _binding(given):
+        raise faults.encoding(
+            f"answers of at most {asked} bytes: allow {ENVELOPE_BYTES_MIN}", "MinimumEnvelopeLimit"
+        )
+    return min(max(asked, ENVELOPE_BYTES_MIN), ours)
+
+
+def _check_options(given: xml.Element | None) -> None:
+    """We know no options: one that must be complied with is refused."""
+    for one in given.all(namespaces.WSMAN("Option")) if given is not None else ():
+        if one.get("MustComply", "false") in ("true", "1"):
+            raise faults.fault(
+                namespaces.WSMAN("InvalidOptions"),
+                f"no option {(one.get('Name') or '')[:60]!r}",
+                "NotSupported",
+            )
+
+
+def _binding(header: xml.Element) -> bool:
+    return header.get(envelope.Version.V12("mustUnderstand")) in ("true", "1")

@@ -1,0 +1,72 @@
+"""The words of WS-Management: namespaces with the prefixes that clients compare, actions, dialects, ours."""
+
+from __future__ import annotations
+
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, envelope
+
+WSA = addressing.WSA04
+WSMAN = xml.Namespace("http://schemas.dmtf.org/wbem/wsman/1/wsman.xsd")
+WSMID = xml.Namespace("http://schemas.dmtf.org/wbem/wsman/identity/1/wsmanidentity.xsd")
+WXF = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/09/transfer")
+WSEN = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/09/enumeration")
+WSE = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/eventing")
+
+PREFIXES = {
+    str(envelope.Version.V12.value): "s",
+    WSA: "wsa",
+    WSMAN: "wsman",
+    WSMID: "wsmid",
+    WXF: "wxf",
+    WSEN: "wsen",
+    WSE: "wse",
+}  # and ours, below
+
+WORDS = "http://schemas.dmtf.org/wbem/wsman/1/wsman"  # before the names of actions, details and modes
+DETAIL = f"{WORDS}/faultDetail/"
+
+FAULT_ACTIONS = {
+    WSMAN: f"{WORDS}/fault",
+    WSA: f"{WSA}/fault",
+    WXF: f"{WXF}/fault",
+    WSEN: f"{WSEN}/fault",
+    WSE: f"{WSE}/fault",
+}
+
+GET, PUT, CREATE, DELETE = (f"{WXF}/{verb}" for verb in ("Get", "Put", "Create", "Delete"))
+ENUMERATE, PULL, RELEASE = (f"{WSEN}/{verb}" for verb in ("Enumerate", "Pull", "Release"))
+SUBSCRIBE, RENEW, GET_STATUS, UNSUBSCRIBE = (
+    f"{WSE}/{verb}" for verb in ("Subscribe", "Renew", "GetStatus", "Unsubscribe")
+)
+GET_STATUS_MISSPELT = f"{WSE}/GetStaus"  # as one client in the field has it
+
+PUSH = f"{WSE}/DeliveryModes/Push"
+PUSH_WITH_ACK = f"{WORDS}/PushWithAck"
+ACK = f"{WORDS}/Ack"
+ACK_MISSPELT = "http://schemas.xmlsoap.org/wbmem/wsman/1/wsman/Ack"
+SUBSCRIPTION_END = f"{WSE}/SubscriptionEnd"
+
+XPATH = "http://www.w3.org/TR/1999/REC-xpath-19991116"
+XPATH_1 = f"{WORDS}/XPath_Level_1"
+SELECTOR_FILTER = f"{WORDS}/SelectorFilter"
+QUERIES = (
+    f"{WORDS[:-6]}/wsman/WQL",
+    "http://schemas.microsoft.com/wbem/wsman/1/WQL",
+    "http://schemas.dmtf.org/wbem/cql/1/dsp0202.pdf",
+)
+
+BASIC = f"{WORDS}/secprofile/http/basic"
+BASIC_TLS = f"{WORDS}/secprofile/https/basic"
+
+# Ours.
+BASE = "urn:muster:manage:1"
+PREDICATE = f"{BASE}/predicate"
+RESOURCE = xml.Namespace(f"{BASE}/Resource")
+AGENT = xml.Namespace(f"{BASE}/Agent")
+MANAGER = xml.Namespace(f"{BASE}/Manager")
+KINDS = {RESOURCE: "Resource", AGENT: "Agent", MANAGER: "Manager"}  # their elements: the last word, for `wsl`
+PREFIXES |= {
+    RESOURCE: "p",
+    AGENT: "a",
+    MANAGER: "m",
+}  # declared at the root: some clients look for `<p:Resource>`

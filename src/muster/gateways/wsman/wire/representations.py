@@ -1,0 +1,293 @@
+"""Resources as XML and back.
+
+    <p:Resource xmlns:p="urn:muster:manage:1/Resource">
+      <p:Name>web-1</p:Name><p:Type>process</p:Type><p:Agent>host-a</p:Agent><p:Group>web</p:Group>
+      <p:Wanted>up</p:Wanted>
+      <p:Labels><p:Item Name="tier">front</p:Item></p:Labels>
+      <p:DependsOn>db</p:DependsOn>
+      <p:Restart><p:Item Name="attempts" Type="integer">5</p:Item></p:Restart>
+      <p:Config><p:Item Name="command" Type="list"><p:Item>sleep</p:Item></p:Item></p:Config>
+      <p:State>up</p:State><p:Reason/>…
+    </p:Resource>
+
+What is read can be sent back: a Put changes what differs among the properties up to ``Config`` and passes
+over the rest, which only tell; ``Generation``, where it is sent back, must still be the resource's.
+
+Values of a configuration are JSON's: an ``Item`` has a ``Type`` unless it is a text.  A text with characters
+that XML has no place for, such as control characters, is written as JSON writes it: ``Type="json"``, or
+``JsonName`` in place of ``Name``.  Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from muster.core import errors
+from muster.core.formats import xml
+from muster.gateways.soap import addressing, xsd_types
+from muster.gateways.wsman.wire import faults, namespaces
+from muster.manage import protocol
+
+DEPTH_MAX = 20
+
+#: The properties that a Put may change, and the fields of a manifest's entry that they are.
+_TEXTS = {"Type": "type", "Agent": "agent", "Where": "where", "Group": "group", "Wanted": "wanted"}
+_MAPS = {"Labels": "labels", "Restart": "restart", "Config": "config"}
+_TOLD = (
+    "State", "Reason", "Since", "Drift", "Restarts", "Manager", "Epoch", "Generation", "Applied", "AppliedBy",
+    "WaitsFor",
+)  # fmt: skip
+READ_ONLY = frozenset(_TOLD)
+
+
+def item(name: str, value: Any, p: xml.Namespace, *, tag: str = "Item") -> xml.Element:
+    """A value of JSON. ``name`` empty: in a list, or the property itself where ``tag`` says which."""
+    attributes = {"Name": name} if name else {}
+    if not xml.can_hold(name):
+        attributes = {"JsonName": json.dumps(name)}
+    content: list[xml.Content] = []
+    match value:
+        case None:
+            attributes["Type"] = "null"
+        case bool():
+            attributes["Type"], content = "boolean", ["true" if value else "false"]
+        case int():
+            attributes["Type"], content = "integer", [str(value)]
+        case float():
+            attributes["Type"], content = "number", [repr(value)]
+        case Mapping():
+            attributes["Type"] = "map"
+            content = [item(str(key), one, p) for key, one in value.items()]
+        case list() | tuple():
+            attributes["Type"] = "list"
+            content = [item("", one, p) for one in value]
+        case _ if not xml.can_hold(str(value)):
+            attributes["Type"], content = "json", [json.dumps(str(value))]
+        case _:
+            content = [str(value)] if str(value) else []
+    return xml.Element(p(tag), *content, attributes=attributes)
+
+
+def value(element: xml.Element, depth: int = 0) -> Any:
+    if depth > DEPTH_MAX:
+        raise faults.representation(f"values nested deeper than {DEPTH_MAX}")
+    kind = element.get("Type") or "string"
+    text = element.text
+    try:
+        match kind:
+            case "string":
+                if element.children:
+                    raise errors.InvalidInput("a text with elements in it")
+                return element.exact_text
+            case "integer":
+                return xsd_types.parse_integer(text, minimum=-(1 << 63))
+            case "number":
+                return msgspec.json.decode(text, type=float)
+            case "boolean":
+                return xsd_types.parse_truth(text)
+            case "null":
+                return None
+            case "json":
+                return msgspec.json.decode(text, type=str)
+            case "list":
+                return [value(one, depth + 1) for one in element.children]
+            case "map":
+                return _map(element, depth)
+    except (errors.InvalidInput, msgspec.MsgspecError) as error:
+        if isinstance(error, faults.Fault):
+            raise
+        raise faults.representation(f"{_named(element)}: {error}") from error
+    raise faults.representation(f"{_named(element)}: no type {kind[:40]!r}")
+
+
+def _map(element: xml.Element, depth: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in element.children:
+        name = one.get("Name")
+        escaped = one.get("JsonName")
+        if escaped is not None:
+            try:
+                name = msgspec.json.decode(escaped, type=str)
+            except msgspec.MsgspecError as error:
+                raise faults.representation(f"{_named(element)}: JsonName: {error}") from error
+        if name is None or name in found:
+            raise faults.representation(f"{_named(element)}: an item without a name, or the second of one")
+        found[name] = value(one, depth + 1)
+    return found
+
+
+def _named(element: xml.Element) -> str:
+    return element.get("Name") or element.local
+
+
+# A resource.
+
+
+def resource(described: Mapping[str, Any]) -> xml.Element:
+    """From what `client.Client.describe` tells."""
+    p, spec = namespaces.RESOURCE, described["spec"]
+
+    def told(tag: str, text: object) -> xml.Element:
+        return xml.Element(p(tag), str(text)) if text not in ("", None) else xml.Element(p(tag))
+
+    return xml.Element(
+        p("Resource"),
+        told("Name", described["name"]),
+        told("Type", described["type"]),
+        told("Agent", described["agent"]),
+        told("Group", described["group"]),
+        told("Wanted", described["wanted"]),
+        _plain(item("", spec.get("labels", {}), p, tag="Labels")),
+        *(told("DependsOn", one) for one in spec.get("depends_on", ())),
+        _plain(item("", spec.get("restart", {}), p, tag="Restart")),
+        _plain(item("", spec.get("config", {}), p, tag="Config")),
+        told("State", described["state"]),
+        told("Reason", described["reason"]),
+        told("Since", xsd_types.moment(described["since_ms"] / 1000)),
+        told("Drift", described["drift"]),
+        told("Restarts", described["restarts"]),
+        told("Manager", described["manager"]),
+        told("Epoch", described["epoch"]),
+        told("Generation", described["generation"]),
+        told("Applied", "true" if described["applied"] else "false"),
+        told("AppliedBy", described.get("applied_by", "")),
+        *(told("WaitsFor", one) for one in described.get("waits_for", ())),
+    )
+
+
+def _plain(element: xml.Element) -> xml.Element:
+    """Of a property that is always a map: no need to say so."""
+    return xml.Element(element.name, *element.content)
+
+
+def entry(body: xml.Element | None) -> tuple[dict[str, Any], int | None]:
+    """A manifest's entry from a whole resource, and the generation it was read at, where it says."""
+    p = namespaces.RESOURCE
+    if body is None:
+        raise faults.representation("an empty body: expected a Resource", "MissingValues")
+    if body.name != p("Resource"):
+        detail = "InvalidNamespace" if body.local == "Resource" else "InvalidValues"
+        raise faults.representation(f"<{body.local[:60]}> of {body.namespace[:80]!r} is no Resource", detail)
+    found: dict[str, Any] = {}
+    generation: int | None = None
+    for one in body.children:
+        if one.namespace != p:
+            raise faults.representation(f"<{one.local[:60]}> is of another namespace", "InvalidNamespace")
+        if one.local == "DependsOn":
+            found.setdefault("depends_on", []).append(one.text)
+            continue
+        field = "name" if one.local == "Name" else _TEXTS.get(one.local) or _MAPS.get(one.local)
+        if field is None:
+            if one.local not in READ_ONLY:
+                raise faults.representation(f"a resource has no property {one.local[:60]!r}")
+            if one.local == "Generation" and one.text:
+                generation = _integer(one)
+        elif field in found:
+            raise faults.representation(f"the property {one.local} stands there twice")
+        else:
+            found[field] = _map(one) if one.local in _MAPS else one.text
+    if not found.get("name"):
+        raise faults.representation("the property Name is missing", "MissingValues")
+    return {field: given for field, given in found.items() if given != ""}, generation
+
+
+def _integer(element: xml.Element) -> int:
+    try:
+        return xsd_types.parse_integer(element.text)
+    except errors.InvalidInput as error:
+        raise faults.representation(f"{element.local}: {error.message}") from error
+
+
+def changes(described: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in which a whole entry differs from the resource as it is. What it leaves out is emptied."""
+    now, _ = entry(resource(described))
+    empty: dict[str, Any] = {"labels": {}, "depends_on": [], "config": {}}
+    fields = [*_TEXTS.values(), "depends_on", *_MAPS.values()]
+    found: dict[str, Any] = {}
+    for field in fields:
+        if field not in wanted and field not in empty:
+            continue  # a text that is left out keeps its value
+        given = wanted.get(field, empty.get(field))
+        if given != now.get(field, empty.get(field)):
+            found[field] = given
+    return found
+
+
+# Agents, managers, events, results.
+
+
+def simple(kind: xml.Namespace, row: Mapping[str, Any]) -> xml.Element:
+    """A row of an agent or a manager: scalars as properties, the rest as items."""
+    content = []
+    for key, one in row.items():
+        tag = camel(key)
+        if isinstance(one, Mapping | list | tuple):
+            content.append(item("", one, kind, tag=tag))
+        elif isinstance(one, bool):
+            content.append(xml.Element(kind(tag), "true" if one else "false"))
+        else:
+            content.append(xml.Element(kind(tag), "" if one is None else str(one)))
+    return xml.Element(kind(namespaces.KINDS[kind]), *content)
+
+
+def event(one: protocol.State | protocol.Event) -> tuple[str, xml.Element]:
+    """The action of an event, and its body."""
+    p = namespaces.RESOURCE
+    if isinstance(one, protocol.Event):
+        tag, facts = "Event", {"What": one.what, "Details": one.details, "At": one.at_ms}
+    else:
+        tag = "StateChanged"
+        facts = {
+            "State": one.state.value,
+            "Was": one.was.value if one.was else "",
+            "Reason": one.reason,
+            "Manager": one.manager,
+            "Epoch": one.epoch,
+            "Since": one.since_ms,
+        }
+    content = [xml.Element(p("Name"), one.resource)]
+    for name, fact in facts.items():
+        if name in ("At", "Since"):
+            assert isinstance(fact, int)
+            content.append(xml.Element(p(name), xsd_types.moment(fact / 1000)))
+        elif isinstance(fact, Mapping):
+            content.append(_plain(item("", fact, p, tag=name)))
+        else:
+            content.append(xml.Element(p(name), str(fact)))
+    return f"{p}/{tag}", xml.Element(p(tag), *content)
+
+
+def camel(key: str) -> str:
+    return "".join(word.capitalize() for word in key.split("_"))
+
+
+def arguments(given: xml.Element | None, method: str) -> dict[str, Any]:
+    """Of a method: one child for each. A text that is to be a number or a list says its ``Type``."""
+    if given is None:
+        return {}
+    if given.local != f"{method}_INPUT":
+        raise faults.schema(f"<{given.local[:60]}> where <{method[:60]}_INPUT> should be")
+    found: dict[str, Any] = {}
+    for one in given.children:
+        name = one.get("Name") or one.local
+        if name in found:
+            raise faults.parameter(f"the parameter {name[:60]!r} stands there twice", "InvalidName")
+        try:
+            found[name] = value(one)
+        except faults.Fault as error:
+            raise faults.parameter(error.message, "TypeMismatch") from error
+    return found
+
+
+def endpoint(address: str, kind: xml.Namespace, name: str, tag: str) -> xml.Element:
+    """The reference to one of ours."""
+    selector = xml.Element(namespaces.WSMAN("Selector"), name, attributes={"Name": "Name"})
+    parameters = [
+        xml.Element(namespaces.WSMAN("ResourceURI"), str(kind)),
+        xml.Element(namespaces.WSMAN("SelectorSet"), selector),
+    ]
+    return addressing.Endpoint(address, parameters).element(tag)

@@ -1,0 +1,1 @@
+"""An information node: reads, writes, searches, maintenance."""

@@ -1,0 +1,1 @@
+"""The context log and the node's persistent view of it."""

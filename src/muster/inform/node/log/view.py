@@ -1,0 +1,70 @@
+"""A node's permanent copies at rest: a view of the log in the store, and how far in the log it is.
+
+The view is behind the log by a moment, and need not be more: what is acknowledged stands in the log; after
+a crash the node reads on from the view's position.  The log records up to which sequence deletions have been
+forgotten: a view that had not come so far is thrown away, because what was deleted left no trace.  No clock
+takes part in that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+
+from muster.inform import protocol
+from muster.inform.node.log import context_log
+from muster.store import database
+
+_POSITIONS = "inform.positions"
+PAGE = 2_000
+NODE_CHARACTERS_MAX = 52  # a collection's name has 64
+
+
+class View:
+    def __init__(self, store: database.Store, node: str) -> None:
+        self._store = store
+        if len(node) > NODE_CHARACTERS_MAX:  # so long that two might begin alike
+            node = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
+        self._node = node
+        self._collection = f"inform.node.{node}"
+
+    async def position(self) -> int:
+        """The last sequence in the view; 0: there is none."""
+        record = await self._store.get(_POSITIONS, self._node)
+        return 0 if record is None else protocol.decode(record.value, int)
+
+    async def load(self) -> AsyncIterator[list[context_log.Entry]]:
+        async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(self._collection, page=PAGE):
+                yield [_entry(record.value) for record in page]
+
+    async def value(self, key: str) -> context_log.Entry | None:
+        record = await self._store.get(self._collection, key)
+        return None if record is None else _entry(record.value)
+
+    async def save(self, entries: Mapping[str, context_log.Entry | None], position: int) -> None:
+        """In one commit. None: the copy is gone."""
+        async with self._store.transaction() as tx:
+            for key, entry in entries.items():
+                if entry is None:
+                    tx.delete(self._collection, key)
+                else:
+                    tx.put(
+                        self._collection,
+                        key,
+                        entry.sequence.to_bytes(8, "big") + protocol.encode(entry.record),
+                    )
+            tx.put(_POSITIONS, self._node, protocol.encode(position))
+
+    async def clear(self) -> None:
+        """The position goes first: without one, what an interrupted clearing leaves counts for nothing."""
+        await self._store.delete(_POSITIONS, self._node)
+        async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(self._collection, page=PAGE):
+                async with self._store.transaction() as tx:
+                    for record in page:
+                        tx.delete(self._collection, record.key)
+
+
+def _entry(data: bytes) -> context_log.Entry:
+    return context_log.Entry(protocol.decode_record(data[8:]), int.from_bytes(data[:8], "big"))

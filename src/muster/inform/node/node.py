@@ -1,0 +1,488 @@
+"""An information node: the shell around reading, writing and upkeep.
+
+    async with await service.start(bus, store=store) as node:
+        ...
+
+It follows the log, answers clients and other nodes, and runs the rounds of upkeep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import functools
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Self, TypeVar
+
+from muster.bus import api, uptime
+from muster.bus.rpc import requests, server
+from muster.core import errors, heap, subjects
+from muster.inform import protocol
+from muster.inform import settings as settings_
+from muster.inform.node import maintenance, reads, search, state, writes
+from muster.inform.node.log import context_log, view_writer
+from muster.inform.node.log import view as log_view
+from muster.store import database
+
+IN_FLIGHT_MAX = 4_096
+WATCHING_MAX = 16_384  # of their own: who waits for a change keeps nobody from making one
+RETRY_S = 0.5
+DRAIN_S = 2.0
+AT_ONCE_BYTES_MAX = 64 << 10
+GROUP = "nodes"
+
+T = TypeVar("T")
+
+
+async def start(
+    bus: api.Bus,
+    *,
+    name: str | None = None,
+    settings: settings_.Inform = settings_.DEFAULT,
+    store: database.Store | None = None,
+    max_bytes: int = context_log.MAX_BYTES,
+    replicas: int = 1,
+    joins: bool = False,
+    now_ns: Callable[[], int] = time.time_ns,
+    uptime_s: Callable[[], float] | None = None,
+    role_of: state.RoleOf | None = None,
+    zone: str = "default",
+) -> Node:
+    """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
+
+    ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``uptime_s``: a clock
+    that also counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None where identities
+    have no roles: on a bus without trust, where everybody may be anybody.
+    """
+    name = subjects.token(name or bus.identity)
+    log = await context_log.ContextLog.open(
+        bus,
+        history=settings.history,
+        max_bytes=max_bytes,
+        replicas=replicas,
+        joins=joins,
+        tombstone_s=settings.tombstone_s,
+    )
+    view = log_view.View(store, name) if store is not None else None
+    shared = state.Desk(
+        name,
+        bus,
+        log,
+        settings=settings,
+        view=view,
+        now_ns=now_ns,
+        uptime_s=uptime_s or uptime.clock_of(asyncio.get_running_loop()),
+        role_of=role_of,
+        zone=zone,
+    )
+    node = Node(shared)
+    try:
+        await node.open()
+    except BaseException:
+        await node.close()
+        raise
+    return node
+
+
+class Node:
+    def __init__(self, shared: state.Desk) -> None:
+        self.desk = shared
+        self.name = shared.name
+        self.reader = reads.Reader(shared)
+        self.finder = search.Finder(shared, self.reader)
+        self.writer = writes.Writer(shared)
+        self.upkeep = maintenance.Upkeep(shared, self.writer)
+        self.malformed = 0
+        self.not_requests: Counter[str] = Counter()  # messages from clients that were no requests, by reason
+        self._keeper = view_writer.Keeper(shared, shared.view) if shared.view is not None else None
+        self._subscriptions: list[api.Subscription] = []
+        self._topics: dict[int, api.Subscription] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Future[Any]] = set()  # begun without a task of their own, and replies
+        reader, writer, keeper = self.reader, self.writer, self.upkeep
+        asked = [
+            _operation("read.get", protocol.Get, lambda call, get: reader.get(get, call.identity)),
+            _operation("read.find", protocol.Find, lambda call, find: self.finder.find(find, call.identity)),
+            _operation("read.history", protocol.Changes, lambda call, of: reader.history(of, call.identity)),
+            _operation("read.where", protocol.Where, lambda _, asked: reader.where(asked)),
+            _operation("read.nodes", protocol.Nodes, self._nodes),
+            _operation("write.put", protocol.Put, lambda call, put: writer.write(put, call.identity)),
+            _operation("write.delete", protocol.Delete, lambda call, one: writer.write(one, call.identity)),
+        ]
+        changes = _operation(
+            "read.changes", protocol.Changes, lambda call, of: reader.changes(of, call.identity)
+        )
+        # Clients ask one node, or any: the level between the kind and the verb.
+        self._operations = {
+            f"{kind}.{node}.{verb}": one
+            for one in (*asked, changes)
+            for kind, _, verb in [one.name.partition(".")]
+            for node in (self.name, protocol.ANY)
+        }
+        self._internal = {
+            one.name: one
+            for one in (
+                _operation("update", protocol.Update, lambda _, asked: writer.update(asked)),
+                _operation("become-primary", protocol.Name, self._become_primary),
+                _operation("find", protocol.Find, lambda _, asked: self.finder.find_here(asked)),
+                _operation("where", protocol.Name, self._where_here),
+                _operation("store", protocol.Name, lambda _, name: self.upkeep.store(name.key)),
+            )
+        }
+        self._server = self._new_server((*asked, *self._internal.values()), IN_FLIGHT_MAX)
+        self._watching = self._new_server([changes], WATCHING_MAX)
+        self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
+            "applied": lambda data: writer.applied(protocol.decode(data, protocol.Applied)),
+            "server-information": keeper.heard_response,
+        }
+
+    # Life.
+
+    async def open(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.load()
+            self._run(self._keeper.run())
+        loaded = self.desk.position
+        self._run(self._follow())
+        await self._catch_up()
+        # Deletions may have been forgotten after the view was judged and before the follower came to them.
+        if loaded and await self.desk.log.forgotten_up_to() > loaded:
+            await self.upkeep.drop_forgotten()
+        if self.desk.copies.evicted:
+            await asyncio.to_thread(heap.give_back)
+        for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
+            self._subscriptions.append(await self.desk.bus.subscribe(subject, handler=self._told))
+        for node, group in ((self.name, None), (protocol.ANY, GROUP)):
+            for kind in ("read", "write"):
+                pattern = subjects.said_by(protocol.PART, "*", kind, node, "*")
+                handler = functools.partial(self._asked, pattern)
+                self._subscriptions.append(
+                    await self.desk.bus.subscribe(pattern, group=group, handler=handler)
+                )
+        await self._subscribe_topics()
+        self._run(self._keep_topics())
+        await self.upkeep.discover()
+        settings = self.desk.settings
+        self._run(self._every(settings.refresh_s, self.upkeep.discover))
+        self._run(self._every(maintenance.PROBE_S, self.upkeep.probe))
+        self._run(self._every(maintenance.PROBE_S, self.upkeep.end_what_is_due))
+        self._run(self._every(settings.interval_s, self.upkeep.follow_demand))
+
+    async def close(self) -> None:
+        """What was asked is answered; then the node goes."""
+        for subscription in (*self._subscriptions, *self._topics.values()):
+            with contextlib.suppress(errors.Unavailable):
+                await subscription.close()
+        self._subscriptions.clear()
+        self._topics.clear()
+        self.desk.wake_all()
+        await asyncio.gather(self._drain(), self._server.drain(DRAIN_S), self._watching.drain(DRAIN_S))
+        while work := (*self._loops, *self._tasks):
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._loops.clear()
+        await self.desk.log_end.close()
+        await self._server.close()  # last: a write that failed may have been submitted
+        await self._watching.close()
+        if self._keeper is not None:
+            with contextlib.suppress(errors.MusterError):  # the log has what the view lacks
+                await self._keeper.save()
+
+    async def _drain(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def refused(self) -> int:
+        """Requests beyond what can be under way."""
+        overloaded = errors.Overloaded.code
+        return self._server.outcomes[overloaded] + self._watching.outcomes[overloaded]
+
+    @property
+    def view_failure(self) -> errors.MusterError | None:
+        """While its view cannot be written."""
+        return self._keeper.failure if self._keeper is not None else None
+
+    def failure(self) -> BaseException | None:
+        """What ended one of its loops, if anything did."""
+        return next((task.exception() for task in self._loops if task.done() and not task.cancelled()), None)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loops.append(asyncio.create_task(work, name=f"information node {self.name}"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"information node {self.name}: reply")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _new_server(self, operations: Iterable[server.Operation], pending_max: int) -> server.Server:
+        return server.Server(
+            self.desk.bus, protocol.PART, operations, codec=protocol.Codec(), pending_max=pending_max
+        )
+
+    async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await action()
+            except errors.Unavailable as error:
+                state.events.info("round-failed", node=self.name, error=error)
+
+    # The log and the view.
+
+    async def _catch_up(self) -> None:
+        """However long it takes, as long as it goes on."""
+        shared = self.desk
+        moved_at_s = shared.now_s()
+        while True:
+            position = shared.position
+            try:
+                return await shared.refresh(api.DURABLE_TIMEOUT_S)
+            except errors.Unavailable:
+                if shared.position != position:
+                    moved_at_s = shared.now_s()
+                elif shared.now_s() - moved_at_s > 2 * api.DURABLE_TIMEOUT_S:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        shared = self.desk
+        while True:
+            try:
+                async with shared.log.follow(shared.position + 1) as following:
+                    while True:
+                        try:
+                            await self._take_all(following)
+                        except errors.Dropped as error:
+                            # Older records have made room for newer ones, which come next.
+                            shared.position = max(shared.position, error.last)
+            except errors.Unavailable as error:
+                state.events.info("log-lost", node=self.name, error=error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _take_all(self, following: api.Following) -> None:
+        number = 0
+        async for stored in following:
+            told = self._take(stored)
+            if told is not None:
+                await self._tell(*told)
+            number += 1
+            if number % 200 == 0 or self.desk.unsaved.is_full:
+                await self._breathe()
+
+    async def _breathe(self) -> None:
+        """Let others have a turn, and the view keep up."""
+        await asyncio.sleep(0)
+        if self._keeper is not None:
+            await self._keeper.keep_up()
+
+    def _take(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
+        """Apply a record. What is to be said of it, and where."""
+        shared = self.desk
+        own = shared.own.pop(stored.sequence, None)
+        if own is not None:
+            shared.seen(stored.sequence, own)
+            return None
+        mine = shared.log.under_way(stored)
+        try:
+            entry = context_log.Entry(mine, stored.sequence) if mine else context_log.entry_of(stored)
+        except errors.InvalidInput as error:
+            self.malformed += 1
+            state.events.error("strange-record", sequence=stored.sequence, error=error)
+            shared.seen(stored.sequence, "")
+            return None
+        record = entry.record
+        if record.key == context_log.FORGOTTEN_KEY:
+            shared.seen(entry.sequence, "")
+            return None
+        shared.apply(entry, just_stamped=mine is not None)
+        shared.seen(entry.sequence, record.key)
+        if self.name not in record.holders:
+            self.writer.heard_of(record.key, record.holders)
+        elif record.acknowledge and record.holders[0] != self.name:
+            told = protocol.Applied(self.name, record.key, record.stamp)
+            return protocol.to_node(record.holders[0], "applied"), protocol.encode(told)
+        return None
+
+    async def _tell(self, subject: str, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            await self.desk.bus.publish(subject, data)
+
+    # Topics of contexts.
+
+    async def _keep_topics(self) -> None:
+        while True:
+            await self.desk.buckets_changed.wait()
+            self.desk.buckets_changed.clear()
+            try:
+                await self._subscribe_topics()
+            except errors.Unavailable:
+                self.desk.buckets_changed.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _subscribe_topics(self) -> None:
+        held = self.desk.copies.buckets
+        for bucket in [bucket for bucket in held if bucket not in self._topics]:
+            self._topics[bucket] = await self.desk.bus.subscribe(
+                protocol.topic(bucket, "*"), handler=self._topic
+            )
+        for bucket in [bucket for bucket in self._topics if bucket not in held]:
+            await self._topics.pop(bucket).close()
+
+    def _topic(self, message: api.Message) -> None:
+        """A question to the holders of a context: who holds nothing of that name keeps silent."""
+        kind = message.subject.rpartition(".")[2]
+        try:
+            if kind == "access":
+                asked = protocol.decode(message.data, protocol.Get)
+                copy = self.desk.copies.index.get(asked.key)
+                if asked.origin == self.name or copy is None or copy.temporary:
+                    return
+                found = self.reader.local(asked.key, asked.max_staleness_s)
+                if found is None:
+                    self._spawn(self._answer_access(message, asked))
+                    return
+                self.desk.demand.add(asked.key, asked.origin)
+                self._respond(message, protocol.reply(found))
+            elif kind == "select":
+                name = protocol.decode(message.data, protocol.Name)
+                copy = self.desk.copies.index.get(name.key)
+                if copy is not None and not copy.temporary and name.silent != self.name:
+                    self._respond(message, protocol.reply(self.desk.information()))
+        except errors.InvalidInput as error:
+            self.malformed += 1
+            state.events.warning("malformed", subject=message.subject, error=error)
+
+    def _respond(self, message: api.Message, data: bytes) -> None:
+        if not message.respond_now(data):
+            self._spawn(self._guarded(message.respond(data)))
+
+    async def _answer_access(self, message: api.Message, asked: protocol.Get) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            found = await self.reader.held(asked)
+            if found is not None:
+                self.desk.demand.add(asked.key, asked.origin)
+                await message.respond(protocol.reply(found))
+
+    # Requests.
+
+    def _asked(self, pattern: str, message: api.Message) -> None:
+        """By a client, whose identity the broker has put into the subject."""
+        caller = requests.accept(message, pattern, self.not_requests)
+        if caller is None:
+            return
+        self.desk.requests += 1
+        operation = self._operations.get(caller.operation)
+        if operation is None or not self._done_at_once(operation.name, caller):
+            waits = operation is not None and operation.name == "read.changes"
+            (self._watching if waits else self._server).submit(caller, operation)
+
+    def _done_at_once(self, name: str, caller: requests.Caller) -> bool:
+        if name == "read.get":
+            return self._answered_at_once(caller.identity, caller.message)
+        return name in _WRITES and self._begun_at_once(caller, _WRITES[name])
+
+    def _answered_at_once(self, sender: str, message: api.Message) -> bool:
+        """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
+        try:
+            asked = protocol.decode(message.data, protocol.Get)
+            found = self.reader.local(asked.key, asked.max_staleness_s)
+            if found is None or len(found.value) > AT_ONCE_BYTES_MAX:
+                return False
+            self.desk.check(sender, "read", asked.key, found.writer)
+            if not message.respond_now(protocol.reply(found)):
+                return False
+        except errors.MusterError:
+            return False
+        self.desk.demand.add(asked.key, self.name)
+        return True
+
+    def _begun_at_once(
+        self, caller: requests.Caller, kind: type[protocol.Put] | type[protocol.Delete]
+    ) -> bool:
+        """Nor does a write, if we are the primary and nobody else is writing the same."""
+        if len(self._tasks) + self._server.pending >= IN_FLIGHT_MAX:
+            return False
+        try:
+            begun = self.writer.begin(protocol.decode(caller.message.data, kind), caller.identity)
+        except errors.MusterError:
+            return False
+        if begun is None:
+            return False
+        self._tasks.add(begun.stored)
+        begun.stored.add_done_callback(lambda _: self._finish(caller, begun))
+        return True
+
+    def _finish(self, caller: requests.Caller, begun: writes.Begun) -> None:
+        self._tasks.discard(begun.stored)
+        try:
+            self._respond(caller.message, protocol.reply(self.writer.finish(begun)))
+        except errors.MusterError as error:
+            failure = error
+            go_on = _operation("write", bytes, lambda *_: self.writer.go_on(begun, failure))
+            self._server.submit(caller, go_on)
+        except asyncio.CancelledError:
+            return  # we are closing, and nobody knows whether it is stored
+
+    def _told(self, message: api.Message) -> None:
+        """By another node."""
+        kind = message.subject.rpartition(".")[2]
+        if message.subject == protocol.to_all("server-information"):
+            self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
+        elif kind in self._internal and message.reply is not None:
+            self._server.submit(requests.Caller("", kind, message), self._internal[kind])
+        elif (heard := self._heard.get(kind)) is not None:
+            try:
+                heard(message.data)
+            except errors.InvalidInput:
+                self.malformed += 1
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except errors.InvalidInput:
+            self.malformed += 1
+        except errors.Unavailable:
+            return
+
+    async def _nodes(self, _: server.Call, asked: protocol.Nodes) -> protocol.Page[protocol.NodeView]:
+        shared = self.desk
+        names = list(shared.directory.nodes)
+        bisect.insort(names, self.name)
+        page = server.page(names, str, asked.after, rows_max=protocol.PAGE_NODES)
+        views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
+        return protocol.Page(views, page["next"], self.name)
+
+    async def _become_primary(self, _: server.Call, name: protocol.Name) -> None:
+        await self.writer.become_primary(name.key, name.silent)
+
+    async def _where_here(self, _: server.Call, name: protocol.Name) -> list[protocol.CopyView]:
+        return self.reader.where_here(name.key)
+
+
+_WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {
+    "write.put": protocol.Put,
+    "write.delete": protocol.Delete,
+}
+
+
+def _operation(
+    name: str, kind: type[T], handler: Callable[[server.Call, T], Awaitable[object]]
+) -> server.Operation:
+    """Without an audit record: the log of contexts names the writer of each record."""
+    decode = functools.partial(_decode, kind)
+    return server.Operation(name, handler, audited=False, decode=decode)
+
+
+def _decode(kind: type[T], data: bytes) -> T | bytes:
+    return data if kind is bytes else protocol.decode(data, kind)

@@ -1,0 +1,256 @@
+"""Access: from memory where there is a copy; else from the holders, the first answer wins; else from the log.
+
+The paper ends with the holders and takes silence until the time-out for "not found".  We have a log that
+knows, so a read that no holder has answered for a moment asks it: absence is told at once, and a context is
+readable even when all its holders are gone.  When the log does not answer either, the read has timed out: the
+context may exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+
+import msgspec
+
+from muster.bus.rpc import server
+from muster.core import errors
+from muster.inform import protocol
+from muster.inform.mounts import base as mounts
+from muster.inform.node import state
+from muster.inform.node.log import context_log
+from muster.inform.node.replicas import demand, replica_table
+
+WHERE_TIMEOUT_S = 2.0
+
+
+class Reader:
+    def __init__(self, shared: state.Desk) -> None:
+        self._desk = shared
+
+    # One context.
+
+    def local(self, key: str, max_staleness_s: float | None = None) -> protocol.Context | None:
+        """From memory, at once, or None: then ask `get`."""
+        shared = self._desk
+        copy = shared.copies.index.get(key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return None
+        age_s = shared.age_s(copy)
+        if not _is_fresh(age_s, max_staleness_s):
+            return None
+        value = copy.read()
+        return None if value is None else self.context(key, copy, value, age_s)
+
+    def context(self, key: str, copy: replica_table.Copy, value: bytes, age_s: float) -> protocol.Context:
+        return protocol.Context(
+            key,
+            value,
+            protocol.attributes_of(copy.attributes),
+            copy.version,
+            copy.stamp,
+            copy.stamped_by,
+            age_s,
+            self._desk.name,
+            self._desk.copies.kind(copy).value,
+            copy.writer,
+            copy.expires_at_ns,
+        )
+
+    async def get(self, asked: protocol.Get, identity: str) -> protocol.Context:
+        """`errors.NotFound` where there is none."""
+        key = protocol.check_key(asked.key)
+        if key.startswith(mounts.PREFIX):
+            self._desk.check(identity, "read", key, "")  # nobody here owns it
+            return await self._desk.mounted(key).get(key)
+        found = await self.held(asked)
+        if found is not None:
+            self._desk.demand.add(key, self._desk.name)
+        else:
+            found = await self._from_others(asked)
+        self._desk.check(identity, "read", key, found.writer)
+        return found
+
+    async def held(self, asked: protocol.Get) -> protocol.Context | None:
+        """From a copy of ours that is fresh enough, or can be made so."""
+        shared = self._desk
+        found = self.local(asked.key, asked.max_staleness_s)
+        copy = shared.copies.index.get(asked.key)
+        if found is not None or copy is None:
+            return found
+        if not _is_fresh(shared.age_s(copy), asked.max_staleness_s):
+            if copy.temporary:
+                return None
+            try:
+                await shared.refresh(shared.settings.timeout_s)
+            except errors.Unavailable:
+                return None
+            copy = shared.copies.index.get(asked.key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return None
+        value = await shared.value_of(asked.key, copy)
+        return None if value is None else self.context(asked.key, copy, value, shared.age_s(copy))
+
+    async def _from_others(self, asked: protocol.Get) -> protocol.Context:
+        shared, settings = self._desk, self._desk.settings
+        question = protocol.encode(protocol.Get(asked.key, asked.max_staleness_s, shared.name))
+        topic = protocol.topic(protocol.bucket(asked.key), "access")
+        deadline_s = shared.now_s() + settings.timeout_s
+        while True:
+            answers = await shared.bus.gather(topic, question, enough=1, timeout_s=settings.hedge_s)
+            if answers:
+                return protocol.result_of(answers[0].data, protocol.Context)
+            left_s = deadline_s - shared.now_s()
+            if left_s <= 0:
+                raise errors.TimedOut(
+                    f"{asked.key!r}: neither a holder nor the log answered in {settings.timeout_s:g} s"
+                )
+            try:
+                async with asyncio.timeout(left_s):
+                    entry = await shared.log.last(asked.key)
+            except (errors.Unavailable, TimeoutError):
+                continue
+            return self._from_log(asked.key, entry)
+
+    async def logged(self, key: str) -> protocol.Context:
+        """As the log has it; `errors.NotFound` where there is none."""
+        return self._from_log(key, await self._desk.log.last(key))
+
+    def _from_log(self, key: str, entry: context_log.Entry | None) -> protocol.Context:
+        record = entry.record if entry is not None else None
+        if entry is None or record is None or record.value is None or _expired(record, self._desk.now_ns()):
+            raise errors.NotFound(f"no context {key!r}")
+        return protocol.Context(
+            key,
+            record.value,
+            protocol.attributes_of(record.attributes),
+            entry.version,
+            record.stamp,
+            record.stamped_by,
+            0.0,
+            "log",
+            "log",
+            record.writer,
+            record.expires_at_ns,
+        )
+
+    # What happened to it.
+
+    async def history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """Its changes after that version, oldest first, those that ``identity`` may read."""
+        protocol.check_key(asked.key)
+        while True:
+            with contextlib.suppress(errors.Dropped):  # the oldest went while we read: those that are there
+                return await self._history(asked, identity)
+
+    async def _history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """As many as one answer holds; no more are held in memory, however many the log keeps."""
+        shared, key, after_version = self._desk, asked.key, asked.after_version
+        changes: list[protocol.Change] = []
+        number, size_bytes, more, reaches_back = 0, 0, False, False
+        hidden: str | None = None  # the writer of the last one that must not be read
+        async with contextlib.aclosing(shared.log.entries(key, since=max(1, after_version))) as entries:
+            async for entry in entries:
+                number += 1
+                record = entry.record
+                if number == 1:
+                    reaches_back = entry.version <= after_version
+                    if record.reason == "place":  # the write that it repeats has gone
+                        record = _as_written(record)
+                if record.reason in ("place", "refuse") or entry.version <= after_version:
+                    continue
+                if not shared.may_read(identity, key, record.writer):
+                    hidden = record.writer
+                    continue
+                size_bytes += protocol.answer_bytes(record.value, record.attributes)
+                more = bool(changes) and size_bytes > protocol.ANSWER_BYTES_MAX
+                if not more:
+                    changes.append(_change(context_log.Entry(record, entry.sequence)))
+                elif after_version:  # else the rest is counted
+                    break
+        if hidden is not None and not changes:
+            shared.check(identity, "read", key, hidden)
+        # The last record stays, so where there is none, a deletion has been forgotten.
+        complete = reaches_back if after_version else number < shared.settings.history
+        return protocol.History(changes, complete=complete, more=more)
+
+    async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """As `history`, waiting for something to happen if nothing has."""
+        shared, key = self._desk, protocol.check_key(asked.key)
+        deadline_s = shared.now_s() + asked.wait_s
+        while True:
+            changed = shared.change_of(key)
+            copy = shared.copies.index.get(key)
+            idle = copy is not None and not copy.temporary and copy.version <= asked.after_version
+            if not idle:
+                found = await self.history(asked, identity)
+                if found.changes or (asked.after_version and not found.complete):
+                    return found
+            left_s = deadline_s - shared.now_s()
+            if left_s <= 0 or shared.closing:
+                return protocol.History([])
+            try:
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    # Where it is.
+
+    async def where(self, asked: protocol.Where) -> protocol.Page[protocol.CopyView]:
+        """The primary first. Every page asks all nodes again, so it has as many as fit."""
+        shared, key = self._desk, protocol.check_key(asked.key)
+        question = protocol.encode(protocol.Name(key))
+        others = shared.directory.nodes
+        told = await shared.bus.gather(
+            protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
+        )
+        order = {kind.value: place for place, kind in enumerate(demand.Kind)}
+        found = [view for one in told for view in protocol.result_of(one.data, list[protocol.CopyView])]
+        if not found:
+            self._from_log(key, await shared.log.last(key))
+
+        def place(view: protocol.CopyView) -> str:
+            return f"{order[view.copy]} {view.node}"
+
+        page = server.page(sorted(found, key=place), place, asked.after, rows_max=len(found))
+        return protocol.Page(page["items"], page["next"])
+
+    def where_here(self, key: str) -> list[protocol.CopyView]:
+        """The copy we hold, if we do."""
+        shared = self._desk
+        copy = shared.copies.index.get(key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return []
+        kind = shared.copies.kind(copy).value
+        counts = shared.demand.of(key)
+        most = dict(heapq.nlargest(protocol.DEMAND_MAX, counts.items(), key=lambda count: count[1]))
+        others = sum(counts.values()) - sum(most.values())
+        return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), most, others)]
+
+
+def _is_fresh(age_s: float, max_staleness_s: float | None) -> bool:
+    """Whether an answer from memory will do. With 0 the log has to confirm it, however young the copy is."""
+    return max_staleness_s is None or (max_staleness_s > 0 and age_s <= max_staleness_s)
+
+
+def _expired(record: protocol.Record, now_ns: int) -> bool:
+    return record.expires_at_ns != 0 and record.expires_at_ns <= now_ns
+
+
+def _as_written(record: protocol.Record) -> protocol.Record:
+    return msgspec.structs.replace(record, reason="put" if record.value is not None else "delete")
+
+
+def _change(entry: context_log.Entry) -> protocol.Change:
+    record = entry.record
+    return protocol.Change(
+        record.key,
+        entry.version,
+        state.stamp_text(record.stamp, record.stamped_by),
+        record.value,
+        protocol.attributes_of(record.attributes),
+        record.writer,
+        record.reason,
+    )

@@ -1,0 +1,1 @@
+"""Replicas in memory: placement, demand, peers."""

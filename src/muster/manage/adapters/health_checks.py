@@ -1,0 +1,89 @@
+"""Health checks of a process: by a port, a page, or a command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from typing import Annotated, Literal
+
+import msgspec
+
+from muster.bus.http import server
+from muster.core import errors
+
+# This machine's own shortage: it says nothing about the process that is checked.
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
+
+
+class Inconclusive(Exception):
+    """The check itself could not be carried out."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What says that it works. ``exit``: that it runs. The others are asked every ``every_s``."""
+
+    kind: Literal["exit", "port", "http", "command"] = "exit"
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    url: str = ""
+    command: tuple[str, ...] = ()
+    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 2.0
+    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3  # in a row, before it is called down
+    start_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # so long may it take to come up
+
+    def __post_init__(self) -> None:
+        needed = {"port": self.port, "http": self.url, "command": self.command}
+        if self.kind in needed and not needed[self.kind]:
+            raise ValueError(
+                f"a check of kind {self.kind} needs `{'url' if self.kind == 'http' else self.kind}`"
+            )
+
+
+async def problem(check: Check) -> str | None:
+    """Why it does not work, or None; `Inconclusive` where this machine lacks what the check needs."""
+    try:
+        async with asyncio.timeout(check.timeout_s):
+            match check.kind:
+                case "port":
+                    _, writer = await asyncio.open_connection(check.host, check.port)
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+                case "http":
+                    status = (await server.get(check.url)).status
+                    return None if status < 400 else f"{check.url} answers {status}"
+                case "command":
+                    return await _command_problem(check.command)
+    except TimeoutError:
+        return f"no answer in {check.timeout_s:g} s"
+    except (OSError, ValueError, errors.MusterError) as error:
+        if _is_shortage(error):
+            raise Inconclusive(str(error)) from error
+        return str(error)
+    return None
+
+
+async def _command_problem(command: tuple[str, ...]) -> str | None:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return None if code == 0 else f"{command[0]} exits with {code}"
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,1 @@
+"""Runs adapters on one machine and refuses commands of an older epoch."""

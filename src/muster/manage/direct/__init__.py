@@ -1,0 +1,1 @@
+"""Direct connections between agents and managers, without a broker."""

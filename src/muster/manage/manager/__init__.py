@@ -1,0 +1,1 @@
+"""Reconciles the resources assigned to one manager."""

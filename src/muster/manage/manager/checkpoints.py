@@ -1,0 +1,76 @@
+"""A manager's checkpoints: each resource's runtime state on its own, many in a message to the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from muster.bus import api
+from muster.bus.rpc import client
+from muster.core import errors, messages
+from muster.core.telemetry import log
+from muster.manage import protocol
+
+events = log.Events("manage")
+
+EVERY_S = 0.2
+MAX = 500  # in one message
+
+Page = dict[str, tuple[int, protocol.Status]]  # resource: epoch and status
+
+
+class Checkpoints:
+    """``state_of`` a resource: its epoch and status now, None where it is not managed here any more."""
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        manager: str,
+        *,
+        may_act: Callable[[], bool],
+        state_of: Callable[[str], tuple[int, protocol.Status] | None],
+        superseded: Callable[[str, int], None],
+    ) -> None:
+        self.due: set[str] = set()
+        self.failed = 0
+        self._bus = bus
+        self._manager = manager
+        self._may_act = may_act
+        self._state_of = state_of
+        self._superseded = superseded
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.flush()
+            except errors.MusterError:
+                pass  # the registry is away: they stay due
+            except Exception as error:  # noqa: BLE001  (what others report must not wait for this)
+                self.failed += 1
+                events.error("checkpoints-failed", manager=self._manager, failed=self.failed, error=error)
+
+    async def flush(self) -> None:
+        while self.due and self._may_act():
+            names = list(itertools.islice(self.due, MAX))
+            self.due.difference_update(names)
+            page = {name: state for name in names if (state := self._state_of(name)) is not None}
+            try:
+                if page:
+                    await self._send(page)
+            except errors.MusterError:
+                self.due.update(page)
+                raise
+
+    async def _send(self, page: Page) -> None:
+        try:
+            said = messages.encode(protocol.Checkpoints(items=page), "msgpack")
+        except messages.TooLarge:
+            names = list(page)
+            for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+                await self._send({name: page[name] for name in half})
+            return
+        message = await self._bus.request(protocol.checkpoint(self._manager), said)
+        for name in client.result_of(message.data)["refused"]:
+            self._superseded(name, page[name][0])

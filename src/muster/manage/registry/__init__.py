@@ -1,0 +1,1 @@
+"""Desired state, assignments, operations and rollouts; one active endpoint under a lease."""

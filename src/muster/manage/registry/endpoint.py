@@ -1,0 +1,424 @@
+"""A registry endpoint: of several, the one that holds the lease acts; the others are ready.
+
+Reads are answered from memory; writes are committed first (`records`) and change the memory after.  While the
+store is away, managers go on renewing and nothing can be applied.  When it cannot be known whether a write
+was stored, memory is not to be trusted: the endpoint gives the lease up, and whichever acts next reads the
+store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from muster.bus import api, leases
+from muster.bus.rpc import request_audit, requests, server
+from muster.core import errors, messages
+from muster.core.telemetry import log
+from muster.manage import protocol
+from muster.manage import secrets as manage_secrets
+from muster.manage.registry import assignments, handlers, record_store
+from muster.store import api as store_api
+from muster.store import database, transactions
+
+events = log.Events("manage")
+
+MANAGER_TTL_S = 15.0
+CLOSED_GRACE_S = 1.0
+LOOK_S = 5.0
+PENDING_MAX = 20_000  # requests under way: a whole fleet says hello at once
+
+#: (sender, verb, whether it changes anything): raises, or says whether only for what the sender hosts.
+Authorize = Callable[[str, str, bool], Awaitable[bool]]
+
+
+async def allow_all(sender: str, verb: str, changes: bool) -> bool:
+    """For tests and simulations: no broker that knows who is who."""
+    return False
+
+
+class Registry:
+    def __init__(
+        self,
+        bus: api.Bus,
+        store: database.Store,
+        *,
+        lease_ttl_s: float = leases.TTL_S,
+        manager_ttl_s: float = MANAGER_TTL_S,
+        authorize: Authorize = allow_all,
+        replicas: int = 1,
+        open_key: manage_secrets.OpenKey | None = None,
+    ) -> None:
+        """``open_key`` reads the key of secrets; without it none are kept here."""
+        self.name = bus.identity
+        self.processor: assignments.Processor | None = None  # while it acts
+        self.acting = asyncio.Event()
+        self._bus = bus
+        self._store = store
+        self._records = record_store.Records(store)
+        self._lease_ttl_s = lease_ttl_s
+        self._manager_ttl_s = manager_ttl_s
+        self._authorize = authorize
+        self._replicas = replicas
+        self._open_key = open_key
+        self._lease: leases.Lease | None = None
+        self._leases: leases.Leases | None = None
+        self._write = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._audit: request_audit.Audit | None = None
+        self._verbs: handlers.Verbs
+        self._refused: collections.Counter[str] = collections.Counter()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        await self._drop_own()
+        self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
+        self._running = asyncio.create_task(self._run(), name=f"registry {self.name}")
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, *self._tasks, return_exceptions=True)
+        if self._leases is not None:
+            with contextlib.suppress(errors.Unavailable):
+                await self._leases.close()
+
+    async def _drop_own(self) -> None:
+        """A lease under our own name is of a process that we replace: nobody has to wait for its end.
+
+        If it lives after all, its epoch is lower than ours, and the store refuses it.
+        """
+        bucket = await self._bus.key_value(
+            api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20, replicas=self._replicas)
+        )
+        entry = await bucket.get(protocol.LEASE)
+        if entry is None or entry.value is None:
+            return
+        with contextlib.suppress(ValueError, KeyError, TypeError, errors.Conflict):
+            if json.loads(entry.value)["holder"] == self.name:
+                await bucket.delete(protocol.LEASE, revision=entry.revision)
+
+    async def _run(self) -> None:
+        assert self._leases is not None
+        while True:
+            try:
+                async with await self._leases.acquire(protocol.LEASE) as lease:
+                    await self._act(lease)
+            except errors.MusterError as error:
+                events.warning("registry-interrupted", registry=self.name, error=error)
+                await asyncio.sleep(0.5)
+            except Exception as error:  # noqa: BLE001  (the next one to act reads the store again)
+                events.error("registry-failed", registry=self.name, error=error)
+                await asyncio.sleep(5.0)
+
+    # Acting
+
+    async def _act(self, lease: leases.Lease) -> None:
+        self._lease = lease
+        loaded = assignments.Processor(
+            term=lease.epoch, ttl_s=self._manager_ttl_s, session=secrets.randbits(48)
+        )
+        await self._records.load(loaded)
+        self.processor = loaded
+        self._verbs = handlers.Verbs(self, self._open_key)
+        self._audit = request_audit.Audit(
+            self._bus,
+            protocol.PART,
+            epoch=lambda: self.processor.term if self.processor else 0,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(
+                await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renewed))
+            )
+            await stack.enter_async_context(
+                server.Server(
+                    self._bus,
+                    protocol.PART,
+                    self._operations(),
+                    audit=self._audit,
+                    authorize=self._authorized,
+                    pending_max=PENDING_MAX,
+                    serving=lambda: lease.held,
+                )
+            )
+            with contextlib.suppress(errors.Forbidden):
+                await stack.enter_async_context(
+                    await self._bus.subscribe(leases.DISCONNECTED, handler=self._closed)
+                )
+            events.info("registry-acts", registry=self.name, epoch=lease.epoch)
+            self.acting.set()
+            try:
+                await self._work(lease)
+            finally:
+                self.acting.clear()
+                self.processor = None
+                events.info("registry-rests", registry=self.name, epoch=lease.epoch)
+                for task in list(self._tasks):
+                    task.cancel()
+
+    async def _work(self, lease: leases.Lease) -> None:
+        """Expire, assign, wait."""
+        loop = asyncio.get_running_loop()
+        helpers = [
+            asyncio.create_task(self._tell_of_loss(lease)),
+            asyncio.create_task(self._verbs.rollouts.keep()),
+        ]
+        try:
+            # Managers of an earlier term have one full time to live to show themselves.
+            quiet_until = loop.time() + self._manager_ttl_s
+            while not lease.lost.is_set():
+                self._changed.clear()
+                if (acting := self.processor) is None:
+                    raise errors.Unavailable("it is in doubt what is stored")
+                if not lease.held:  # the connection is away, and the lease may yet outlast that
+                    await asyncio.sleep(0.1)
+                    continue
+                await self._expire_and_assign(loop.time(), quiet_until)
+                dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
+                due = min(one for one in dues if one is not None and one > loop.time())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.01, due - loop.time())):
+                        await self._changed.wait()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _tell_of_loss(self, lease: leases.Lease) -> None:
+        await lease.lost.wait()
+        self._changed.set()
+
+    async def _expire_and_assign(self, now: float, quiet_until: float) -> None:
+        acting = self._acting()
+        late = acting.expire(now)
+        for name in late:
+            events.warning("manager-expired", manager=name)
+        if now < quiet_until and not self._all_known(acting):
+            return
+        moved, lost = 0, collections.Counter[str]()
+        while changes := await self._assign_some(acting, lost):
+            moved += changes
+        if not moved:
+            return
+        events.info("assigned", resources=moved, managers=len(acting.managers))
+        for name in late:
+            await self.record("reassign", name, f"it did not renew; {moved} resources moved", who=self.name)
+        for name in lost.keys() - set(late):
+            why = f"started anew, or relieved by another; {lost[name]} resources taken over"
+            await self.record("reassign", name, why, who=self.name)
+
+    async def _assign_some(self, acting: assignments.Processor, lost: collections.Counter[str]) -> int:
+        """How many resources got another owner; ``lost`` counts them by their former one."""
+        async with self._write:
+            changes = acting.assign()
+            if not changes.owners:
+                return 0
+            former = filter(None, map(acting.owners.get, changes.owners))
+            managers = collections.Counter(owner.manager for owner in former)
+            try:
+                await self.commit(changes)
+            except errors.MusterError as error:
+                events.warning("not-assigned", error=error)
+                if self.processor is None:
+                    raise
+                await asyncio.sleep(0.5)
+                self._changed.set()
+                return 0
+        lost.update(managers)
+        return len(changes.owners)
+
+    @staticmethod
+    def _all_known(acting: assignments.Processor) -> bool:
+        """Whether every manager that owns something has shown itself in this term."""
+        return {owner.manager for owner in acting.owners.values()} <= acting.seen
+
+    def _acting(self) -> assignments.Processor:
+        if self.processor is None or self._lease is None or not self._lease.held:
+            raise errors.Unavailable("this registry endpoint does not act now")
+        return self.processor
+
+    @property
+    def state(self) -> assignments.Processor:
+        return self._acting()
+
+    def _in_background(self, handler: Callable[[api.Message], Awaitable[None]]) -> api.Handler:
+        async def guarded(message: api.Message) -> None:
+            try:
+                await handler(message)
+            except errors.MusterError as error:
+                events.info("not-handled", subject=message.subject, error=error)
+            except Exception as error:  # noqa: BLE001  (one message must not cost another)
+                events.error("handler-failed", subject=message.subject, error=error)
+
+        def begin(message: api.Message) -> None:
+            task = asyncio.create_task(guarded(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return begin
+
+    # What it is asked
+
+    def _operations(self) -> list[server.Operation]:
+        def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.Operation:
+            return server.Operation(
+                name, handler, audited=False, decode=lambda data: messages.decode(data, kind)
+            )
+
+        return [
+            *self._verbs.operations(),
+            of_process("checkpoint", self._checkpointed, protocol.Checkpoints),
+            of_process(protocol.HELLO, self._greeted, protocol.Hello),
+            of_process("vouch.*", self._vouched_for, protocol.Hello),
+            server.Operation(f"vouch.*.{protocol.SECRET}", self._secret_asked),
+        ]
+
+    async def _authorized(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        match operation.name.split("."):
+            case ["read", verb]:
+                await self._authorize(call.identity, verb, False)
+            case ["request", verb]:
+                await self._verbs.authorize(call, verb, arguments, self._authorize)
+            case [protocol.HELLO]:
+                await self._authorize(call.identity, protocol.HELLO, True)
+
+    async def _renewed(self, message: api.Message) -> None:
+        caller = requests.accept(message, protocol.RENEWALS, self._refused)
+        if caller is None:
+            return
+        said = messages.decode(message.data, protocol.Renew)
+        manager = caller.identity
+        try:
+            await self._authorize(manager, protocol.RENEW, True)
+        except errors.Forbidden as error:
+            events.warning("renewal-refused", manager=manager, error=error)
+            return
+        acting = self._acting()
+        if acting.renew(manager, said, asyncio.get_running_loop().time()):
+            self._changed.set()
+        await message.respond(messages.encode(acting.granted(manager, said), "msgpack"))
+
+    async def _checkpointed(self, call: server.Call, said: protocol.Checkpoints) -> dict[str, Any]:
+        async with self._write:
+            changes, refused = self._acting().checkpointed(call.identity, said.items)
+            if changes:
+                await self.commit(changes)
+        return {"refused": refused}
+
+    async def _greeted(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+        return await self._store_agent(call.identity, said)
+
+    async def _vouched_for(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+        return await self._store_agent(self._vouched(call), said)
+
+    async def _store_agent(self, name: str, said: protocol.Hello) -> dict[str, Any]:
+        async with self._write:
+            acting = self._acting()
+            before = acting.agents.get(name)
+            now = assignments.Agent(
+                zone=said.zone,
+                labels=said.labels,
+                facts=said.facts,
+                types=said.types,
+                machine=said.machine,
+                cordoned=before.cordoned if before else False,
+            )
+            if len(msgspec.json.encode(now)) > protocol.AGENT_BYTES_MAX:
+                raise errors.LimitExceeded(
+                    f"facts and labels of {name!r} are over {protocol.AGENT_BYTES_MAX} bytes"
+                )
+            if now != before:
+                await self.commit(assignments.Changes(agents={name: now}, epoch=acting.epoch))
+        return {}
+
+    async def _secret_asked(self, call: server.Call, resource: str, name: str, key: str) -> dict[str, str]:
+        """By an agent that comes by way of a manager's line."""
+        call.on_behalf_of = self._vouched(call)
+        return await self._verbs.secret(call.on_behalf_of, resource, name, key)
+
+    def _vouched(self, call: server.Call) -> str:
+        """The agent for which a manager speaks."""
+        if call.identity not in self._acting().managers:
+            raise errors.Forbidden(f"{call.identity} is no manager, and vouches for nobody")
+        return call.operation.split(".")[1]
+
+    def _closed(self, message: api.Message) -> None:
+        """A broker's report of a closed connection: a manager's, perhaps."""
+        if self.processor is None:
+            return
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            report = json.loads(message.data)
+            now = asyncio.get_running_loop().time()
+            if self.processor.closed(
+                report["server"]["id"], int(report["client"]["id"]), now, CLOSED_GRACE_S
+            ):
+                self._changed.set()
+
+    # What it keeps
+
+    @contextlib.asynccontextmanager
+    async def writing(self) -> Any:
+        """One writer at a time; what it commits is seen by the next."""
+        async with self._write:
+            yield self._acting()
+
+    async def commit(self, changes: assignments.Changes) -> None:
+        """Store, then accept. Call it while writing."""
+        acting = self._acting()
+
+        async def store() -> None:
+            for manager in await self._records.commit(acting, changes):
+                with contextlib.suppress(errors.MusterError):  # it is stored; the manager renews soon anyway
+                    await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
+            if changes.resources:
+                self._changed.set()
+
+        await self._stored(store())
+
+    async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
+        """Other records of the registry's, fenced as all are."""
+        await self._stored(self._records.write(self.term, fill))
+
+    async def _stored(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await record_store.finish(work)
+        except (store_api.OutcomeUnknown, errors.StaleEpoch):
+            self.processor = None  # step down
+            self._changed.set()
+            raise
+
+    @property
+    def store(self) -> database.Store:
+        return self._store
+
+    @property
+    def bus(self) -> api.Bus:
+        return self._bus
+
+    @property
+    def term(self) -> int:
+        return self._acting().term
+
+    # The audit
+
+    async def record(self, what: str, target: str, why: str, *, who: str, **facts: Any) -> None:
+        """One line of the audit; an act is not undone because its record could not be stored."""
+        if self._audit is not None:
+            await self._audit.record(what, target, why, who=who, **facts)

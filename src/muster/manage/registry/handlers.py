@@ -1,0 +1,378 @@
+"""What users ask of the registry, verb by verb: ``get`` and its like change nothing.
+
+Every verb that changes something is audited: who asked, what for, when, and what became of it, refusals too.
+Lists are answered page by page, because a fleet's are longer than a message may be.  Whatever looks at every
+resource is computed in a thread, so that managers can renew meanwhile: by a verb that changes something while
+no other may, by the others on a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import heapq
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.bus.rpc import server
+from muster.core import errors, messages
+from muster.manage import operation_results, protocol
+from muster.manage import secrets as manage_secrets
+from muster.manage.adapters import plugins
+from muster.manage.registry import agent_selection, assignments, rollout, rollout_executor, views
+from muster.manage.registry import operations as registry_operations
+from muster.manage.registry import plan as registry_plan
+
+if TYPE_CHECKING:
+    from muster.manage.registry import endpoint
+
+READS = (
+    *("plan", "get", "describe", "enumerate", "summary", "agents", "managers"),
+    *("rollouts", "rollout-steps", "secrets", "secret-key"),
+)
+CHANGES = (
+    *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
+    *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
+)
+NAMES_MAX = 1_000  # of the resources that an act concerned; all are counted
+PAGE = 2_000  # rows in one answer, as far as they fit (`views.page`)
+NAMES_PAGE = 5_000
+EXEC_MAX = 500  # resources of one exec: each has a share of the room for results
+
+
+class Verbs:
+    def __init__(self, registry: endpoint.Registry, open_key: manage_secrets.OpenKey | None = None) -> None:
+        self._registry = registry
+        self.rollouts = rollout_executor.Rollouts(registry)
+        self._keeper = manage_secrets.Secrets(registry, open_key)
+
+    def operations(self) -> list[server.Operation]:
+        """One for each verb: the parameters of its function are its arguments.
+
+        The first parameter of a function that changes something is the user for whom it is done.
+        """
+        reads = [
+            server.Operation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
+        ]
+        return [*reads, *map(self._change, CHANGES)]
+
+    def _function(self, verb: str) -> server.Handler:
+        function: server.Handler = getattr(self, f"_{verb.replace('-', '_')}")
+        return function
+
+    def _change(self, verb: str) -> server.Operation:
+        function = self._function(verb)
+
+        async def run(call: server.Call, **arguments: Any) -> Any:
+            if operation := arguments.get("operation"):
+                call.why = f"{call.actor} asked for {operation[:100]}"
+            result = await function(call.actor, **arguments)
+            if verb == "exec":
+                call.outcome, call.details = _outcome(result)
+            return result
+
+        return server.Operation(
+            f"request.{verb}", run, target=_targets, arguments=server.arguments_of(function)
+        )
+
+    async def authorize(self, call: server.Call, verb: str, arguments: Mapping[str, Any], may: Any) -> None:
+        """``may``: see `service.Authorize`."""
+        if await may(call.identity, verb, True):
+            self._require_own(call.identity, arguments)
+        elif verb != protocol.SECRET:  # whom it acts for is believed of those who may act themselves
+            call.on_behalf_of = call.claims_for
+
+    def _require_own(self, agent: str, arguments: Mapping[str, Any]) -> None:
+        """What an agent may ask for concerns what it hosts."""
+        resources = self._registry.state.resources
+        for name in arguments.get("names") or ():
+            known = resources.get(name)
+            if known is not None and known.spec.agent != agent:
+                raise errors.Forbidden(f"{agent} is an agent, and {name!r} is not one of its resources")
+
+    # What should be
+
+    async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
+        async with self._registry.writing() as state:
+            specs = await asyncio.to_thread(agent_selection.specifications, state, entries)
+            await self._keeper.check(specs)
+            lines, changes = await asyncio.to_thread(_decide, state, specs, by)
+            if changes:
+                await self._registry.commit(changes)
+        return {
+            "counts": collections.Counter(line["act"] for line in lines),
+            "changed_count": len(changes.resources),
+            "changed": heapq.nsmallest(NAMES_MAX, changes.resources),
+            "deleting": [line["name"] for line in lines if line["act"] == "delete"][:NAMES_MAX],
+        }
+
+    async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
+        """A page of it; ``after`` is the number of the last line of the page before."""
+        return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
+
+    async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
+        """One resource, which must not be there yet."""
+        async with self._registry.writing() as state:
+            (spec,) = await asyncio.to_thread(agent_selection.specifications, state, [entry])
+            await self._keeper.check([spec])
+            if spec.name in state.resources:
+                raise errors.AlreadyExists(f"there is a resource {spec.name!r} already")
+            await self._registry.commit(state.apply([spec], by))
+            return views.description(state, spec.name)
+
+    async def _put(
+        self, by: str, name: str, changes: dict[str, Any], generation: int | None = None
+    ) -> dict[str, Any]:
+        """Fields of a manifest's entry, of one that is there. ``generation``: only if it still is that."""
+        async with self._registry.writing() as state:
+            known = state.resources.get(name)
+            if known is None:
+                raise errors.NotFound(f"no resource {name!r}")
+            if generation is not None and generation != known.generation:
+                raise errors.Conflict(
+                    f"{name!r} was changed meanwhile: it is generation {known.generation}",
+                    actual=known.generation,
+                )
+            before = msgspec.to_builtins(known.spec)
+            before.pop("digest", None)
+            entry = before | changes | {"name": name}
+            (spec,) = await asyncio.to_thread(agent_selection.specifications, state, [entry])
+            await self._keeper.check([spec])
+            wanted = state.apply([spec], by)
+            if wanted:
+                await self._registry.commit(wanted)
+            return views.description(state, name)
+
+    async def _rename(self, by: str, name: str, to: str) -> dict[str, Any]:
+        async with self._registry.writing() as state:
+            changes = state.rename(name, to, by)
+            await asyncio.to_thread(_require_renamable, name, state.resources[name].spec.type)
+            await self._registry.commit(changes)
+            return views.description(state, to)
+
+    async def _delete(
+        self, by: str, names: list[str], generation: int | None = None, force: bool = False
+    ) -> dict[str, Any]:
+        """``generation``: only if each still is that. ``force``: without their agents, at once."""
+        async with self._registry.writing() as state:
+            for known in filter(None, map(state.resources.get, names)):
+                if generation is not None and generation != known.generation:
+                    raise errors.Conflict(
+                        f"{known.spec.name!r} was changed meanwhile: it is generation {known.generation}",
+                        actual=known.generation,
+                    )
+            changes = state.delete(names, by, force=force)
+            if changes:
+                await self._registry.commit(changes)
+        return {"deleting": sorted(set(names))}
+
+    async def _drain(self, by: str, name: str) -> dict[str, Any]:
+        """A resource, or all of an agent's, which then takes no more."""
+        return await self._set_wanted(by, name, protocol.Wanted.DRAINED)
+
+    async def _undrain(self, by: str, name: str) -> dict[str, Any]:
+        return await self._set_wanted(by, name, protocol.Wanted.UP)
+
+    async def _set_wanted(self, by: str, name: str, wanted: protocol.Wanted) -> dict[str, Any]:
+        async with self._registry.writing() as state:
+            changes = state.want(name, wanted, by)
+            changed = set(changes.resources)
+            for agent in changes.agents:
+                hosted = (one for one, known in state.resources.items() if known.spec.agent == agent)
+                changed = {one for one in hosted if state.resources[one].spec.wanted is protocol.Wanted.UP}
+            if changes:
+                await self._registry.commit(changes)
+        return {"count": len(changed), "changed": heapq.nsmallest(NAMES_MAX, changed)}
+
+    async def _forget(self, by: str, agent: str) -> dict[str, Any]:
+        """An agent that will not come back: it and its resources are removed without asking it."""
+        async with self._registry.writing() as state:
+            changes = state.forget(agent)
+            await self._registry.commit(changes)
+        names = heapq.nsmallest(NAMES_MAX, changes.resources)
+        return {"forgotten": agent, "count": len(changes.resources), "resources": names}
+
+    # What is
+
+    async def _get(self, names: list[str]) -> list[dict[str, Any]]:
+        """Rows of the first of them: as many as fit into a message."""
+        state = self._registry.state
+        selected = views.select(state, names, "", "")
+        rows: list[dict[str, Any]] = views.page(selected, lambda name: views.row(state, name), PAGE)["items"]
+        return rows
+
+    async def _enumerate(
+        self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
+    ) -> dict[str, Any]:
+        """Some of them, in the order of their names; ``next`` is what to go on ``after``, None at the end."""
+        limit = max(1, min(limit, NAMES_PAGE if names_only else PAGE))
+        if not where:  # then a page is all that is looked at
+            return _page_of_resources(self._registry.state, where, after, limit, names_only)
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
+
+    async def _describe(self, name: str) -> dict[str, Any]:
+        return views.description(self._registry.state, name)
+
+    async def _summary(self) -> dict[str, Any]:
+        return await asyncio.to_thread(views.summary, self._registry.state.snapshot())
+
+    async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(views.agents, state, after, max(1, min(limit, PAGE)))
+
+    async def _managers(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        now = asyncio.get_running_loop().time()
+        return views.managers(self._registry.state, now, after, max(1, min(limit, PAGE)))
+
+    # Acts
+
+    async def _exec(
+        self,
+        by: str,
+        operation: str,
+        names: list[str],
+        arguments: dict[str, Any] | None = None,
+        timeout_s: float = protocol.OPERATION_TIMEOUT_S,
+        id: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """On each of them at once. The same ``id`` again does nothing again.
+
+        Results that do not fit into one message are ``truncated``: ask with the same ``id`` for fewer.
+        """
+        if len(names) > EXEC_MAX:
+            raise errors.LimitExceeded(f"an exec is for at most {EXEC_MAX} resources at a time")
+        id = id or secrets.token_hex(8)
+        selected = await self._named(names)
+        wanted = [
+            protocol.Order(
+                id=f"{id}-{name}",
+                resource=name,
+                operation=operation,
+                arguments=arguments or {},
+                timeout_s=timeout_s,
+            )
+            for name in selected
+        ]
+        answers = operation_results.fitting(await registry_operations.send(self._registry, wanted, by))
+        return [
+            {
+                "resource": order.resource,
+                "outcome": answer.outcome.value,
+                "result": answer.result,
+                "reason": answer.reason,
+                "code": answer.code,
+                "truncated": answer.truncated,
+            }
+            for order, answer in zip(wanted, answers, strict=True)
+        ]
+
+    async def _named(self, names: list[str], where: str = "") -> list[str]:
+        if not names and not where:
+            raise errors.InvalidInput("say which resources: names, or an expression")
+        if names:
+            return list(views.select(self._registry.state, names, "", ""))
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(lambda: list(views.select(state, None, where, "")))
+
+    async def _rollout(
+        self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
+    ) -> dict[str, Any]:
+        """Begins it; `rollouts` shows how it goes."""
+        return await self.rollouts.begin(by, plan, await self._named(names or [], where))
+
+    async def _rollouts(self, id: str | None = None, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self.rollouts.listed(id, after, max(1, min(limit, PAGE)))
+
+    async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
+
+    async def _pause(self, by: str, id: str) -> dict[str, Any]:
+        return await self.rollouts.turn(id, rollout.PAUSED, f"paused by {by}")
+
+    async def _resume(self, by: str, id: str) -> dict[str, Any]:
+        return await self.rollouts.turn(id, rollout.RUNNING, "")
+
+    # Secrets
+
+    async def _secrets(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self._keeper.listed(after, max(1, min(limit, PAGE)))
+
+    async def _secret_key(self) -> str:
+        """For which `secret-set` wants the value sealed."""
+        return await self._keeper.public_key()
+
+    async def _secret_set(self, by: str, name: str, box: str) -> dict[str, Any]:
+        return {"name": name, **await self._keeper.keep(by, name, box)}
+
+    async def _secret_delete(self, by: str, name: str) -> dict[str, Any]:
+        await self._keeper.delete(name)
+        return {"deleted": name}
+
+    async def secret(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """For an agent that a manager vouches for."""
+        return await self._secret(agent, resource, name, key)
+
+    async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """What the agent ``by`` asks when it starts what it hosts."""
+        return await self._keeper.give(by, resource, name, key)
+
+
+def _decide(
+    state: assignments.Processor, specs: list[protocol.Spec], by: str
+) -> tuple[list[dict[str, Any]], assignments.Changes]:
+    """The lines of the plan, and what is to be stored for it: all of that together."""
+    lines = registry_plan.plan(state.resources, specs)
+    changes = state.apply(specs, by)
+    leftover = [line["name"] for line in lines if line["act"] == "delete"]
+    changes.resources |= state.delete(leftover, by).resources
+    return lines, changes
+
+
+def _page_of_plan(state: assignments.Processor, entries: list[Any], after: str) -> dict[str, Any]:
+    lines = registry_plan.plan(state.resources, agent_selection.specifications(state, entries))
+    start = int(after) + 1 if after.isdecimal() else 0
+    numbers = map(str, range(start, len(lines)))
+    return views.page(numbers, lambda number: lines[int(number)], len(lines))
+
+
+def _page_of_resources(
+    state: assignments.Processor, where: str, after: str, limit: int, names_only: bool
+) -> dict[str, Any]:
+    selected = views.select(state, None, where, after)
+    return views.page(selected, str if names_only else lambda name: views.row(state, name), limit)
+
+
+def _require_renamable(name: str, type_: str) -> None:
+    try:
+        adapter = plugins.find(type_)
+    except errors.NotFound:
+        return  # only its agent knows this type, and refuses
+    if not adapter.can_be_renamed:
+        raise errors.Refused(f"{name!r} is a {type_}, which cannot be renamed")
+
+
+def _targets(arguments: Mapping[str, Any]) -> str:
+    if isinstance(arguments.get("entries"), list):
+        names = [str(one.get("name", "?")) for one in arguments["entries"] if isinstance(one, dict)]
+    elif isinstance(arguments.get("entry"), dict):
+        names = [str(arguments["entry"].get("name", "?"))]
+    else:
+        names = [str(one) for one in arguments.get("names") or ()]
+    text = ", ".join(names) or str(
+        next((arguments[one] for one in ("where", "name", "agent", "id") if arguments.get(one)), "-")
+    )
+    return text[:256]
+
+
+def _outcome(result: list[dict[str, Any]]) -> tuple[messages.Outcome, dict[str, str]]:
+    """Of an exec: the worst of the outcomes, and counts."""
+    counts: dict[str, int] = {}
+    for one in result:
+        counts[one["outcome"]] = counts.get(one["outcome"], 0) + 1
+    order = (messages.Outcome.IN_DOUBT, messages.Outcome.FAILED, messages.Outcome.REFUSED)
+    worst = next((one for one in order if counts.get(one.value)), messages.Outcome.DONE)
+    return worst, {name: str(count) for name, count in counts.items()}

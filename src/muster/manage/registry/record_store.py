@@ -1,0 +1,129 @@
+"""The registry's records in the store: read once at the start of a term, then only written.
+
+Every decision is one transaction, fenced by the registry's lease, whatever its size: what was decided
+together is stored together or not at all.  A write is never interrupted: a caller that is cancelled gets its
+cancellation when the store has answered, so that memory and store do not part.
+
+The store's identity is recorded too.  A store that was restored from a backup has another one; its counter of
+epochs is then set beyond everything that was given after the backup (by the clock; agents correct it should
+the clock be wrong, see `processor`), and nothing it says of owners holds any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from muster.core.telemetry import log
+from muster.manage import protocol
+from muster.manage.registry import assignments
+from muster.store import database, transactions
+
+events = log.Events("manage")
+
+RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
+AGENTS, META = "manage.agents", "manage.meta"
+EPOCH, IDENTITY = "epoch", "store"
+EPOCHS_A_SECOND = 1 << 20  # more than are ever given
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which goes on to its end although the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            events.warning("failed-after-cancellation", error=failure)
+        raise cancelled
+    return task.result()
+
+
+class Records:
+    def __init__(self, store: database.Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def write(self, term: int, fill: Callable[[transactions.Transaction], None]) -> None:
+        """What ``fill`` puts into a transaction, for the holder of the lease in this term."""
+        async with self._store.transaction() as tx:
+            tx.fence(protocol.LEASE, term)
+            fill(tx)
+
+    async def commit(self, state: assignments.Processor, changes: assignments.Changes) -> set[str]:
+        """Store, then accept. Returns the managers that have to be notified."""
+
+        def fill(tx: transactions.Transaction) -> None:
+            if changes.epoch > state.epoch:
+                tx.put(META, EPOCH, str(changes.epoch).encode())
+            for collection, key, value, epoch in _writes(changes):
+                if value is None:
+                    tx.delete(collection, key)
+                else:
+                    tx.put(collection, key, value, epoch=epoch)
+
+        await self.write(state.term, fill)
+        return state.accept(changes)
+
+    async def load(self, loaded: assignments.Processor) -> None:
+        """All there is, into a new processor."""
+        await self.write(loaded.term, lambda _: None)  # from now on, an earlier term can write nothing
+        changes, identity = assignments.Changes(), ""
+        async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(META):
+                for record in page:
+                    if record.key == EPOCH:
+                        changes.epoch = int(record.value)
+                    elif record.key == IDENTITY:
+                        identity = record.value.decode()
+            async for page in snapshot.load(AGENTS):
+                for record in page:
+                    changes.agents[record.key] = msgspec.json.decode(record.value, type=assignments.Agent)
+            async for page in snapshot.load(RESOURCES):
+                for record in page:
+                    changes.resources[record.key] = msgspec.json.decode(
+                        record.value, type=assignments.Resource
+                    )
+            async for page in snapshot.load(OWNERS):
+                for record in page:
+                    changes.owners[record.key] = msgspec.json.decode(record.value, type=assignments.Owner)
+            async for page in snapshot.load(STATUSES):
+                for record in page:
+                    status = msgspec.json.decode(record.value, type=protocol.Status)
+                    changes.statuses[record.key] = (record.epoch, status)
+        if identity != self._store.identity:
+            if identity:
+                changes.epoch = max(changes.epoch, int(self._clock()) * EPOCHS_A_SECOND)
+                changes.owners.clear()
+                events.warning("store-restored", epoch=changes.epoch)
+            await self.write(loaded.term, lambda tx: self._identify(tx, changes.epoch))
+        loaded.accept(changes)
+
+    def _identify(self, tx: transactions.Transaction, epoch: int) -> None:
+        tx.put(META, EPOCH, str(epoch).encode())
+        tx.put(META, IDENTITY, self._store.identity.encode())
+
+
+def _writes(changes: assignments.Changes) -> Iterator[tuple[str, str, bytes | None, int | None]]:
+    encode = msgspec.json.encode
+    for name, agent in changes.agents.items():
+        yield AGENTS, name, None if agent is None else encode(agent), None
+    for name, resource in changes.resources.items():
+        yield RESOURCES, name, None if resource is None else encode(resource), None
+    for name, owner in changes.owners.items():
+        yield OWNERS, name, None if owner is None else encode(owner), None
+    for name, record in changes.statuses.items():
+        if record is None:
+            yield STATUSES, name, None, None
+        else:
+            yield STATUSES, name, encode(record[1]), record[0]

@@ -1,0 +1,194 @@
+"""What the registry knows, as users see it: rows, descriptions, and the attributes that predicates select on.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from muster.core import errors
+from muster.manage.registry import assignments
+from muster.predicates import ast
+from muster.predicates.analysis import type_check
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+
+PAGE_BYTES = 512 << 10  # of the items of one page: half of what a message holds
+SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
+
+
+def attributes(state: assignments.Processor, name: str) -> dict[str, Any]:
+    """Labels of the resource, facts and labels of its machine, and what it is."""
+    spec = state.resources[name].spec
+    agent = state.agents.get(spec.agent)
+    status, owner = state.statuses.get(name), state.owners.get(name)
+    found = agent_attributes(spec.agent, agent) if agent else {}
+    return {
+        **found,
+        **spec.labels,
+        "name": name,
+        "type": spec.type,
+        "group": spec.group,
+        "agent": spec.agent,
+        "state": status.state.value if status else "starting",
+        "manager": owner.manager if owner else None,
+    }
+
+
+FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
+
+
+def condition(state: assignments.Processor, where: str) -> ast.Condition:
+    """`errors.ParseError` where it names an attribute that no resource and no machine here has.
+
+    Such a condition selects nothing (or everything, with IS NULL), and is almost always misspelt.
+    """
+    parsed = parser.parse(where)
+    unknown = {name.key: name for name in ast.names(parsed) if name.key not in FIELDS}
+    if not unknown or not state.resources:
+        return parsed
+    known = {*FIELDS}
+    for agent in state.agents.values():
+        known |= {*agent.labels, *agent.facts}
+    for resource in state.resources.values():
+        known |= resource.spec.labels.keys()
+    for key, name in unknown.items():
+        if key not in known:
+            hint = type_check.nearest(key, known) or f"there are {', '.join(sorted(known)[:20])}"
+            raise errors.ParseError(
+                f"no resource has an attribute {key}", text=where, position=name.span[0], hint=hint
+            )
+    return parsed
+
+
+def agent_attributes(name: str, agent: assignments.Agent) -> dict[str, Any]:
+    return {**agent.facts, **agent.labels, "agent": name, "zone": agent.zone}
+
+
+def select(
+    state: assignments.Processor, names: Sequence[str] | None, where: str, after: str
+) -> Iterator[str]:
+    """Names in their order, those behind ``after``; `errors.NotFound` where a given one is not there."""
+    if names:
+        missing = next((name for name in names if name not in state.resources), None)
+        if missing is not None:
+            raise errors.NotFound(f"no resource {missing!r}")
+        return iter(names)
+    names = state.ordered
+    behind = itertools.islice(names, bisect.bisect_right(names, after) if after else 0, None)
+    if not where:
+        return behind
+    # The names in it are checked with the first page: that looks at every resource.
+    matches = python.compile(parser.parse(where) if after else condition(state, where))
+    return (name for name in behind if matches(attributes(state, name).get))
+
+
+def row(state: assignments.Processor, name: str) -> dict[str, Any]:
+    resource, status, owner = state.resources[name], state.statuses.get(name), state.owners.get(name)
+    return {
+        "name": name,
+        "type": resource.spec.type,
+        "group": resource.spec.group,
+        "agent": resource.spec.agent,
+        "wanted": "absent" if resource.deleting else state.wanted(name).value,
+        "state": status.state.value if status else "starting",
+        "reason": (status.fault or status.reason) if status else "not managed yet",
+        "since_ms": status.since_ms if status else 0,
+        "drift": status.drift if status else "",
+        "restarts": status.restarts if status else 0,
+        "manager": owner.manager if owner else None,
+        "epoch": owner.epoch if owner else 0,
+        "generation": resource.generation,
+        "applied": bool(status and status.generation == resource.generation),
+    }
+
+
+def description(state: assignments.Processor, name: str) -> dict[str, Any]:
+    resource = state.resources.get(name)
+    if resource is None:
+        raise errors.NotFound(f"no resource {name!r}")
+    status = state.statuses.get(name)
+    return {
+        **row(state, name),
+        "spec": msgspec.to_builtins(resource.spec),
+        "applied_by": resource.by,
+        "waits_for": list(state.waits_for(name)),
+        "status": msgspec.to_builtins(status) if status else None,
+    }
+
+
+def summary(state: assignments.Processor) -> dict[str, Any]:
+    """How many resources there are in each state, and of each group, type and manager."""
+    counts: dict[str, collections.Counter[str]] = {
+        key: collections.Counter() for key in ("states", "groups", "types", "managers")
+    }
+    not_applied = 0
+    for name, resource in state.resources.items():
+        status, owner = state.statuses.get(name), state.owners.get(name)
+        counts["states"][status.state.value if status else "starting"] += 1
+        counts["groups"][resource.spec.group] += 1
+        counts["types"][resource.spec.type] += 1
+        counts["managers"][owner.manager if owner else ""] += 1
+        not_applied += not (status and status.generation == resource.generation)
+    return {
+        "resources": len(state.resources),
+        "agents": len(state.agents),
+        "not_applied": not_applied,
+        **{key: dict(found.most_common(SUMMARY_MAX)) for key, found in counts.items()},
+    }
+
+
+def agents(state: assignments.Processor, after: str, limit: int) -> dict[str, Any]:
+    """A page of them."""
+    load = resources_by_agent(state)
+
+    def row_of(name: str) -> dict[str, Any]:
+        return {"name": name, "resources": load.get(name, 0), **msgspec.to_builtins(state.agents[name])}
+
+    return page(sorted(name for name in state.agents if name > after), row_of, limit)
+
+
+def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[str, Any]:
+    """The items of the first ``keys``, at most ``limit`` and as many as fit into a message.
+
+    ``next`` is the key to continue ``after``, None at the end: see `rpc.client.pages`.
+    """
+    items: list[Any] = []
+    size, last = 0, ""
+    for key in keys:
+        one = item(key)
+        size += len(msgspec.json.encode(one))
+        if items and (len(items) >= limit or size > PAGE_BYTES):
+            return {"items": items, "next": last}
+        items.append(one)
+        last = key
+    return {"items": items, "next": None}
+
+
+def managers(state: assignments.Processor, now: float, after: str, limit: int) -> dict[str, Any]:
+    """A page of them."""
+
+    def row_of(name: str) -> dict[str, Any]:
+        member = state.managers[name]
+        return {
+            "name": name,
+            "resources": state.owned_count(name),
+            "expires_in_s": round(member.expires_at - now, 1),
+            "leaving": member.leaving,
+        }
+
+    return page(sorted(name for name in state.managers if name > after), row_of, limit)
+
+
+def resources_by_agent(state: assignments.Processor) -> dict[str, int]:
+    load: dict[str, int] = {}
+    for resource in state.resources.values():
+        load[resource.spec.agent] = load.get(resource.spec.agent, 0) + 1
+    return load

@@ -1,0 +1,156 @@
+"""Secrets in the store: the registry keeps boxes, and has a secret opened only by an agent that needs it.
+
+A user seals the value for the domain's key of secrets, so it crosses the bus, and lies in the store and in
+backups of it, shut.  A manifest refers to it, ``{secret: "store:NAME"}``.  An agent that starts a resource
+asks for it with a key made for this one question; the registry looks whether that very agent hosts that
+resource and the resource's configuration refers to that secret, and seals it anew for that key.  Nobody else
+is ever told a value: operators replace and delete secrets, and cannot read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.core.settings import sections
+from muster.manage import protocol
+from muster.manage.registry import assignments, views
+from muster.trust import sealed_box
+
+if TYPE_CHECKING:
+    from muster.manage.registry import endpoint
+
+SECRETS = "manage.secrets"
+STORE = "store:"
+USERS_MAX = 100  # resources named with a secret; all are counted
+BOX_CHARACTERS_MAX = 2 * sections.MAX_SECRET_BYTES
+
+OpenKey = Callable[[], sealed_box.Key]  # reads files
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of one. ``box`` opens with the domain's key of secrets alone."""
+
+    box: str
+    by: str
+    at_ms: int
+
+
+def kept_about(name: str) -> str:
+    """What the box in the store is about."""
+    return f"kept/{name}"
+
+
+def given_about(agent: str, resource: str, name: str) -> str:
+    """What the box that an agent is given is about."""
+    return f"given/{agent}/{resource}/{name}"
+
+
+def references(config: Any) -> Iterator[str]:
+    """Names of the secrets in the store that a configuration refers to."""
+    inside: Any = ()
+    if isinstance(config, dict):
+        said = config.get("secret")
+        if isinstance(said, str) and said.startswith(STORE):
+            yield said.removeprefix(STORE)
+        inside = config.values()
+    elif isinstance(config, list | tuple):
+        inside = config
+    for one in inside:
+        yield from references(one)
+
+
+def users(state: assignments.Processor) -> dict[str, list[str]]:
+    """Of each secret that resources refer to: those resources, in the order of their names."""
+    found: dict[str, list[str]] = {}
+    for name in state.ordered:
+        for secret in set(references(state.resources[name].spec.config)):
+            found.setdefault(secret, []).append(name)
+    return found
+
+
+def _used_by(using: list[str]) -> dict[str, Any]:
+    return {"used_by": using[:USERS_MAX], "used_by_count": len(using)}
+
+
+class Secrets:
+    """The registry's side."""
+
+    def __init__(self, registry: endpoint.Registry, open_key: OpenKey | None) -> None:
+        self._registry = registry
+        self._open_key = open_key
+        self._key: sealed_box.Key | None = None
+
+    async def public_key(self) -> str:
+        return (await self._opened_key()).public
+
+    async def keep(self, by: str, name: str, box: str) -> dict[str, Any]:
+        """Returns the resources that use it; they get the new value when they are started next."""
+        subjects.token(name)
+        if len(box) > BOX_CHARACTERS_MAX:
+            raise errors.LimitExceeded(f"a secret has at most {sections.MAX_SECRET_BYTES} bytes")
+        key = await self._opened_key()
+        key.open(box, kept_about(name))  # a box that does not open now never would
+        kept = Kept(box=box, by=by, at_ms=int(time.time() * 1000))
+        async with self._registry.writing() as state:
+            await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
+            return _used_by((await asyncio.to_thread(users, state)).get(name, []))
+
+    async def delete(self, name: str) -> None:
+        async with self._registry.writing() as state:
+            await self._kept(name)
+            using = (await asyncio.to_thread(users, state)).get(name)
+            if using:
+                raise errors.Conflict(
+                    f"{', '.join(using[:5])} refer(s) to the secret {name!r}", hint="change or delete those"
+                )
+            await self._registry.write(lambda tx: tx.delete(SECRETS, name))
+
+    async def listed(self, after: str, limit: int) -> dict[str, Any]:
+        """A page of names, never values."""
+        start = f"{after}\0" if after else None
+        records = await self._registry.store.scan(SECRETS, start=start, limit=limit + 1)
+        values = {record.key: record.value for record in records}
+        using = await asyncio.to_thread(users, self._registry.state.snapshot())
+
+        def row(name: str) -> dict[str, Any]:
+            kept = msgspec.json.decode(values[name], type=Kept)
+            return {"name": name, "by": kept.by, "at_ms": kept.at_ms, **_used_by(using.get(name, []))}
+
+        return views.page(values, row, limit)
+
+    async def check(self, specs: list[protocol.Spec]) -> None:
+        """That what these refer to is there."""
+        wanted = {name: spec.name for spec in specs for name in references(spec.config)}
+        for name, resource in wanted.items():
+            if await self._registry.store.get(SECRETS, subjects.token(name)) is None:
+                raise errors.InvalidInput(
+                    f"{resource!r} refers to the secret {name!r}, which is not in the store",
+                    hint=f"`muster secret set {name}`",
+                )
+
+    async def give(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """Sealed for the agent's ``key``, if it hosts ``resource`` and that refers to the secret."""
+        known = self._registry.state.resources.get(resource)
+        if known is None or known.spec.agent != agent or name not in references(known.spec.config):
+            raise errors.Forbidden(f"no resource {resource!r} of {agent} refers to the secret {name!r}")
+        opened = (await self._opened_key()).open((await self._kept(name)).box, kept_about(name))
+        return {"box": sealed_box.seal(key, opened, given_about(agent, resource, name))}
+
+    async def _kept(self, name: str) -> Kept:
+        record = await self._registry.store.get(SECRETS, name)
+        if record is None:
+            raise errors.NotFound(f"no secret {name!r} in the store", hint=f"`muster secret set {name}`")
+        return msgspec.json.decode(record.value, type=Kept)
+
+    async def _opened_key(self) -> sealed_box.Key:
+        if self._open_key is None:
+            raise errors.MissingPart("this registry keeps no secrets: it has no key to open them")
+        if self._key is None:
+            self._key = await asyncio.to_thread(self._open_key)
+        return self._key

@@ -1,0 +1,1 @@
+"""The JMS API: connections, sessions, producers, consumers."""

@@ -1,0 +1,448 @@
+"""JMS for Python: connections, sessions, producers, consumers.
+
+    factory = client.ConnectionFactory("nats://127.0.0.1:4222")
+    async with await factory.connect(client_id="billing") as connection:
+        async with connection.session() as session:
+            await session.producer(destinations.topic("orders/new")).send("four chairs")
+            async with await session.consumer(destinations.queue("orders"), "amount > 100") as orders:
+                async for message in orders:
+                    ...
+
+Sessions acknowledge in one of four modes (`Mode`).  Non-persistent messages of topics go straight through
+the bus and are lost where nobody listens; everything else is accepted when ``send`` returns, and then
+survives whatever dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Self
+
+from muster import connection as muster_connection
+from muster.bus import api
+from muster.core import errors
+from muster.message import destinations, messages, protocol, selectors
+from muster.message import errors as message_errors
+from muster.message.client import consumers, producers
+from muster.message.client import dispatcher_connection as connection_
+
+PREFETCH = 200
+LAZY_ACKS = 100
+_LOCATOR = ("http://", "https://")
+
+
+class Mode(enum.Enum):
+    AUTO = "auto"  # when the message has been handed over
+    DUPS_OK = "dups-ok"  # the same, in batches
+    CLIENT = "client"  # when the client says so, for all it has got
+    TRANSACTED = "transacted"  # with the commit
+
+
+class ConnectionFactory:
+    """Makes connections: to ``servers``, or to what a ``locator`` finds best; see `muster.connect`.
+
+    Among the servers, too, an address that begins with ``http`` is a locator's.
+    """
+
+    def __init__(
+        self,
+        servers: str | Iterable[str] | None = None,
+        *,
+        locator: str | Iterable[str] | None = None,
+        **options: Any,
+    ) -> None:
+        given = [servers] if isinstance(servers, str) else list(servers or ())
+        locators = [locator] if isinstance(locator, str) else list(locator or ())
+        self._locators = locators + [one for one in given if one.startswith(_LOCATOR)]
+        self._servers = [one for one in given if not one.startswith(_LOCATOR)]
+        self._options = options
+
+    async def connect(self, *, client_id: str | None = None) -> Connection:
+        return Connection(
+            await self._dial(), client_id=client_id, owns_bus=True, quiet=lambda: self._dial(echo=False)
+        )
+
+    async def _dial(self, *, echo: bool = True) -> api.Bus:
+        return await muster_connection.connect(
+            self._servers, locator=self._locators or None, echo=echo, **self._options
+        )
+
+    async def context(self, mode: Mode = Mode.AUTO, *, client_id: str | None = None) -> Context:
+        """A connection and a session of it in one; see `Context`."""
+        return Context(await self.connect(client_id=client_id), mode, owns_connection=True)
+
+
+class Connection(connection_.Connection):
+    def session(self, mode: Mode = Mode.AUTO) -> Session:
+        return Session(self, mode)
+
+
+class Session:
+    """One thread of messages: they are acknowledged, committed and rolled back together."""
+
+    def __init__(self, connection: Connection, mode: Mode) -> None:
+        self.connection = connection
+        self.mode = mode
+        self.transacted = mode is Mode.TRANSACTED
+        self.keeps = mode in (Mode.CLIENT, Mode.TRANSACTED)  # what was received, until it is acknowledged
+        self.closed = False
+        self.consumers: list[consumers.Consumer] = []
+        self.leaving: list[consumers.FedConsumer] = []  # closed, but for what is not acknowledged
+        self.unacknowledged: list[consumers.Received] = []
+        self.sends: list[protocol.Send] = []
+        self._lazy: dict[str, list[int]] = {}
+        self._lazy_count = 0
+        self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is under way
+        self._idle.set()
+        connection.on_close(self.close)
+        connection.on_doubt(self._held)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """What a transaction has not committed is rolled back."""
+        if self.closed:
+            return
+        self.closed = True
+        self.flush_lazy()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(connection_.CLOSE_S):
+                await self._former()
+        await self.connection.outbox.idle(connection_.CLOSE_S)
+        for consumer in list(self.consumers):
+            await consumer.close()
+        await self._let_go()
+        self.connection.ended(self.close, self._held)
+
+    def check_open(self) -> None:
+        self.connection.check_open()
+        if self.closed:
+            raise message_errors.IllegalState("the session is closed")
+
+    # What a session makes.
+
+    def producer(
+        self, destination: destinations.Destination | None = None, **options: Any
+    ) -> producers.Producer:
+        self.check_open()
+        return producers.Producer(self, destination, **options)
+
+    async def consumer(
+        self,
+        destination: destinations.Destination,
+        selector: str | None = None,
+        *,
+        no_local: bool = False,
+        prefetch: int = PREFETCH,
+    ) -> consumers.Consumer:
+        if destination.is_queue:
+            return await self._fed(destination, selector, prefetch=prefetch)
+        return await self._tap(destination, selector, no_local=no_local)
+
+    async def shared_consumer(
+        self, destination: destinations.Destination, name: str, selector: str | None = None
+    ) -> consumers.Consumer:
+        """Consumers of one name share the messages; the subscription ends with the last of them.
+
+        They have to agree on the topic and the selector, and the dispatcher sees to it.
+        """
+        return await self._tap(destination, selector, shared=name)
+
+    async def durable_consumer(
+        self,
+        destination: destinations.Destination,
+        name: str,
+        selector: str | None = None,
+        *,
+        no_local: bool = False,
+        prefetch: int = PREFETCH,
+    ) -> consumers.Consumer:
+        if self.connection.client_id is None:
+            raise message_errors.IllegalState("an unshared durable subscription needs a client id")
+        return await self._fed(destination, selector, name=name, no_local=no_local, prefetch=prefetch)
+
+    async def shared_durable_consumer(
+        self,
+        destination: destinations.Destination,
+        name: str,
+        selector: str | None = None,
+        *,
+        prefetch: int = PREFETCH,
+    ) -> consumers.Consumer:
+        return await self._fed(destination, selector, name=name, shared=True, prefetch=prefetch)
+
+    async def unsubscribe(self, name: str) -> None:
+        """End a durable subscription."""
+        self.check_open()
+        await self.connection.ask(protocol.Unsubscribe(self.connection.name, name))
+
+    async def browse(
+        self, queue: destinations.Destination, selector: str | None = None
+    ) -> AsyncIterator[messages.Message]:
+        """What waits in a queue; nothing is taken."""
+        self.check_open()
+        await self.connection.outbox.idle()  # what we sent and acknowledged before counts
+        after = 0
+        while True:
+            page = (await self.connection.ask(protocol.Browse(queue.name, selector, after))).messages
+            for one in page:
+                meta = messages.decode_meta(one.meta)
+                try:
+                    found = messages.rebuild(meta, one.data, queue)
+                except errors.MusterError:
+                    found = messages.rebuild(messages.unreadable(meta), one.data, queue)
+                yield found
+                after = one.sequence
+            if not page:
+                return
+
+    async def temporary_queue(self) -> destinations.Destination:
+        """A queue of this connection; only it may consume, anybody may send. It ends with the connection."""
+        self.check_open()
+        name = f"{destinations.TEMPORARY}{self.connection.name}:{self.connection.next_number()}"
+        return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+
+    async def temporary_topic(self) -> destinations.Destination:
+        """A topic of this connection; only it may consume, every identity with topics may send."""
+        self.check_open()
+        return destinations.temporary_topic(self.connection.name, self.connection.next_number())
+
+    async def delete_temporary(self, queue: destinations.Destination) -> None:
+        """Before its connection ends; nobody may be consuming from it."""
+        self.check_open()
+        await self.connection.ask(protocol.DropQueue(queue.name))
+
+    async def _fed(
+        self,
+        destination: destinations.Destination,
+        selector: str | None,
+        *,
+        name: str | None = None,
+        shared: bool = False,
+        no_local: bool = False,
+        prefetch: int = PREFETCH,
+    ) -> consumers.Consumer:
+        self.check_open()
+        if selector:
+            selectors.compiled(selector)
+        consumer = consumers.FedConsumer(
+            self,
+            destination,
+            prefetch=prefetch,
+            selector=selector,
+            name=name,
+            shared=shared,
+            no_local=no_local,
+        )
+        await self.connection.attach(consumer)
+        self.consumers.append(consumer)
+        return consumer
+
+    async def _tap(
+        self,
+        destination: destinations.Destination,
+        selector: str | None,
+        *,
+        no_local: bool = False,
+        shared: str | None = None,
+    ) -> consumers.Consumer:
+        self.check_open()
+        destination.check_consumer(self.connection.name)
+        if selector:
+            selectors.compiled(selector)
+        consumer = consumers.TapConsumer(self, destination, selector, no_local=no_local, shared=shared)
+        await consumer.open()
+        self.consumers.append(consumer)
+        return consumer
+
+    # Acknowledgement.
+
+    def handed(self, received: consumers.Received) -> None:
+        """The application has it."""
+        match self.mode:
+            case Mode.AUTO:
+                if received.key:
+                    self.connection.submit([], {received.key: [received.sequence]})
+            case Mode.DUPS_OK:
+                if received.key:
+                    self._lazy.setdefault(received.key, []).append(received.sequence)
+                    self._lazy_count += 1
+                    if self._lazy_count >= LAZY_ACKS:
+                        self.flush_lazy()
+            case Mode.CLIENT:
+                self.unacknowledged.append(received)
+                received.message._acknowledge = self._acknowledge
+            case Mode.TRANSACTED:
+                self.unacknowledged.append(received)
+
+    def unhand(self, received: consumers.Received) -> bool:
+        """Whether the application still had it."""
+        there = received in self.unacknowledged
+        if there:
+            self.unacknowledged.remove(received)
+        return there
+
+    def _held(self) -> dict[str, list[int]]:
+        found = consumers.by_key(self.unacknowledged)
+        for key, sequences in self._lazy.items():
+            found.setdefault(key, []).extend(sequences)
+        return found
+
+    def flush_lazy(self) -> None:
+        if self._lazy:
+            lazy, self._lazy, self._lazy_count = self._lazy, {}, 0
+            self.connection.submit([], lazy)
+
+    async def _acknowledge(self) -> None:
+        self.check_open()
+        await self._former()
+        received, self.unacknowledged = self.unacknowledged, []
+        if acks := consumers.by_key(received):
+            await self._end(self._acknowledge_all(acks, received))
+        else:
+            await self._let_go()
+
+    async def _acknowledge_all(self, acks: dict[str, list[int]], received: list[consumers.Received]) -> None:
+        try:
+            await self.connection.submit([], acks)
+        except errors.MusterError:
+            self.unacknowledged[:0] = received  # so that it can be tried again, or given back
+            raise
+        await self._let_go()
+
+    async def commit(self) -> None:
+        """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`.
+
+        `errors.Unavailable`: no dispatcher has answered for long, and it may have been done or not.  So it is
+        for whoever stops waiting for it.
+        """
+        self._check_transacted()
+        await self._former()
+        sends, self.sends = self.sends, []
+        received, self.unacknowledged = self.unacknowledged, []
+        acks = consumers.by_key(received)
+        if sends or acks:
+            await self._end(self._commit(sends, acks, received))
+
+    async def _commit(
+        self, sends: list[protocol.Send], acks: dict[str, list[int]], received: list[consumers.Received]
+    ) -> None:
+        try:
+            await self.connection.submit(sends, acks, alone=True)
+        except errors.MusterError as error:
+            self.unacknowledged[:0] = received
+            with contextlib.suppress(errors.Unavailable):  # then they can be rolled back later
+                await self._give_back()
+            if isinstance(error, message_errors.TransactionRolledBack | errors.Unavailable):
+                raise
+            raise message_errors.TransactionRolledBack(f"the commit failed: {error.message}") from error
+        await self._let_go()
+
+    async def rollback(self) -> None:
+        self._check_transacted()
+        await self._former()
+        self.sends.clear()
+        await self._end(self._give_back())
+
+    async def recover(self) -> None:
+        """Deliver again, in order and marked as redelivered, what is not acknowledged."""
+        self.check_open()
+        if self.mode is Mode.TRANSACTED:
+            raise message_errors.IllegalState("a transacted session rolls back instead")
+        await self._former()
+        await self._end(self._give_back())
+
+    async def _former(self) -> None:
+        """Wait for a commit, rollback or acknowledgement whose caller has stopped waiting for it."""
+        while not self._idle.is_set():
+            await self._idle.wait()
+
+    async def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        self._idle.clear()
+        await self.connection.to_the_end(work, self._idle.set)
+
+    def _check_transacted(self) -> None:
+        self.check_open()
+        if self.mode is not Mode.TRANSACTED:
+            raise message_errors.IllegalState("only a transacted session commits and rolls back")
+
+    async def _let_go(self) -> None:
+        """Of consumers that were closed before."""
+        leaving, self.leaving = self.leaving, []
+        for consumer in leaving:
+            await consumer.leave()
+
+    async def _give_back(self) -> None:
+        await self._let_go()
+        received, self.unacknowledged = self.unacknowledged, []
+        try:
+            for consumer in list(self.consumers):
+                await consumer.take_back([one for one in received if one.consumer is consumer])
+                received = [one for one in received if one.consumer is not consumer]
+        except BaseException:
+            self.unacknowledged[:0] = received  # not known to be given back: that can be tried again
+            raise
+
+
+class Context:
+    """The simplified way: a connection and one session of it.
+
+    async with await factory.context() as context:
+        await context.send(destinations.queue("orders"), "four chairs", priority=7)
+        print(await context.receive_body(destinations.queue("orders"), str))
+    """
+
+    def __init__(self, connection: Connection, mode: Mode, *, owns_connection: bool = False) -> None:
+        self.connection = connection
+        self.session = connection.session(mode)
+        self._owns_connection = owns_connection
+        self._producer = self.session.producer()
+        self._receiving: dict[destinations.Destination, consumers.Consumer] = {}
+
+    async def __aenter__(self) -> Self:
+        if self._owns_connection:
+            await self.connection.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """The session; and the connection, in the context that made it."""
+        await self.session.close()
+        if self._owns_connection:
+            await self.connection.close()
+
+    def context(self, mode: Mode = Mode.AUTO) -> Context:
+        """Another session over the same connection."""
+        return Context(self.connection, mode)
+
+    async def send(self, to: destinations.Destination, body: producers.Body, **options: Any) -> None:
+        """Options as in `producing.Producer`."""
+        await self._producer.send(body, to=to, **options)
+
+    async def receive_body(
+        self, destination: destinations.Destination, kind: type[consumers.T], timeout_s: float | None = None
+    ) -> consumers.T | None:
+        """The body of the destination's next message, by a consumer that lives as long as the context."""
+        if destination not in self._receiving:
+            self._receiving[destination] = await self.session.consumer(destination)
+        return await self._receiving[destination].receive_body(kind, timeout_s)
+
+    async def consumer(
+        self, destination: destinations.Destination, selector: str | None = None, **options: Any
+    ) -> consumers.Consumer:
+        return await self.session.consumer(destination, selector, **options)
+
+    async def commit(self) -> None:
+        await self.session.commit()
+
+    async def rollback(self) -> None:
+        await self.session.rollback()

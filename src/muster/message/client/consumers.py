@@ -1,0 +1,462 @@
+"""Consumers: what a session receives with.
+
+A `TapConsumer` listens to a topic on the bus itself; a `FedConsumer` is fed by the dispatcher.  To the
+application they are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
+
+from muster.core import errors
+from muster.core.telemetry import log
+from muster.message import destinations, messages, protocol, selectors
+from muster.message import errors as message_errors
+from muster.message.client import dispatcher_connection as connection_
+from muster.message.client import flow_control, topic_listeners
+
+if TYPE_CHECKING:
+    from muster.message.client import api
+
+events = log.Events("message")
+
+T = TypeVar("T")
+TURN: Final = 64  # messages received without waiting before others get their turn
+
+
+class Received:
+    """A message in the application's hands, and how to acknowledge it.
+
+    Without a key there is nothing to acknowledge, and in place of its number stands its size.
+    """
+
+    __slots__ = ("consumer", "key", "message", "sequence")
+
+    def __init__(self, message: messages.Message, consumer: Consumer, key: str, sequence: int) -> None:
+        self.message = message
+        self.consumer = consumer
+        self.key = key
+        self.sequence = sequence
+
+
+def by_key(received: Iterable[Received]) -> dict[str, list[int]]:
+    acks: dict[str, list[int]] = {}
+    for one in received:
+        if one.key:
+            acks.setdefault(one.key, []).append(one.sequence)
+    return acks
+
+
+class Consumer:
+    """Iterate it, or `receive`."""
+
+    def __init__(self, session: api.Session, destination: destinations.Destination) -> None:
+        self.session = session
+        self.destination = destination
+        self.closed = False
+        self._arrived: deque[Received] = deque()
+        self._wake = asyncio.Event()
+        self._turn = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> messages.Message:
+        found = None if self.closed else await self.receive()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def receive(self, timeout_s: float | None = None) -> messages.Message | None:
+        """The next message; None when ``timeout_s`` passed, or when the consumer was closed."""
+        arrived = self._arrived
+        if arrived and self._turn < TURN and not self.closed and not arrived[0].message.expiration_ms:
+            # The short way of most messages: see `_wait`.
+            self._turn += 1
+            received: Received | None = arrived.popleft()
+            self._consumed(received)  # type: ignore[arg-type]
+        else:
+            received = await self._wait(timeout_s)
+        if received is None:
+            return None
+        if received.key or self.session.keeps:
+            self.session.handed(received)
+        return received.message
+
+    async def receive_nowait(self) -> messages.Message | None:
+        """What is there now, at the dispatcher as well."""
+        if not self._arrived:
+            await self._look()
+        return self._next()
+
+    async def receive_body(self, kind: type[T], timeout_s: float | None = None) -> T | None:
+        """The body of the next message, which has to be a ``kind``; see `receive`."""
+        received = await self._wait(timeout_s)
+        if received is None:
+            return None
+        body = received.message.body()
+        if not isinstance(body, kind):
+            if self.session.keeps:  # it counts as received, and comes again if it is given back
+                self.session.handed(received)
+            else:
+                self._unpop(received)
+            raise message_errors.FormatError(f"the body is a {type(body).__name__}, not a {kind.__name__}")
+        self.session.handed(received)
+        return body
+
+    async def listen(self, handler: Callable[[messages.Message], Awaitable[None]]) -> None:
+        """Hand each message to ``handler``, one after the other. One that it fails with comes again; in a
+        session that keeps what was received, when that is rolled back or recovered.
+        """
+        session = self.session
+        while not self.closed and (received := await self._wait()) is not None:
+            if session.keeps:  # before: the handler may commit it, or acknowledge it
+                session.handed(received)
+            else:
+                session.unacknowledged.append(received)  # if it never ends, it has been seen all the same
+            try:
+                await handler(received.message)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
+                events.warning("listener-failed", error=error)
+                if not session.keeps and session.unhand(received):
+                    await session.connection.to_the_end(self.take_back([received]))
+            else:
+                if not session.keeps:
+                    session.unhand(received)
+                    session.handed(received)
+
+    async def _wait(self, timeout_s: float | None = None) -> Received | None:
+        if self.closed:
+            raise message_errors.IllegalState("the consumer is closed")
+        if self._turn >= TURN:  # an application that only receives must let the rest of the loop run
+            self._turn = 0
+            await asyncio.sleep(0)
+        if self._arrived and (received := self._pop()) is not None:
+            self._turn += 1
+            return received
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    while not self._arrived and not self.closed:
+                        self._wake.clear()
+                        await self._wake.wait()
+                    if (received := self._pop()) is not None or self.closed:
+                        return received
+        except TimeoutError:
+            return None
+
+    def _next(self) -> messages.Message | None:
+        received = self._pop()
+        if received is None:
+            return None
+        self.session.handed(received)
+        return received.message
+
+    def _pop(self) -> Received | None:
+        now_ms = time.time_ns() // 1_000_000
+        while self._arrived:
+            received = self._arrived.popleft()
+            self._consumed(received)
+            if received.message.expiration_ms and received.message.expiration_ms <= now_ms:
+                self._expired(received)
+                continue
+            return received
+        return None
+
+    def _unpop(self, received: Received) -> None:
+        """It stays the next one."""
+        self._arrived.appendleft(received)
+
+    def _put(self, received: Received) -> None:
+        self._arrived.append(received)
+        self._wake.set()
+
+    def _consumed(self, received: Received) -> None:
+        pass
+
+    def _expired(self, received: Received) -> None:
+        pass
+
+    async def _look(self) -> None:
+        pass
+
+    async def take_back(self, received: list[Received]) -> None:
+        """The application gives these back: they come again."""
+        for one in reversed(received):
+            one.message.redelivered = True
+            one.message.delivery_count += 1
+            self._arrived.appendleft(one)
+        if received:
+            self._wake.set()
+
+    async def close(self) -> None:
+        self.refused()
+
+    def refused(self) -> None:
+        """Nothing more comes."""
+        self.closed = True
+        self._wake.set()
+        if self in self.session.consumers:
+            self.session.consumers.remove(self)
+
+
+class TapConsumer(Consumer):
+    """Listens to a topic on the bus itself: what is said while it listens.
+
+    ``shared``: the name under which it shares that with others, of which the dispatcher knows.
+    """
+
+    def __init__(
+        self,
+        session: api.Session,
+        destination: destinations.Destination,
+        selector: str | None,
+        *,
+        no_local: bool = False,
+        shared: str | None = None,
+    ) -> None:
+        super().__init__(session, destination)
+        connection = session.connection
+        self.number = connection.next_number()
+        self._shared = shared
+        self._selector = selector
+        self._matches = selectors.compiled(selector) if selector else None
+        self._not_from = connection.origin if no_local else None
+        self._key: object = None
+        self._ears: topic_listeners.Ears[topic_listeners.Heard] | None = None
+        self._bytes = 0
+        self.rejected = 0
+        self.malformed = 0
+        self.dropped = 0
+
+    async def open(self) -> None:
+        connection, name, group = self.session.connection, self.destination.name, None
+        if self._shared is not None:
+            await connection.attach(self)
+            group = topic_listeners.group(connection.bus.identity, connection.client_id, self._shared)
+        # Consumers that share a subscription with others must not share it among themselves.
+        self._key = (name, group, id(self) if group else None)
+        try:
+            self._ears = await connection.ears_for(no_local=self._not_from is not None)
+            await self._ears.add(self._key, name, group, self)
+        except BaseException:
+            await self.close()
+            raise
+
+    def request(self) -> protocol.Attach:
+        return protocol.Attach(
+            self.session.connection.name,
+            self.number,
+            str(self.destination),
+            subscription=self._shared,
+            shared=True,
+            selector=self._selector,
+        )
+
+    @property
+    def owner(self) -> object:
+        return self.session
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
+
+    def offer(self, heard: topic_listeners.Heard) -> None:
+        meta, data = heard.meta, heard.message.data
+        if (self._not_from is not None and meta.origin == self._not_from) or (
+            self._matches is not None and not self._matches(meta.lookup())
+        ):
+            self.rejected += 1
+            return
+        if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
+            self.session.connection.slow(self)
+            if (
+                len(self._arrived) >= flow_control.WAITING_MAX
+                or self._bytes >= flow_control.WAITING_BYTES_MAX
+            ):
+                self._bytes -= self._arrived.popleft().sequence
+                self.dropped += 1
+        try:
+            found = messages.rebuild(meta, data)
+        except errors.MusterError:
+            self.malformed += 1
+            return
+        found.delivery_count = 1
+        self._bytes += len(data)
+        self._put(Received(found, self, "", len(data)))
+
+    def is_slow(self) -> bool:
+        return not self.closed and (
+            len(self._arrived) > flow_control.WAITING_SLOW // 2
+            or self._bytes > flow_control.WAITING_SLOW_BYTES // 2
+        )
+
+    def _consumed(self, received: Received) -> None:
+        self._bytes -= received.sequence
+
+    def _unpop(self, received: Received) -> None:
+        super()._unpop(received)
+        self._bytes += received.sequence
+
+    async def take_back(self, received: list[Received]) -> None:
+        await super().take_back(received)
+        self._bytes += sum(one.sequence for one in received)
+
+    def refused(self) -> None:
+        super().refused()
+        if self._ears is not None:
+            self.session.connection.spawn(self._ears.remove(self._key, self))
+
+    async def close(self) -> None:
+        if not self.closed:
+            super().refused()
+            if self._ears is not None:
+                await self._ears.remove(self._key, self)
+            if self._shared is not None:
+                await self.session.connection.detach(self.number, {})
+
+
+class FedConsumer(Consumer):
+    """Fed by the dispatcher, up to ``prefetch`` messages ahead."""
+
+    def __init__(
+        self,
+        session: api.Session,
+        destination: destinations.Destination,
+        *,
+        prefetch: int,
+        selector: str | None,
+        name: str | None,
+        shared: bool,
+        no_local: bool,
+    ) -> None:
+        super().__init__(session, destination)
+        self.number = session.connection.next_number()
+        self._prefetch = prefetch
+        self._spent = 0
+        self._request = protocol.Attach(
+            session.connection.name,
+            self.number,
+            str(destination),
+            subscription=name,
+            durable=name is not None,
+            shared=shared,
+            selector=selector,
+            no_local=no_local,
+            credit=prefetch,
+        )
+
+    def request(self) -> protocol.Attach:
+        """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
+        self._arrived.clear()
+        self._spent = 0
+        return msgspec.structs.replace(self._request, credit=0) if self.closed else self._request
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        if delivery.count and self._has(delivery.key, delivery.sequence):
+            self._spend()
+            return  # a new dispatcher repeats what the application already has
+        meta = messages.decode_meta(delivery.meta)
+        try:
+            message = messages.rebuild(meta, delivery.data, self.destination)
+        except errors.MusterError as error:
+            if self.destination != destinations.queue(destinations.DEAD_LETTERS):
+                self.session.connection.spawn(self._refuse(delivery, error.message))
+                self._spend()
+                return
+            message = messages.rebuild(messages.unreadable(meta), delivery.data, self.destination)
+        message.delivery_count = delivery.count + 1
+        message.redelivered = delivery.count > 0
+        self._put(Received(message, self, delivery.key, delivery.sequence))
+
+    def _has(self, key: str, sequence: int) -> bool:
+        session = self.session
+        return session.connection.outbox.acknowledges(key, sequence) or any(
+            one.sequence == sequence and one.key == key for one in session.unacknowledged
+        )
+
+    async def _refuse(self, delivery: protocol.Delivery, reason: str) -> None:
+        connection = self.session.connection
+        await connection.tell(
+            protocol.Release(connection.name, {delivery.key: [delivery.sequence]}, reason=reason)
+        )
+
+    def _consumed(self, received: Received) -> None:
+        self._spend()
+
+    def _unpop(self, received: Received) -> None:
+        super()._unpop(received)
+        self._spent -= 1
+
+    def _spend(self) -> None:
+        self._spent += 1
+        if self._spent >= max(1, self._prefetch // 2):
+            self._grant()
+
+    def _grant(self) -> None:
+        spent, self._spent = self._spent, 0
+        connection = self.session.connection
+        if spent:
+            connection.spawn(connection.tell(protocol.Credit(connection.name, self.number, spent)))
+
+    def _expired(self, received: Received) -> None:
+        self.session.connection.submit([], {received.key: [received.sequence]})
+
+    async def _look(self) -> None:
+        connection = self.session.connection
+        self._grant()
+        await connection.outbox.idle()  # what is acknowledged makes room for more
+        await connection.ask(protocol.Ping(connection.name, [self.number]))
+
+    async def take_back(self, received: list[Received]) -> None:
+        connection = self.session.connection
+        await connection.outbox.idle()
+        await self._stop()
+        if seen := by_key(received):
+            await connection.ask(protocol.Release(connection.name, seen, counted=True))
+        await connection.tell(protocol.Credit(connection.name, self.number, self._prefetch))
+
+    async def _stop(self, timeout_s: float | None = None) -> None:
+        """What came ahead is for others."""
+        connection = self.session.connection
+        await connection.ask(protocol.Stop(connection.name, [self.number]), timeout_s=timeout_s)
+        ahead = by_key(self._arrived)
+        self._arrived.clear()
+        self._spent = 0
+        if ahead:
+            release = protocol.Release(connection.name, ahead, counted=False)
+            await connection.ask(release, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """What a session keeps of it stays the session's, until it is acknowledged or given back."""
+        if self.closed:
+            return
+        session = self.session
+        session.flush_lazy()
+        await session.connection.outbox.idle(connection_.CLOSE_S)
+        await super().close()
+        if session.closed or not (
+            session.keeps and any(one.consumer is self for one in session.unacknowledged)
+        ):
+            await self.leave()
+            return
+        session.leaving.append(self)
+        with contextlib.suppress(errors.Unavailable):
+            await self._stop(connection_.CLOSE_S)
+
+    async def leave(self) -> None:
+        held = [one for one in self.session.unacknowledged if one.consumer is self]
+        self.session.unacknowledged = [one for one in self.session.unacknowledged if one.consumer is not self]
+        await self.session.connection.detach(self.number, by_key(held))

@@ -1,0 +1,477 @@
+"""A JMS connection: one connection to the bus, and one name at the dispatcher.
+
+What it sends and acknowledges goes through its `outbox`.  When a dispatcher begins, or does not know us, all
+consumers attach anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import error_replies as rpc_faults
+from muster.bus.rpc import requests
+from muster.core import errors
+from muster.core.telemetry import log
+from muster.message import errors as message_errors
+from muster.message import protocol
+from muster.message.client import flow_control, outbox, topic_listeners
+
+events = log.Events("message")
+
+PING_S = 4.0
+ASK_S = 5.0
+CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
+#: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
+_ONCE = (protocol.Unsubscribe, protocol.DropQueue, protocol.Purge, protocol.Move)
+IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
+
+
+class Fed(Protocol):
+    """A consumer that the dispatcher knows of."""
+
+    @property
+    def number(self) -> int: ...
+    def request(self) -> protocol.Attach: ...
+    def deliver(self, delivery: protocol.Delivery) -> None: ...
+    def refused(self) -> None:
+        """A new dispatcher does not let it go on: somebody else was quicker."""
+
+
+class Connection:
+    """``client_id`` names the client whose durable subscriptions these are; no two connections of an identity
+    share one.
+
+    ``quiet`` makes another bus, which does not hear itself.  Consumers that do not want what their own
+    connection says listen there, and from the first of them on the connection speaks there: so no copy
+    travels to be dropped.  Without it they drop what they do not want.
+    """
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        *,
+        client_id: str | None = None,
+        owns_bus: bool = False,
+        quiet: Callable[[], Awaitable[api.Bus]] | None = None,
+    ) -> None:
+        self.bus = bus
+        self.speaks = bus  # over which messages go straight to a topic
+        self.client_id = client_id
+        unique = secrets.token_hex(8)
+        self.name = f"{bus.identity}-{unique}"
+        self.closed = False
+        self.in_doubt_s = IN_DOUBT_S
+        self.on_error: Callable[[errors.MusterError], None] | None = None
+        self._owns_bus = owns_bus
+        self._loop = asyncio.get_running_loop()
+        self._known = False
+        self._epoch = 0  # of the dispatcher that knows us
+        self._newest = 0  # the highest heard of since we are connected
+        self._asking: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
+        self._hello = asyncio.Lock()
+        self._hearing: list[api.Subscription] = []
+        self._end_state: Callable[[], None] = lambda: None
+        self._cut_off = False  # since everything was attached last
+        self._deaf: set[int] = set()  # consumers not attached anew: what comes for them comes again
+        self._holders: list[Callable[[], dict[str, list[int]]]] = []
+        self._greeted = False
+        self._hears_slow = False
+        self._consumers: dict[int, Fed] = {}
+        self._attached: set[int] = set()
+        self._numbers = 0
+        self._message_number = 0
+        self._id_head = f"ID:{unique}-"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self.outbox = outbox.Outbox(self)
+        self._complaints = flow_control.Complaints(self._complain, self.spawn)
+        self.holds = flow_control.Holds(self._ease)
+        self.ears = topic_listeners.Ears(bus, topic_listeners.Heard)
+        self._quiet = quiet
+        self._quiet_ears: topic_listeners.Ears[topic_listeners.Heard] | None = None
+        self._quieting = asyncio.Lock()
+        self.on_ease: Callable[[], None] | None = None
+
+    @property
+    def origin(self) -> str:
+        """Whose messages these are, for those who do not want their own."""
+        return protocol.origin(self.bus.identity, self.client_id) if self.client_id else self.name
+
+    async def __aenter__(self) -> Self:
+        try:
+            if self.client_id is not None:
+                await self.ask(protocol.Ping(self.name))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def on_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._closers.append(closer)
+
+    def on_doubt(self, holder: Callable[[], dict[str, list[int]]]) -> None:
+        """``holder`` says, by backlog, what the application has and has not acknowledged."""
+        self._holders.append(holder)
+
+    def ended(
+        self, closer: Callable[[], Coroutine[Any, Any, None]], holder: Callable[[], dict[str, list[int]]]
+    ) -> None:
+        """They need not be called any more."""
+        self._closers.remove(closer)
+        self._holders.remove(holder)
+
+    async def close(self, *, lost: bool = False) -> None:
+        """``lost``: whoever used it is gone, so what it held counts as delivered."""
+        if self.closed:
+            return
+        for closer in list(reversed(self._closers)):
+            await closer()
+        await self.outbox.idle(CLOSE_S)
+        self.closed = True
+        self._end_state()
+        if self._known:
+            with contextlib.suppress(errors.MusterError):
+                await self._ask_once(protocol.Bye(self.name, lost, self._seen_and([])))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
+        for one in self._hearing:
+            await one.close()
+        if self.is_quiet:
+            await self.speaks.close()
+        if self._owns_bus:
+            await self.bus.close()
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise message_errors.IllegalState("the connection is closed")
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def next_message_id(self) -> str:
+        self._message_number += 1
+        return f"{self._id_head}{self._message_number}"
+
+    async def to_the_end(
+        self, work: Coroutine[Any, Any, None], on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do it as a whole: if the caller stops waiting, it goes on until its end, or the connection's.
+
+        What a session gives back or commits is in several hands meanwhile; half of it would lose track of it.
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: on_end())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(self._ended)  # from now on nobody else hears of its failure
+            raise
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, errors.MusterError):
+            self.report(error)
+        else:
+            self._loop.call_exception_handler(
+                {"message": "a task of a JMS connection failed", "exception": error}
+            )
+
+    def report(self, error: errors.MusterError) -> None:
+        if self.on_error is not None:
+            self.on_error(error)
+        else:
+            events.warning("connection-error", connection=self.name, error=error)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it does not hear what it says itself."""
+        return self.speaks is not self.bus
+
+    async def speak_over(self, quiet: api.Bus) -> None:
+        await self.bus.flush()  # what was said over the other comes first
+        self.speaks = quiet
+        await self.tell(protocol.Quiet(self.name))
+
+    async def ears_for(self, *, no_local: bool) -> topic_listeners.Ears[topic_listeners.Heard]:
+        if not no_local or self._quiet is None:
+            return self.ears
+        async with self._quieting:
+            if self._quiet_ears is None:
+                made = await self._quiet()
+                await self.speak_over(made)
+                self._quiet_ears = topic_listeners.Ears(made, topic_listeners.Heard)
+            return self._quiet_ears
+
+    # The dispatcher.
+
+    async def greet(self) -> None:
+        """Make ourselves known, and attach what is not attached."""
+        async with self._hello:
+            self.check_open()
+            if not self._greeted:
+                self._greeted = True
+                deliver = protocol.deliver_subject(self.bus.identity, self.name)
+                self._hearing.append(await self.bus.subscribe(deliver, handler=self._delivered))
+                self._hearing.append(await self.bus.subscribe(protocol.BEGAN, handler=self._began))
+                self._end_state = self.bus.on_state(self._bus_changed)
+                self.spawn(self._ping())
+            if not self._known:
+                at = self.bus.connection
+                hello = protocol.Hello(
+                    self.name,
+                    self.client_id,
+                    broker=at.broker if at else "",
+                    number=at.number if at else 0,
+                    quiet=self.is_quiet,
+                )
+                self._epoch = (await self._ask_once(hello)).epoch
+                self._known = True
+                self._attached.clear()
+            for number, consumer in list(self._consumers.items()):
+                if number not in self._attached:
+                    await self._attach_anew(number, consumer)
+            if self._known:
+                self._cut_off = False
+
+    async def _attach_anew(self, number: int, consumer: Fed) -> None:
+        request = consumer.request()  # from here on nothing more of before is handed out
+        if self._cut_off:
+            await self._ask_once(protocol.Detach(self.name, number, self._seen()))
+        self._deaf.discard(number)
+        try:
+            await self._ask_once(request)
+        except (message_errors.IllegalState, errors.Forbidden) as error:
+            self._consumers.pop(number, None)
+            consumer.refused()
+            self.report(error)
+        except errors.MusterError as error:  # no answer, or no room in the log: begin again
+            self._known = False
+            raise errors.Unavailable(f"a consumer could not be attached anew: {error.message}") from error
+        else:
+            self._attached.add(number)
+
+    def _bus_changed(self, state: api.ConnectionState) -> None:
+        """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
+        if state is not api.ConnectionState.CONNECTED:
+            self._known, self._cut_off = False, True
+            self._newest = 0  # brokers restored from a backup count from a lower one
+            self._deaf.update(self._consumers)
+        elif self._cut_off and not self.closed:
+            self.spawn(self._greet_again())
+
+    def _seen(self) -> dict[str, list[int]]:
+        """What the application got: by backlog, what it holds and what it acknowledges just now."""
+        return self._seen_and([holder() for holder in self._holders])
+
+    def _seen_and(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+        """What it acknowledges just now, which may not be stored, and what it holds besides."""
+        found: dict[str, list[int]] = {}
+        for acks in (*self.outbox.acknowledged(), *held):
+            for key, sequences in acks.items():
+                found.setdefault(key, []).extend(sequences)
+        return found
+
+    async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.Answer:
+        """Ask until there is an answer: a dispatcher that dies has a successor.
+
+        What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
+        one `errors.TimedOut` says that it may have been done.
+        """
+        deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
+        pause_s = 0.05
+        times = 0
+        id = secrets.token_hex(16) if isinstance(asked, protocol.Purge | protocol.Move) else None
+        while True:
+            try:
+                if not self._known and not isinstance(asked, protocol.READS):
+                    await self.greet()
+                if isinstance(asked, protocol.Purge | protocol.Move) and not times:
+                    asked = msgspec.structs.replace(asked, epoch=self._epoch)
+                times += 1
+                return await self._ask_once(asked, id)
+            except errors.StaleEpoch as error:
+                if times > 1:
+                    raise errors.TimedOut(f"it may have been done: {error.message}") from error
+                times = 0
+                self._known = False
+            except message_errors.InvalidDestination:
+                if times > 1 and isinstance(asked, protocol.Unsubscribe):
+                    return protocol.Answer()  # it was done the first time
+                raise
+            except errors.Unavailable:
+                if self.closed or self._loop.time() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    async def _ask_once(self, asked: protocol.Ask, id: str | None = None) -> protocol.Answer:
+        identity = self.bus.identity
+        looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
+        subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
+        until = asyncio.timeout(None)
+        try:
+            async with until:
+                if not isinstance(asked, _ONCE):
+                    self._asking[until] = self._epoch
+                answered = await self.bus.request(
+                    subject,
+                    protocol.encode(asked),
+                    headers={requests.REQUEST_ID: id} if id else None,
+                    timeout_s=ASK_S,
+                )
+        except TimeoutError:
+            raise errors.NotConnected("another dispatcher has begun, and has to be asked anew") from None
+        except errors.Forbidden as forbidden:
+            raise errors.Forbidden(
+                f"{identity} may not {'look at' if looks else 'send or receive'} messages",
+                hint=f"`muster creds show {identity}` lists what it may",
+            ) from forbidden
+        finally:
+            self._asking.pop(until, None)
+        answer = protocol.decode_answer(answered.data)
+        if answer.epoch < self._newest:
+            raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
+        self._heard_of(answer.epoch)
+        if answer.error is not None:
+            error = rpc_faults.error_of(answer.error)
+            if isinstance(error, errors.NotConnected):
+                self._known = False
+            raise error
+        return answer
+
+    async def tell(self, said: protocol.Ask) -> None:
+        if self._known and not self.closed:
+            await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(said))
+
+    async def attach(self, consumer: Fed) -> None:
+        self.check_open()
+        if not self._known:
+            await self._greet_patiently()
+        self._consumers[consumer.number] = consumer
+        try:
+            await self.ask(consumer.request())
+        except BaseException:
+            self._consumers.pop(consumer.number, None)
+            # It may be attached all the same, and then it would be fed.
+            self.spawn(self.tell(protocol.Detach(self.name, consumer.number)))
+            raise
+        self._attached.add(consumer.number)
+
+    async def _greet_patiently(self) -> None:
+        """A domain that has just begun has no dispatcher yet."""
+        await self.ask(protocol.Ping(self.name))
+
+    async def detach(self, number: int, held: dict[str, list[int]]) -> None:
+        """``held``: what the application got of it and has not acknowledged."""
+        seen = self._seen_and([held])
+        if self._consumers.pop(number, None) is not None:
+            self._attached.discard(number)
+            self._deaf.discard(number)
+            with contextlib.suppress(errors.Unavailable):
+                await self.ask(protocol.Detach(self.name, number, seen), timeout_s=CLOSE_S)
+
+    def _delivered(self, message: api.Message) -> None:
+        found = protocol.decode_deliveries(message.data)
+        if found.epoch != self._epoch:
+            self._heard_of(found.epoch)
+            return  # whoever knows us delivers the same
+        for delivery in found.deliveries:
+            consumer = self._consumers.get(delivery.consumer)
+            if consumer is not None and delivery.consumer not in self._deaf:
+                consumer.deliver(delivery)
+        for number, mark in found.due:
+            self.spawn(self.outbox.speaking.due(number, mark))
+
+    async def hear_slow(self) -> None:
+        """From now on, wait for slow consumers of topics. Those who send say this first."""
+        if not self._hears_slow:
+            self._hears_slow = True
+            self._hearing.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow))
+
+    def _slow(self, message: api.Message) -> None:
+        self.holds.heard(protocol.decode_slow(message.data))
+
+    def slow(self, consumer: flow_control.Consumer) -> None:
+        """This consumer of a topic cannot keep up."""
+        self._complaints.add(consumer)
+
+    async def _complain(self, topic: str, eased: bool) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            if not self._known:
+                await self.greet()
+            await self.tell(protocol.Slow(self.name, topic, eased))
+
+    def _ease(self) -> None:
+        if self.on_ease is not None:
+            self.on_ease()
+
+    def _began(self, message: api.Message) -> None:
+        began = protocol.decode_began(message.data).epoch
+        if began < self._newest:
+            return  # it has been replaced already
+        for until in [until for until, epoch in self._asking.items() if epoch != began]:
+            del self._asking[until]  # whom we asked is no more
+            until.reschedule(self._loop.time())
+        if self._known and began == self._epoch:
+            return  # we have met
+        self._newest = began
+        self._known = False
+        if not self.closed:
+            self.spawn(self._greet_again())
+
+    def _heard_of(self, epoch: int) -> None:
+        """A dispatcher of this epoch acts: if it is a new one, it does not know us yet."""
+        self._newest = max(self._newest, epoch)
+        if self._known and epoch > self._epoch:
+            self._known = False
+            if not self.closed:
+                self.spawn(self._greet_again())
+
+    async def _greet_again(self) -> None:
+        with contextlib.suppress(errors.Unavailable):  # the next ping tries again
+            await self.ask(protocol.Ping(self.name), timeout_s=ASK_S)
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            try:
+                await self.ask(protocol.Ping(self.name), timeout_s=PING_S)
+            except errors.Unavailable:
+                pass
+            except errors.MusterError as error:  # a limit that was reached: the next ping may find room again
+                self.report(error)
+
+    def submit(
+        self, sends: list[protocol.Send], acks: dict[str, list[int]] | None = None, *, alone: bool = False
+    ) -> asyncio.Future[None]:
+        """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
+
+        Whoever sends waits for room in the outbox first; who does not is refused one day
+        (`errors.Overloaded`).
+        """
+        self.check_open()
+        return self.outbox.submit(sends, acks or {}, alone=alone)

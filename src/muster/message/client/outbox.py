@@ -1,0 +1,266 @@
+"""What a connection has on its way to the log: messages and acknowledgements.
+
+What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
+time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
+the same number, to this dispatcher or the next one.  While the log is full, senders wait, and
+acknowledgements, which make room, overtake them.  An acknowledgement that not even fits itself is tried again
+as long as the connection lives: the application was given the message and will not acknowledge it a second
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from muster.core import errors
+from muster.message import errors as message_errors
+from muster.message import protocol
+from muster.message.client import topic_publisher
+
+if TYPE_CHECKING:
+    from muster.message.client import dispatcher_connection as connection_
+
+FULL_S: Final = 10.0  # how long senders wait for room in a full log before they hear that it is full
+FULL_RETRY_S: Final = 0.25
+UNSENT_MAX = 20_000  # messages that senders may have waiting in one connection before they wait,
+UNSENT_BYTES_MAX: Final = 32 << 20  # and their bytes; those who do not wait are refused at twice that
+STAGE_TRIES: Final = 5
+
+
+class _Waiting:
+    __slots__ = ("acks", "alone", "future", "sends", "size")
+
+    def __init__(
+        self,
+        sends: list[protocol.Send],
+        acks: dict[str, list[int]],
+        alone: bool,
+        future: asyncio.Future[None],
+    ) -> None:
+        self.sends = sends
+        self.acks = acks
+        self.alone = alone
+        self.future = future
+        acknowledged = sum(map(len, acks.values()))
+        self.size = sum(map(_size, sends)) + protocol.ACK_BYTES * acknowledged
+
+
+def _size(send: protocol.Send) -> int:
+    return len(send.data) + len(send.meta)
+
+
+class Outbox:
+    def __init__(self, connection: connection_.Connection) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self.full_s = FULL_S
+        self.speaking = topic_publisher.Speaking(connection)
+        self._waiting: deque[_Waiting] = deque()
+        self._current: list[_Waiting] = []
+        self._unsent = 0
+        self._unsent_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._full_since: float | None = None
+        self._full_until = 0.0  # when to try messages again,
+        self._acks_until = 0.0  # and when acknowledgements
+        self._acks_refused = False
+        self._works = 0
+
+    def submit(
+        self, sends: list[protocol.Send], acks: dict[str, list[int]], *, alone: bool
+    ) -> asyncio.Future[None]:
+        if len(sends) > protocol.SENDS_MAX:
+            raise errors.LimitExceeded(
+                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
+            )
+        if sends and (self._unsent >= 2 * UNSENT_MAX or self._unsent_bytes >= 2 * UNSENT_BYTES_MAX):
+            raise errors.Overloaded(
+                f"{self._unsent} messages of this connection wait to be stored: wait for some of them",
+                retry_after_s=1.0,
+            )
+        future: asyncio.Future[None] = self._loop.create_future()
+        waiting = _Waiting(sends, acks, alone, future)
+        if len(sends) > 1 and waiting.size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(
+                f"a transaction of {waiting.size} bytes: the most is {protocol.WORK_BYTES_MAX}"
+            )
+        self._waiting.append(waiting)
+        self._unsent += len(sends)
+        self._unsent_bytes += waiting.size
+        if self.is_full:
+            self._room.clear()
+        if self._worker is None:
+            self._worker = self._connection.spawn(self._work())
+        self._wake.set()
+        return future
+
+    def acknowledged(self) -> list[dict[str, list[int]]]:
+        """What is acknowledged just now, by backlog."""
+        return [one.acks for one in (*self._current, *self._waiting)]
+
+    def acknowledges(self, key: str, sequence: int) -> bool:
+        """Whether that is under way."""
+        return any(sequence in acks.get(key, ()) for acks in self.acknowledged())
+
+    @property
+    def log_is_full(self) -> bool:
+        """Whether senders wait for somebody to consume something."""
+        return self._full_since is not None
+
+    @property
+    def is_full(self) -> bool:
+        return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
+
+    async def room(self) -> None:
+        """Back-pressure: waits while too much is on its way."""
+        await self._room.wait()
+
+    async def idle(self, timeout_s: float | None = None) -> None:
+        """Until everything submitted is answered."""
+        futures = [one.future for one in (*self._current, *self._waiting) if not one.future.done()]
+        if futures:
+            await asyncio.wait(futures, timeout=timeout_s)
+
+    def abandon(self, error: errors.MusterError) -> None:
+        while self._waiting:
+            if not (future := self._waiting.popleft().future).done():
+                future.set_exception(error)
+                future.exception()  # a sender who does not wait has chosen not to hear
+
+    async def _work(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while taken := self._take():
+                self._current = taken
+                await self._carry_out(taken)
+                self._current = []
+
+    def _take(self) -> list[_Waiting]:
+        """What makes up the next work; nothing if there is nothing, or the log is full."""
+        if self._loop.time() < self._acks_until:
+            return []
+        if self._loop.time() < self._full_until:
+            taken = [one for one in self._waiting if not one.sends and not one.alone]
+            taken = taken or [one for one in self._waiting if not one.sends][:1]
+            chosen = set(taken)
+            self._waiting = deque(one for one in self._waiting if one not in chosen)
+            return taken
+        if not self._waiting:
+            return []
+        taken = [self._waiting.popleft()]
+        size, total = len(taken[0].sends), taken[0].size
+        while not taken[0].alone and self._waiting and not self._waiting[0].alone:
+            size += len(self._waiting[0].sends)
+            total += self._waiting[0].size
+            if size > protocol.SENDS_MAX or total > protocol.ASK_BYTES:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _put_back(self, taken: list[_Waiting], error: errors.MusterError) -> list[_Waiting]:
+        """The log has no room: what is to be tried again in a while goes back, and the rest is returned."""
+        if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
+            return taken
+        now = self._loop.time()
+        patient = [one for one in taken if not one.sends and not one.alone]
+        if isinstance(error, message_errors.LogFull):
+            self._full_since = now if self._full_since is None else self._full_since
+            if now - self._full_since < self.full_s:
+                patient = taken
+            else:
+                self._full_since = None
+            self._full_until = now + FULL_RETRY_S
+        elif patient:
+            self._acks_until = now + FULL_RETRY_S
+            if not self._acks_refused:
+                self._acks_refused = True
+                self._connection.report(error)
+        if patient:
+            self._waiting.extendleft(reversed(patient))
+            self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
+        back = set(patient)
+        return [one for one in taken if one not in back]
+
+    async def _carry_out(self, taken: list[_Waiting]) -> None:
+        acks: dict[str, list[int]] = {}
+        for one in taken:
+            for key, sequences in one.acks.items():
+                acks.setdefault(key, []).extend(sequences)
+        sends, later = self.speaking.sort([send for one in taken for send in one.sends])
+        error: errors.MusterError | None = None
+        try:
+            await self._ask(sends, acks, sum(one.size for one in taken), strict=taken[0].alone)
+            self._acks_refused = False
+            if sends:
+                self._full_since = None
+                await self.speaking.stored(sends, later)
+        except errors.MusterError as found:
+            taken = self._put_back(taken, found)
+            error = self._explained(found)
+        except BaseException:
+            doubt = errors.NotConnected("the connection was closed meanwhile: it may have been stored or not")
+            for one in taken:
+                if not one.future.done():
+                    one.future.set_exception(doubt)
+                    one.future.exception()  # a sender who does not wait has chosen not to hear
+            raise
+        self._unsent -= sum(len(one.sends) for one in taken)
+        self._unsent_bytes -= sum(one.size for one in taken)
+        if not self.is_full:
+            self._room.set()
+        for one in taken:
+            if one.future.done():
+                continue
+            if error is None:
+                one.future.set_result(None)
+            else:
+                one.future.set_exception(error)
+                one.future.exception()  # a sender who does not wait has chosen not to hear
+
+    def _explained(self, error: errors.MusterError) -> errors.MusterError:
+        if not isinstance(error, errors.Unavailable) or self._connection.closed:
+            return error
+        return errors.TimedOut(
+            f"it was not stored within {self._connection.in_doubt_s:g} s, and may yet be: {error.message}",
+            hint="`muster status` says what is wrong: a broker without room on its disk stores nothing",
+        )
+
+    async def _ask(
+        self, sends: list[protocol.Send], acks: dict[str, list[int]], size: int, *, strict: bool
+    ) -> None:
+        """What does not fit into one request goes in several; a new dispatcher wants to hear all of them."""
+        self._works += 1
+        connection, work = self._connection, self._works
+        before, last = (_split(sends), []) if size > protocol.ASK_BYTES and len(sends) > 1 else ([], sends)
+        for _ in range(STAGE_TRIES):
+            staged = 0
+            try:
+                for some in before:
+                    await connection.ask(protocol.Stage(connection.name, work, staged, some))
+                    staged += len(some)
+                await connection.ask(
+                    protocol.Work(connection.name, work, last, acks, strict=strict, staged=staged)
+                )
+                return
+            except errors.Conflict:
+                continue
+        raise errors.NotConnected("the dispatcher changed again and again while we spoke to it")
+
+
+def _split(sends: list[protocol.Send]) -> list[list[protocol.Send]]:
+    """In requests that fit into a message of the bus."""
+    parts: list[list[protocol.Send]] = [[]]
+    total = 0
+    for send in sends:
+        if parts[-1] and total + _size(send) > protocol.ASK_BYTES:
+            parts.append([])
+            total = 0
+        parts[-1].append(send)
+        total += _size(send)
+    return parts

@@ -1,0 +1,219 @@
+"""Producers: what a session sends with.
+
+Most of what is sent is a text or some bytes with nothing special about it.  That goes a short way: no message
+object, and a header of which all but the id and the time is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from muster.core import errors
+from muster.message import destinations, messages, protocol, values
+from muster.message import errors as message_errors
+
+if TYPE_CHECKING:
+    from muster.message.client import api
+
+Body: TypeAlias = str | bytes | Mapping[str, values.Value] | list[values.Value] | messages.Message | None
+#: Hears what became of a message: None, or why it was not accepted.
+Listener: TypeAlias = Callable[[messages.Message, errors.MusterError | None], None]
+
+
+def message_of(body: Body) -> messages.Message:
+    match body:
+        case messages.Message():
+            return body
+        case str():
+            return messages.TextMessage(body)
+        case bytes():
+            return messages.BytesMessage(body)
+        case None:
+            return messages.Message()
+        case list():
+            return messages.StreamMessage(body)
+        case _:
+            return messages.MapMessage(body)
+
+
+class Producer:
+    """``ttl_s`` 0: messages do not expire. ``delay_s``: they are delivered no earlier than that. Both count
+    from the sending.
+    """
+
+    def __init__(
+        self,
+        session: api.Session,
+        destination: destinations.Destination | None,
+        *,
+        persistent: bool = True,
+        priority: int = messages.DEFAULT_PRIORITY,
+        ttl_s: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> None:
+        self._session = session
+        self._connection = session.connection
+        self.destination = destination
+        self.persistent = persistent
+        self.priority = priority
+        self.ttl_s = ttl_s
+        self.delay_s = delay_s
+        self._name = str(destination)
+        self._subject = destination.subject if destination and not destination.is_queue else None
+        self._heads: dict[tuple[type, int, bool], str] = {}
+        self._hears = False
+
+    async def _wait(self, destination: destinations.Destination | None) -> None:
+        """For consumers that cannot keep up."""
+        if not self._hears:
+            await self._connection.hear_slow()
+            self._hears = True
+        if destination is not None:
+            await self._connection.holds.ease(destination)
+
+    async def send(self, body: Body, *, to: destinations.Destination | None = None, **options: Any) -> None:
+        """Accepted when this returns; in a transacted session, with its commit. Options as in `Producer`."""
+        kind = body.__class__
+        if (
+            (kind is str or kind is bytes)
+            and self.destination is not None
+            and not (self.delay_s or options)
+            and to is None
+            and not self._session.transacted
+        ):
+            self._session.check_open()
+            data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
+            await self._send_plain(kind, data)
+            return
+        await self._connection.outbox.room()
+        destination = to or self.destination
+        if destination is not None and not destination.is_queue:
+            await self._wait(destination)
+        straight, future = self._send(message_of(body), to, options)
+        if straight is not None:
+            subject, data, headers = straight
+            await self._connection.speaks.publish(subject, data, headers=headers)
+        elif future is not None and options.get("persistent", self.persistent):
+            await future
+
+    async def _send_plain(self, kind: type, data: bytes) -> None:
+        connection, subject = self._connection, self._subject
+        if subject is not None and (not self._hears or connection.holds):
+            await self._wait(self.destination)
+        if subject is not None and not self.persistent:
+            await connection.speaks.publish(subject, data, headers={messages.HEADER: self._quick(kind)})
+            return
+        if connection.outbox.is_full:
+            await connection.outbox.room()
+        future = connection.submit([protocol.Send(self._name, self._quick(kind), data)])
+        if self.persistent:
+            await future
+
+    def _quick(self, kind: type) -> str:
+        """The header of a plain text (or bytes): `messages.Meta` in JSON."""
+        head = self._heads.get((kind, self.priority, self.persistent)) or self._head(kind)
+        now_ms = time.time_ns() // 1_000_000
+        expires = f',"exp":{now_ms + round(self.ttl_s * 1000)}' if self.ttl_s else ""
+        return f'{head},"id":"{self._connection.next_message_id()}","at":{now_ms}{expires}}}'
+
+    def _head(self, kind: type) -> str:
+        meta = messages.Meta(
+            kind="t" if kind is str else "b",
+            destination=self._name,
+            priority=_checked(self.priority),
+            persistent=self.persistent,
+            origin=self._connection.origin,
+        )
+        head = self._heads[kind, self.priority, self.persistent] = messages.encode_meta(meta).decode()[:-1]
+        return head
+
+    def submit(
+        self,
+        body: Body,
+        *,
+        to: destinations.Destination | None = None,
+        listener: Listener | None = None,
+        **options: Any,
+    ) -> Awaitable[None]:
+        """Send without waiting: the answer says later whether it was accepted. Order is kept.
+
+        A ``listener`` is called with the message when that is known, in the order of sending; the message
+        is not to be touched before.  In a transacted session it hears that it is part of the transaction.
+        """
+        message = message_of(body)
+        straight, future = self._send(message, to, options)
+        if straight is not None:
+            subject, data, headers = straight
+            future = self._connection.spawn(self._connection.speaks.publish(subject, data, headers=headers))
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+        if listener is not None:
+
+            def done(ended: asyncio.Future[None]) -> None:
+                error: BaseException | None = None
+                if ended.cancelled():
+                    error = errors.NotConnected("the connection was closed before the message was accepted")
+                else:
+                    error = ended.exception()
+                listener(message, error if isinstance(error, errors.MusterError) else None)
+
+            future.add_done_callback(done)
+        return future
+
+    def _send(
+        self, message: messages.Message, to: destinations.Destination | None, options: dict[str, Any]
+    ) -> tuple[tuple[str, bytes, dict[str, str]] | None, asyncio.Future[None] | None]:
+        session = self._session
+        session.check_open()
+        if self.destination is not None and to is not None:
+            raise message_errors.IllegalState("this producer has its destination")
+        destination = to or self.destination
+        if destination is None:
+            raise message_errors.InvalidDestination("where to? this producer has no destination of its own")
+        self._stamp(message, destination, **options)
+        meta, data = message.meta()
+        raw = messages.encode_meta(meta).decode()
+        straight = not destination.is_queue and not message.persistent and not meta.delivery_time_ms
+        if straight and not session.transacted:
+            subject = self._subject or destination.subject
+            return (subject, data, {messages.HEADER: raw}), None
+        send = protocol.Send(str(destination), raw, data)
+        if session.transacted:
+            if len(session.sends) >= protocol.SENDS_MAX:
+                raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
+            session.sends.append(send)
+            return None, None
+        return None, self._connection.submit([send])
+
+    def _stamp(
+        self,
+        message: messages.Message,
+        destination: destinations.Destination,
+        *,
+        persistent: bool | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+    ) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        ttl_s = self.ttl_s if ttl_s is None else ttl_s
+        delay_s = self.delay_s if delay_s is None else delay_s
+        message.destination = destination
+        message.persistent = self.persistent if persistent is None else persistent
+        message.priority = _checked(self.priority if priority is None else priority)
+        message.message_id = self._connection.next_message_id()
+        message.timestamp_ms = now_ms
+        message.delivery_time_ms = now_ms + round(delay_s * 1000) if delay_s else 0
+        message.expiration_ms = now_ms + round(ttl_s * 1000) if ttl_s else 0
+        message.origin = self._connection.origin
+        message.amqp = None  # of one that was received: what its first sender said is no longer so
+
+
+def _checked(priority: int) -> int:
+    if not 0 <= priority <= 9:
+        raise errors.InvalidInput(f"a priority is 0 to 9, not {priority}")
+    return priority

@@ -1,0 +1,259 @@
+"""The dispatcher for people: what there is, and taking it away or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from muster.core import errors
+from muster.message import destinations, messages, protocol, selectors
+from muster.message.dispatcher import delivery, state
+from muster.message.dispatcher.log import journal, ledger, pages
+
+BROWSE_MAX: Final = 1000
+TOGETHER: Final = 500  # messages moved or purged in one batch
+FORGET_S = 600.0  # after so long without use a queue with nothing in it is forgotten,
+FORGET_TOGETHER: Final = 100  # so many at one time
+
+Waiting = list[tuple[int, messages.Meta, pages.Held]]
+
+
+class Caring:
+    def __init__(self, over: state.Desk, deliver: delivery.Delivering) -> None:
+        self._desk = over
+        self._ledger = over.ledger
+        self._deliver = deliver
+        self._counted_at = 0.0
+        self._counts: dict[str, tuple[int, int]] = {}  # by queue: stored and delivered so far
+        self._rates: dict[str, tuple[float, float]] = {}
+        self._idle: dict[str, tuple[tuple[int, int], float]] = {}  # by queue: its counts, and since when
+
+    def count(self, now: float) -> None:
+        """Called regularly: the rates are those since the last call."""
+        took_s, self._counted_at = now - self._counted_at, now
+        counts, rates = {}, {}
+        for key in self._ledger.depths:
+            stored, delivered = self._ledger.stored.get(key, 0), self._ledger.backlogs[key].delivered
+            before = self._counts.get(key, (stored, delivered))
+            counts[key] = (stored, delivered)
+            rates[key] = (round((stored - before[0]) / took_s, 1), round((delivered - before[1]) / took_s, 1))
+        self._counts, self._rates = counts, rates
+
+    async def forget(self, now: float) -> None:
+        """Called regularly: names of queues are without end.
+
+        One begins anew with the next message, so the log must have none of it left: that is so some time
+        after the last was done, when a checkpoint has cut it.
+        """
+        before, self._idle = self._idle, {}
+        for key, one in self._ledger.backlogs.items():
+            if key.startswith(ledger.QUEUE_MARK) and self._is_idle(key):
+                counts = (self._ledger.stored.get(key, 0), one.delivered)
+                was, since = before.get(key, (counts, now))
+                self._idle[key] = (counts, since if was == counts else now)
+        old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
+        for key in old[:FORGET_TOGETHER]:
+            subject = protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))
+            if await self._desk.stream.last_for(subject) is not None:
+                self._idle[key] = (self._idle[key][0], now)
+            elif self._is_idle(key) and not self._is_asked_for(key):
+                self._ledger.forget(key)
+
+    def _is_idle(self, key: str) -> bool:
+        return not self._ledger.depths.get(key) and key not in self._ledger.consumed
+
+    def _is_asked_for(self, key: str) -> bool:
+        """By a consumer that is just being attached."""
+        return any(key in one.consumers.values() for one in self._desk.connections.values())
+
+    def queue_rows(self, reader: str) -> list[dict[str, Any]]:
+        """Of the queues on which the reader has any right."""
+        rows = []
+        for key, depth in sorted(self._ledger.depths.items()):
+            name = key.removeprefix(ledger.QUEUE_MARK)
+            if not self._may_see(reader, name):
+                continue
+            one = self._ledger.backlogs[key]
+            rows.append(
+                {
+                    "queue": name,
+                    "depth": depth,
+                    "consumers": len(one.consumers),
+                    "in_flight": sum(len(consumer.held) for consumer in one.consumers.values()),
+                    "in_a_second": self._rates.get(key, (0.0, 0.0))[0],
+                    "out_a_second": self._rates.get(key, (0.0, 0.0))[1],
+                    "delivered": one.delivered,
+                    "expired": one.expired,
+                    "matched": one.matched,
+                    "rejected": one.rejected,
+                }
+            )
+        return rows
+
+    def _may_see(self, reader: str, queue: str) -> bool:
+        if queue.startswith(destinations.TEMPORARY):  # who knows its name may send to it
+            return self._desk.may_browse(reader, queue)
+        return any(self._desk.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
+
+    def subscription_rows(self, reader: str) -> list[dict[str, Any]]:
+        """Those that the reader made, or all."""
+        rows = []
+        sees_all = self._desk.may(reader, "subscriptions", "list")
+        for key, subscription in sorted(self._ledger.subscriptions.items()):
+            if not sees_all and subscription.identity != reader:
+                continue
+            one = self._ledger.backlogs[key]
+            rows.append(
+                {
+                    "subscription": subscription.name,
+                    "identity": subscription.identity,
+                    "client_id": subscription.client_id,
+                    "topic": subscription.topic,
+                    "selector": subscription.selector,
+                    "shared": subscription.shared,
+                    "consumers": len(one.consumers),
+                    "waiting": len(one.entries),
+                    "behind": 0 if one.live else self._ledger.head - pages.sequence_of(one.position),
+                    "delivered": one.delivered,
+                    "matched": one.matched,
+                    "rejected": self._deliver.rejected(one),
+                }
+            )
+        return rows
+
+    async def _waiting(
+        self, queue: str, selector: str | None, after: int, limit: int, *, expired: bool = False
+    ) -> tuple[Waiting, list[int]]:
+        """What nobody has acknowledged, in the order of the log; and the numbers left out between them.
+
+        No more than ``limit``, nor than one batch of the log takes. ``expired``: that, and nothing else.
+        """
+        one = self._ledger.queue(queue)
+        found: Waiting = []
+        left: list[int] = []
+        total = 0
+        begin = max(after, one.floor) + 1
+        async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
+            for number, held in pages.read(page.sequence, page.data):
+                if number < begin or one.is_done(number):
+                    continue
+                meta = messages.decode_meta(held.raw)
+                gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._desk.now_ms()
+                if gone is not expired or not selectors.accepts(selector, meta):
+                    left.append(number)
+                    continue
+                found.append((number, meta, held))
+                total += len(held.data)
+                if len(found) >= limit or total > journal.BATCH_BYTES:
+                    return found, left
+        return found, left
+
+    async def browse(self, asked: protocol.Browse) -> protocol.Answer:
+        if asked.selector:
+            selectors.compiled(asked.selector)
+        limit = min(max(asked.limit, 1), BROWSE_MAX)
+        key = ledger.queue_key(asked.queue)
+        found: list[protocol.Delivery] = []
+        total = 0
+        await self._desk.store(journal.Item())  # what came before the question is stored first
+        if key in self._ledger.backlogs:
+            waiting, _ = await self._waiting(asked.queue, asked.selector, asked.after, limit)
+            for number, _, held in waiting:
+                total += len(held.data) + len(held.raw)
+                if found and total > delivery.BATCH_BYTES:
+                    break
+                found.append(protocol.Delivery(0, key, number, 0, held.raw, held.data))
+        return protocol.Answer(messages=found)
+
+    async def purge(self, asked: protocol.Purge) -> protocol.Answer:
+        return protocol.Answer(
+            count=await self._take_all(asked.queue, asked.selector, 1 << 30, lambda *_: None)
+        )
+
+    async def move(self, asked: protocol.Move, mover: str) -> protocol.Answer:
+        if asked.to == str(destinations.queue(asked.queue)):
+            raise errors.InvalidInput(f"what waits in {asked.queue!r} is there already")
+
+        def to(meta: messages.Meta, held: pages.Held) -> journal.Copy:
+            origin = meta.properties.pop(delivery.FROM, None)
+            meta.properties.pop(delivery.REASON, None)
+            meta.destination, meta.amqp, meta.mark = asked.to or str(origin or ""), None, None
+            if not meta.destination:
+                raise errors.InvalidInput("a message that did not die needs a destination to move to")
+            target = destinations.Destination.parse(meta.destination)
+            self._desk.check_may_send(mover, target)
+            raw = messages.encode_meta(meta).decode()
+            return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+
+        return protocol.Answer(count=await self._take_all(asked.queue, asked.selector, asked.limit, to))
+
+    async def sweep(self) -> None:
+        """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
+        for key, depth in list(self._ledger.depths.items()):
+            one = self._ledger.backlogs.get(key)
+            if depth and one is not None:
+                name = key.removeprefix(ledger.QUEUE_MARK)
+                one.expired += await self._take_all(name, None, 1 << 30, lambda *_: None, expired=True)
+
+    async def _take_all(
+        self,
+        queue: str,
+        selector: str | None,
+        limit: int,
+        to: Callable[[messages.Meta, pages.Held], journal.Copy | None],
+        *,
+        expired: bool = False,
+    ) -> int:
+        """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it.
+
+        An error that comes after some of them were taken says how many.
+        """
+        if selector:
+            selectors.compiled(selector)
+        await self._desk.store(journal.Item())  # what came before the question is stored first
+        key = ledger.queue_key(queue)
+        one = self._ledger.backlogs.get(key)
+        count = after = 0
+        while one is not None and count < limit:
+            most = min(TOGETHER, limit - count)
+            found, left = await self._waiting(queue, selector, after, most, expired=expired)
+            one = self._ledger.backlogs.get(key)
+            if not found or one is None:
+                break
+            before, after = after, found[-1][0]
+            taken: list[int] = []
+            copies: list[journal.Copy] = []
+            try:
+                made = [(number, to(meta, held)) for number, meta, held in found]
+            except errors.MusterError as error:
+                _add_count(error, count)
+                raise
+            for number, copy in made:
+                if one.is_done(number):
+                    continue  # since it was read
+                if not one.withdraw(number):
+                    left.append(number)
+                    continue
+                taken.append(number)
+                if copy is not None:
+                    copies.append(copy)
+            if not taken:
+                continue
+            record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
+            try:
+                await self._desk.store(journal.Item(copies, record))
+            except errors.MusterError as error:
+                one.cancel_finish(taken)
+                self._deliver.pump(one)
+                _add_count(error, count)
+                raise
+            one.done.cover(max(before, one.floor) + 1, after, sorted(left))
+            count += len(taken)
+        self._deliver.refill(key)
+        return count
+
+
+def _add_count(error: errors.MusterError, count: int) -> None:
+    """To the message of an error that ends an act of which a part, so many messages, is done."""
+    if count:
+        error.message = f"after {count} messages: {error.message}"

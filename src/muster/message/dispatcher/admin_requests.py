@@ -1,0 +1,65 @@
+"""Acts of administrators on queues: who may, once each, and with a record in the audit.
+
+The rest of the dispatcher's requests are the traffic itself; its log names who sent and acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.bus.rpc import request_audit, requests, server
+from muster.core import errors
+from muster.message import protocol
+from muster.message.dispatcher import admin, state
+
+
+class _Codec:
+    """Replies in the form of all of the dispatcher's."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def result(self, value: protocol.Answer) -> bytes:
+        value.epoch = self._epoch
+        return protocol.encode(value)
+
+    def error(self, error: errors.MusterError) -> bytes:
+        return self.result(protocol.failed(error))
+
+
+class Administrating:
+    def __init__(self, over: state.Desk, caring_: admin.Caring) -> None:
+        self._desk = over
+        self._caring = caring_
+        self._operations: Final = {
+            protocol.Purge: server.Operation("ask", self._purge, what="purge", decode=protocol.decode_ask),
+            protocol.Move: server.Operation("ask", self._move, what="move", decode=protocol.decode_ask),
+        }
+        audit = request_audit.Audit(over.bus, protocol.PART, epoch=lambda: over.epoch)
+        self.server = server.Server(over.bus, protocol.PART, (), audit=audit, codec=_Codec(over.epoch))
+
+    def submit(self, caller: requests.Caller, asked: protocol.Purge | protocol.Move) -> None:
+        self.server.submit(caller, self._operations[type(asked)])
+
+    async def _purge(self, call: server.Call, asked: protocol.Purge) -> protocol.Answer:
+        self._check(call, asked)
+        return self._told(call, await self._caring.purge(asked))
+
+    async def _move(self, call: server.Call, asked: protocol.Move) -> protocol.Answer:
+        call.details["to"] = asked.to or "where each came from"
+        self._check(call, asked)
+        return self._told(call, await self._caring.move(asked, call.identity))
+
+    def _check(self, call: server.Call, asked: protocol.Purge | protocol.Move) -> None:
+        call.target = f"queue:{asked.queue}"
+        if asked.selector:
+            call.details["selector"] = asked.selector
+        self._desk.check_queue(call.identity, "admin", asked.queue)
+        if asked.epoch not in (0, self._desk.epoch):
+            raise errors.StaleEpoch(
+                "another dispatcher was asked before", epoch=asked.epoch, current=self._desk.epoch
+            )
+
+    def _told(self, call: server.Call, found: protocol.Answer) -> protocol.Answer:
+        call.details["messages"] = f"{found.count}"
+        return found

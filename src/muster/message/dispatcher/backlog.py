@@ -1,0 +1,403 @@
+"""One queue or durable subscription: what waits, who takes it, what is in whose hands.
+
+Pure: events in, `Deliver`, `Expired` and `DeadLetter` out.  A message is an `Entry` here from when it is
+loaded until it is done.  At most ``window`` of them are held, and of their bytes `WINDOW_BYTES`, whatever the
+backlog; the rest is a position in the log.
+
+    floor      everything up to here is done
+    done       what is done above it, as far as it cannot be told from the next line
+    position   everything up to here is held, done or not ours; loading goes on after it
+    live       position is the end of the log: new messages are handed in as they are stored
+    finishing  that it is done is being stored: until that is known, nobody else gets it
+
+So memory grows neither with the backlog nor with what was done beyond a message that nobody takes.
+
+Order is by priority, then by sequence; what comes back goes to its old place.  A message that no present
+consumer selects is parked and looked at again only when the consumers change.  Messages of a group go to one
+consumer as long as it stays.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from muster.message import messages, selectors
+from muster.message.dispatcher import sequence_set
+
+WINDOW = 2000
+WINDOW_BYTES = 32 << 20
+PRIORITIES = 10
+GROUPS_MAX = 10_000  # whose consumer is remembered: of more, the least used that nobody holds anything of go
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    sequence: int
+    meta: messages.Meta
+    raw: str
+    data: bytes
+    count: int = 0  # deliveries before this one
+    failures: int = 0  # those that its consumer failed with, as far as that is known
+    holder: ConsumerKey | None = None
+
+
+ConsumerKey = tuple[str, int]  # connection, number
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    key: ConsumerKey
+    credit: int = 0
+    selector: str | None = None
+    held: dict[int, None] = field(default_factory=dict)  # in the order of delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    consumer: ConsumerKey
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    entry: Entry
+    reason: str
+
+
+Instruction = Deliver | Expired | DeadLetter
+
+
+class Backlog:
+    def __init__(self, key: str, *, floor: int = 0, window: int = WINDOW, max_deliveries: int = 0) -> None:
+        self.key = key
+        self.floor = floor
+        self.done = sequence_set.Spans()
+        self.position = floor
+        self.live = False
+        self.generation = 0  # of loading: one that began before an `unload` is not to go on
+        self.window = window
+        self.max_deliveries = max_deliveries
+        self.suspect = 0  # up to here, another dispatcher may have delivered already
+        self.counts: dict[int, tuple[int, int]] = {}  # deliveries and failures of what is not held now
+        self.entries: dict[int, Entry] = {}
+        self.bytes = 0  # of what is held
+        self.consumers: dict[ConsumerKey, Consumer] = {}
+        self.delivered = 0
+        self.expired = 0
+        self.matched = 0  # found acceptable by a selector
+        self.rejected = 0  # found unacceptable by every consumer there was
+        self._finishing: set[int] = set()
+        self._ready: list[deque[Entry]] = [deque() for _ in range(PRIORITIES)]
+        self._parked: list[Entry] = []
+        self._turn: deque[Consumer] = deque()
+        self._groups: dict[str, ConsumerKey] = {}
+
+    # What is held.
+
+    @property
+    def room(self) -> int:
+        return self.window - len(self.entries) if self.bytes < WINDOW_BYTES else 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it is time to load more."""
+        return len(self.entries) <= self.window // 2 and self.bytes <= WINDOW_BYTES // 2
+
+    def waiting(self) -> Iterator[Entry]:
+        """What is held and in nobody's hands, in order."""
+        for priority in reversed(range(PRIORITIES)):
+            parked = [entry for entry in self._parked if _level(entry) == priority]
+            yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
+
+    def is_done(self, sequence: int) -> bool:
+        return (
+            sequence <= self.floor
+            or (sequence <= self.position and sequence not in self.entries)
+            or sequence in self.done
+        )
+
+    def is_over(self, sequence: int, head: int) -> bool:
+        """Whether nobody needs it here any more; ``head`` is the end of the log."""
+        return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
+
+    def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
+        """A message of the log. They come in the order of the log."""
+        self.position = max(self.position, sequence)
+        if sequence in self.done or sequence <= self.floor or sequence in self.entries:
+            return
+        count, failures = self.counts.pop(sequence, (0, 0))
+        if not count and sequence <= self.suspect:
+            count = 1
+        entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count, failures)
+        self.bytes += len(data)
+        if sequence in self._finishing:
+            return
+        ready = self._ready[_level(entry)]
+        if ready and ready[-1].sequence > sequence:  # equivalent (Gt -> GtE): no two have one number
+            self._insert(entry)
+        else:
+            ready.append(entry)
+
+    def overflow(self, sequence: int) -> None:
+        """A new message for which there is no room: it and what follows is read from the log later."""
+        if self.live:
+            self.live = False
+            self.position = sequence - 1
+
+    def unload(self) -> None:
+        """Forget what is held: nobody consumes. Only counts stay."""
+        for entry in self.entries.values():
+            if entry.count:
+                self.counts[entry.sequence] = (entry.count, entry.failures)
+        self._note_done()
+        self.position = self.floor
+        self.live = False
+        self.generation += 1
+        self.entries.clear()
+        self.bytes = 0
+        self._parked.clear()
+        for ready in self._ready:
+            ready.clear()
+
+    def settle(self, head: int) -> int:
+        """Raise the floor as far as it goes; ``head`` is the end of the log."""
+        first = min(self.entries, default=None)
+        reached = head if self.live else self.position
+        if first is not None:
+            reached = min(reached, first - 1)
+        self.floor = max(self.floor, reached)
+        self._note_done()
+        self.floor = max(self.floor, self.done.end_of(self.floor + 1))
+        self.position = max(self.position, self.floor)
+        self.done.cut(self.floor)
+        return self.floor
+
+    def _note_done(self) -> None:
+        """Whatever is not held, up to the position, is done or not ours."""
+        if self.position > self.floor:
+            self.done.cover(self.floor + 1, self.position, sorted(self.entries))
+        self.done.cut(self.floor)
+
+    # Consumers.
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers[consumer.key] = consumer
+        self._turn.append(consumer)
+        self._unpark()
+
+    def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
+        """``seen``: what the client saw, which counts as delivered.
+
+        None: it is gone without a word.  Whatever it held it may have seen, so all counts as delivered.  But
+        only the oldest counts as a failure: what it got before that it has acknowledged, and what came after
+        it may only have been waiting behind the one that it failed with.
+        """
+        consumer = self.consumers.pop(key, None)
+        if consumer is None:
+            return []
+        self._turn.remove(consumer)
+        self._groups = {group: holder for group, holder in self._groups.items() if holder != key}
+        held = [sequence for sequence in consumer.held if sequence not in self._finishing]
+        failed = set(held[:1]) if seen is None else set(seen)
+        counted = set(consumer.held) if seen is None else failed
+        found: list[Instruction] = []
+        for sequence in sorted(consumer.held):
+            found += self._back(sequence, counted=sequence in counted, failed=sequence in failed)
+        self._unpark()
+        return found
+
+    def credit(self, key: ConsumerKey, more: int) -> None:
+        if consumer := self.consumers.get(key):
+            consumer.credit += more
+
+    def stop(self, key: ConsumerKey) -> None:
+        if consumer := self.consumers.get(key):
+            consumer.credit = 0
+
+    # Outcomes.
+
+    def holds(self, sequence: int, connection: str) -> bool:
+        """Whether this connection may acknowledge it: it has it, or nobody has."""
+        if self.is_done(sequence) or sequence in self._finishing:
+            return False
+        entry = self.entries.get(sequence)
+        return entry is None or entry.holder is None or entry.holder[0] == connection
+
+    def start_finish(self, sequences: Iterable[int]) -> None:
+        """That they are done is about to be stored: `finish` or `cancel_finish` follows."""
+        for sequence in sequences:
+            self._finishing.add(sequence)
+            entry = self.entries.get(sequence)
+            if entry is not None and entry.holder is None:
+                self._forget(entry)
+
+    def cancel_finish(self, sequences: Iterable[int]) -> None:
+        """It could not be stored: what is in nobody's hands waits again."""
+        for sequence in sequences:
+            if sequence in self._finishing:
+                self._finishing.discard(sequence)
+                entry = self.entries.get(sequence)
+                if entry is not None and entry.holder is None:
+                    self._insert(entry)
+
+    def finish(self, sequence: int) -> bool:
+        """It is done, and that is stored. False: it already was."""
+        self._finishing.discard(sequence)
+        if self.is_done(sequence):
+            return False
+        self.counts.pop(sequence, None)
+        entry = self.entries.pop(sequence, None)
+        if entry is None:
+            self.done.add(sequence)
+        else:
+            self.bytes -= len(entry.data)
+            if entry.holder is None:
+                self._forget(entry)
+            self._let_go(entry)
+        return True
+
+    def release(
+        self, sequences: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
+    ) -> list[Instruction]:
+        found: list[Instruction] = []
+        for sequence in sequences:
+            entry = self.entries.get(sequence)
+            if entry is None or entry.holder is None or entry.holder[0] != connection:
+                continue
+            if reason is not None and sequence not in self._finishing:
+                entry.count += 1
+                self._let_go(entry)
+                found.append(self._dead(entry, reason))
+            else:
+                found += self._back(sequence, counted=counted, failed=counted)
+        return found
+
+    def _back(self, sequence: int, *, counted: bool, failed: bool) -> list[Instruction]:
+        entry = self.entries[sequence]
+        self._let_go(entry)
+        entry.count += counted
+        entry.failures += failed
+        if sequence in self._finishing:
+            return []
+        if self.max_deliveries and entry.failures >= self.max_deliveries:
+            return [self._dead(entry, f"delivered {entry.count} times without being acknowledged")]
+        self._insert(entry)
+        return []
+
+    def _dead(self, entry: Entry, reason: str) -> DeadLetter:
+        self._finishing.add(entry.sequence)
+        return DeadLetter(entry, reason)
+
+    def withdraw(self, sequence: int) -> bool:
+        """Begin to finish what is in nobody's hands. False: it is in somebody's, or being finished."""
+        entry = self.entries.get(sequence)
+        if sequence in self._finishing or (entry is not None and entry.holder is not None):
+            return False
+        self.start_finish([sequence])
+        return True
+
+    def _let_go(self, entry: Entry) -> None:
+        if entry.holder is not None:
+            if consumer := self.consumers.get(entry.holder):
+                consumer.held.pop(entry.sequence, None)
+            entry.holder = None
+
+    def _forget(self, entry: Entry) -> None:
+        """Out of the waiting lists, if it is there."""
+        ready = self._ready[_level(entry)]
+        if entry in ready:
+            ready.remove(entry)
+        elif entry in self._parked:
+            self._parked.remove(entry)
+
+    def _insert(self, entry: Entry) -> None:
+        ready = self._ready[_level(entry)]
+        at = bisect.bisect(ready, entry.sequence, key=lambda other: other.sequence)
+        ready.insert(at, entry)
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            self._insert(entry)
+
+    # Delivery.
+
+    def pump(self, now_ms: int) -> list[Instruction]:
+        """Hand out what can be handed out."""
+        found: list[Instruction] = []
+        if not any(consumer.credit > 0 for consumer in self._turn):
+            return found
+        for ready in reversed(self._ready):
+            kept: deque[Entry] = deque()
+            while ready:
+                entry = ready.popleft()
+                if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
+                    self.expired += 1
+                    self._finishing.add(entry.sequence)
+                    found.append(Expired(entry))
+                    continue
+                consumer, wanted = self._taker(entry)
+                if consumer is not None:
+                    self._hand(entry, consumer)
+                    found.append(Deliver(consumer.key, entry))
+                elif wanted:
+                    kept.append(entry)
+                    # To go on would change nothing, but cost time.
+                    if not any(other.credit > 0 for other in self._turn):  # equivalent (Gt -> GtE): see above
+                        break
+                else:
+                    self.rejected += 1
+                    self._parked.append(entry)
+            kept.extend(ready)
+            ready.clear()
+            ready.extend(kept)
+        return found
+
+    def _hand(self, entry: Entry, consumer: Consumer) -> None:
+        entry.holder = consumer.key
+        consumer.held[entry.sequence] = None
+        consumer.credit -= 1
+        self.delivered += 1
+        self.matched += consumer.selector is not None
+
+    def _taker(self, entry: Entry) -> tuple[Consumer | None, bool]:
+        """Who takes it now, and whether anybody present ever would."""
+        group = entry.meta.group
+        if group is not None and (holder := self._groups.get(group)) is not None:
+            consumer = self.consumers[holder]
+            if consumer.credit <= 0:
+                return None, True
+            if selectors.accepts(consumer.selector, entry.meta):
+                self._groups[group] = self._groups.pop(group)  # the least used are the first
+                return consumer, True  # equivalent (True -> False): for a consumer it is not read
+        wanted = False
+        for at, consumer in enumerate(self._turn):
+            if selectors.accepts(consumer.selector, entry.meta):
+                wanted = True
+                if consumer.credit > 0:
+                    self._turn.rotate(-(at + 1))
+                    if group is not None:
+                        self._join(group, consumer)
+                    return consumer, True  # equivalent (True -> False): for a consumer it is not read
+        return None, wanted
+
+    def _join(self, group: str, consumer: Consumer) -> None:
+        self._groups[group] = consumer.key
+        if len(self._groups) > GROUPS_MAX:
+            held = {entry.meta.group for entry in self.entries.values() if entry.holder is not None}
+            least = list(self._groups)[: GROUPS_MAX // 2]
+            for other in least:
+                if other not in held:
+                    del self._groups[other]
+
+
+def _level(entry: Entry) -> int:
+    return min(max(entry.meta.priority, 0), PRIORITIES - 1)

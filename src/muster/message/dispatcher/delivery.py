@@ -1,0 +1,381 @@
+"""From the log to the consumers: what is stored arrives in backlogs, and what they hand out is sent.
+
+Everything that goes out leaves in one order, at the end of a turn of the loop: deliveries, one message for
+each connection; then what those hear who listen to topics; then answers, which therefore come after the
+deliveries that were decided before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from muster.core import errors, topics
+from muster.message import destinations, messages, protocol, selectors
+from muster.message.dispatcher import backlog, delayed_messages, state
+from muster.message.dispatcher.log import journal, ledger, pages, tail
+
+REASON: Final = "JMS_MUSTER_DEAD_REASON"
+FROM: Final = "JMS_MUSTER_DEAD_FROM"
+BATCH_BYTES: Final = 512 << 10
+SAY_S: Final = 2.0  # a sender that has not said its due message by then does not
+AGAIN_S: Final = 1.0  # until what the log had no room for is tried again
+
+
+class Delivering:
+    def __init__(self, over: state.Desk) -> None:
+        self._desk = over
+        self._ledger = over.ledger
+        self.delays = delayed_messages.Delays(over, self)
+        self.tail = tail.Tail()
+        self._loading: set[str] = set()
+        self._awaited: list[tuple[set[str], Callable[[], None]]] = []
+        self._heard_of: dict[str, int] = {}  # messages by the pattern of subscriptions
+        self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
+        self._dirty: set[str] = set()
+        self._heard: list[tuple[str, bytes, dict[str, str]]] = []
+        self._answers: list[tuple[str, protocol.Answer]] = []
+        self._unsaid: dict[int, tuple[str, journal.Copy, asyncio.TimerHandle]] = {}
+        self._last_unsaid = 0
+        self._flush = asyncio.Event()
+        over.on_stored = self._stored
+
+    # Into the log.
+
+    def copy_to(
+        self,
+        destination: destinations.Destination,
+        meta: messages.Meta,
+        raw: str,
+        data: bytes,
+        *,
+        republish: bool = False,
+        due: bool = False,
+    ) -> journal.Copy:
+        """``republish``: those who listen to the topic have not heard it. ``due``: at once, in any case."""
+        subject: str | None
+        if not due and meta.delivery_time_ms > self._desk.now_ms():
+            subject = protocol.DELAY
+        elif destination.is_queue:
+            subject = protocol.queue_subject(destination.name)
+        else:
+            topic = destination.topic
+            kept = not destination.is_temporary and self._desk.patterns.matching(topic)
+            subject = protocol.topic_subject(topic.subject) if kept else None
+        return journal.Copy(destination, meta, raw, data, subject, republish)
+
+    def _stored(self, placed: journal.Placed) -> None:
+        """A batch is in the log: to those who wait for its messages.
+
+        Backlogs take them in the order of the log, in which they also read them: the messages of a batch are
+        numbered by topic, not in the order in which they were sent.
+        """
+        touched: dict[str, backlog.Backlog] = {}
+        for copy, number in sorted(placed, key=_number):
+            if not number:
+                continue
+            if copy.subject == protocol.DELAY:
+                self.delays.add(copy.meta.delivery_time_ms, number)
+            elif copy.subject != protocol.CHECKPOINT:
+                self.tail.add(number, copy)
+                for one in self._takers(copy):
+                    if self._arrived(one, number, copy):
+                        touched[one.key] = one
+        for copy, _ in placed:
+            if copy.republish and copy.subject != protocol.DELAY and not copy.destination.is_queue:
+                self._say(copy)
+        for one in touched.values():
+            self.pump(one)
+
+    def _takers(self, copy: journal.Copy) -> Iterable[backlog.Backlog]:
+        """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
+        if copy.destination.is_queue:
+            return (self._ledger.queue(copy.destination.name),)
+        found: list[backlog.Backlog] = []
+        for pattern in self._desk.patterns.matching(copy.destination.topic):
+            self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
+            if index := self._desk.indexes.get(pattern):
+                keys = [key for key in index.matching(copy.meta) if self._ledger.wants(key, copy.meta)]
+                found += [self._ledger.backlogs[key] for key in keys]
+        return found
+
+    def _say(self, copy: journal.Copy) -> None:
+        """To those who listen; a delayed message by its sender, if that would only drop it from us."""
+        if (sender := self._desk.quiet_sender(copy.meta)) is None:
+            self._say_ourselves(copy)
+            return
+        number = self._last_unsaid = self._last_unsaid + 1
+        alarm = self._desk.loop.call_later(SAY_S, self._not_said, number)
+        self._unsaid[number] = (sender.name, copy, alarm)
+        sender.due.append((number, copy.meta.mark or ""))
+        self._dirty.add(sender.name)
+        self._flush.set()
+
+    def said(self, sender: state.Connection, asked: protocol.Said) -> None:
+        name, _, alarm = self._unsaid.get(asked.number, ("", None, None))
+        if name != sender.name or alarm is None:
+            return
+        alarm.cancel()
+        if asked.said:
+            del self._unsaid[asked.number]
+        else:
+            self._not_said(asked.number)
+
+    def _not_said(self, number: int) -> None:
+        self._say_ourselves(self._unsaid.pop(number)[1])  # twice rather than not at all
+
+    def _say_ourselves(self, copy: journal.Copy) -> None:
+        headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
+        self._heard.append((copy.destination.subject, copy.data, headers))
+        self._flush.set()
+
+    def _arrived(self, one: backlog.Backlog, number: int, copy: journal.Copy) -> bool:
+        if not one.live:
+            return False
+        if one.room <= 0:
+            one.overflow(number)
+            self.set_live(one, live=False)
+            if one.key in self._ledger.subscriptions:
+                one.rejected -= 1  # this one: it is looked at again when it is loaded
+            return False
+        one.arrive(number, copy.meta, copy.raw, copy.data)
+        one.matched += one.key in self._ledger.subscriptions
+        return True
+
+    def set_live(self, one: backlog.Backlog, *, live: bool) -> None:
+        one.live = live
+        if subscription := self._ledger.subscriptions.get(one.key):
+            one.rejected = self.rejected(one)
+            self._live_since.pop(one.key, None)
+            if live:
+                index = self._desk.indexes.setdefault(subscription.topic, selectors.Index())
+                index.add(one.key, subscription.selector)
+                self._live_since[one.key] = (self._heard_of.get(subscription.topic, 0), one.matched)
+            elif subscription.topic in self._desk.indexes:
+                self._desk.indexes[subscription.topic].remove(one.key)
+
+    def forget_all_but(self, patterns: set[str]) -> None:
+        for pattern in self._heard_of.keys() - patterns:
+            del self._heard_of[pattern]
+        for pattern in self._desk.indexes.keys() - patterns:
+            del self._desk.indexes[pattern]
+
+    def rejected(self, one: backlog.Backlog) -> int:
+        """How many it was not given for what they are.
+
+        Who does not select a message is not asked about it: a live subscription has rejected what was said
+        on its topic and did not arrive.
+        """
+        subscription = self._ledger.subscriptions.get(one.key)
+        if subscription is None or one.key not in self._live_since:
+            return one.rejected
+        heard, matched = self._live_since[one.key]
+        return one.rejected + self._heard_of.get(subscription.topic, 0) - heard - (one.matched - matched)
+
+    # Out of backlogs.
+
+    def pump(self, one: backlog.Backlog) -> None:
+        self.obey(one, one.pump(self._desk.now_ms()))
+
+    def obey(self, one: backlog.Backlog, found: list[backlog.Instruction]) -> None:
+        expired: list[int] = []
+        for instruction in found:
+            entry = instruction.entry
+            match instruction:
+                case backlog.Deliver(consumer=(name, number)):
+                    self._desk.connections[name].outbox.append(
+                        protocol.Delivery(number, one.key, entry.sequence, entry.count, entry.raw, entry.data)
+                    )
+                    self._dirty.add(name)
+                    self._flush.set()
+                case backlog.Expired():
+                    expired.append(entry.sequence)
+                case backlog.DeadLetter(reason=reason):
+                    self._bury(one, entry, reason)
+        if expired:
+            record = ledger.Record(acked={one.key: expired})
+            self._desk.journal.add(
+                journal.Item([], record, lambda _: self.refill(one.key), lambda _: one.cancel_finish(expired))
+            )
+
+    def _bury(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+        meta = msgspec.structs.replace(
+            entry.meta,
+            expiration_ms=0,
+            destination=None,
+            amqp=None,
+            properties=entry.meta.properties | {REASON: reason, FROM: self._origin(one, entry)},
+        )
+        raw = messages.encode_meta(meta).decode()
+        target = destinations.queue(destinations.DEAD_LETTERS)
+        copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
+        record = ledger.Record(acked={one.key: [entry.sequence]}, stored=journal.counts(copies))
+
+        def stored(_: list[int]) -> None:
+            self.refill(one.key)
+
+        def failed(error: errors.MusterError) -> None:
+            if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
+                self._desk.spawn(self._bury_later(one, entry, reason))
+
+        self._desk.journal.add(journal.Item(copies, record, stored, failed))
+
+    async def _bury_later(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+        """The log has no room: until it has, nobody gets what nobody could take."""
+        await asyncio.sleep(AGAIN_S)
+        self._bury(one, entry, reason)
+
+    def _origin(self, one: backlog.Backlog, entry: backlog.Entry) -> str:
+        """Where it was to go, also if it dies a second time."""
+        before = entry.meta.properties.get(FROM) or entry.meta.destination
+        return str(before or destinations.queue(one.key.removeprefix(ledger.QUEUE_MARK)))
+
+    # Out of the log.
+
+    def refill(self, key: str) -> None:
+        one = self._ledger.backlogs.get(key)
+        if one and one.consumers and not one.live and one.is_low and key not in self._loading:
+            self._loading.add(key)
+            self._desk.spawn(self._load(one))
+
+    async def _load(self, one: backlog.Backlog) -> None:
+        generation = one.generation
+        try:
+            while one.consumers and one.room > 0:
+                if self.tail.covers(one.position):
+                    self._catch_up(one)
+                    self.pump(one)
+                    break
+                end = self._ledger.end
+                full = await self._load_until(one, end, generation)
+                if one.generation != generation:
+                    return
+                if not full:
+                    one.position = max(one.position, end)
+                self.pump(one)
+        finally:
+            self._loading.discard(one.key)
+            if one.generation != generation:
+                self.refill(one.key)
+            awaited, self._awaited = self._awaited, []
+            for keys, act in awaited:
+                self.when_loaded(keys, act)
+
+    def when_loaded(self, keys: set[str], act: Callable[[], None]) -> None:
+        """Act when none of these backlogs is being read from the log."""
+        if self._loading.isdisjoint(keys):
+            act()
+        else:
+            self._awaited.append((keys, act))
+
+    def _catch_up(self, one: backlog.Backlog) -> None:
+        """Take in what is left of the log, in one step; then it is live, if there was room."""
+        subscription = self._ledger.subscriptions.get(one.key)
+        for number, copy in self.tail.after(one.position):
+            if subscription is None:
+                wanted = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == one.key
+            elif copy.destination.is_queue or not subscription.pattern.matches(copy.destination.topic):
+                wanted = False
+            else:
+                wanted = self._ledger.wants(one.key, copy.meta) and selectors.accepts(
+                    subscription.selector, copy.meta
+                )
+                one.rejected += not wanted
+            if wanted:
+                if one.room <= 0:
+                    return
+                one.matched += subscription is not None
+                one.arrive(number, copy.meta, copy.raw, copy.data)
+            one.position = number
+        one.position = max(one.position, self._ledger.end)
+        self.set_live(one, live=True)
+
+    async def _load_until(self, one: backlog.Backlog, end: int, generation: int) -> bool:
+        """Take in what there is up to ``end``; True if there was no room for all of it."""
+        subscription = self._ledger.subscriptions.get(one.key)
+        if subscription is None:
+            subject = protocol.queue_subject(one.key.removeprefix(ledger.QUEUE_MARK))
+        else:
+            subject = protocol.topic_subject(subscription.pattern.cover)
+        async for page in self._desk.read(pages.sequence_of(one.position + 1), subject):
+            if subscription is not None:
+                topic = topics.Topic.from_subject(page.subject.removeprefix(protocol.topic_subject("")))
+                if not subscription.pattern.matches(topic):
+                    continue
+            for number, held in pages.read(page.sequence, page.data):
+                if one.generation != generation:
+                    return False
+                if number <= one.position:
+                    continue
+                if one.room <= 0:
+                    return True
+                if number > end:
+                    return False
+                meta = messages.decode_meta(held.raw)
+                if subscription is not None and not (
+                    self._ledger.wants(one.key, meta) and selectors.accepts(subscription.selector, meta)
+                ):
+                    one.rejected += 1
+                    one.position = number
+                    continue
+                one.matched += subscription is not None
+                one.arrive(number, meta, held.raw, held.data)
+        return False
+
+    # Out of the door.
+
+    def announce(self, subject: str, data: bytes) -> None:
+        self._heard.append((subject, data, {}))
+        self._flush.set()
+
+    def answer(self, reply: str, found: protocol.Answer) -> None:
+        found.epoch = self._desk.epoch
+        self._answers.append((reply, found))
+        self._flush.set()
+
+    async def send(self) -> None:
+        """Without end: what there is to send, at each turn of the loop."""
+        publish = self._desk.bus.publish
+        while True:
+            await self._flush.wait()
+            self._flush.clear()
+            dirty, self._dirty = self._dirty, set()
+            heard, self._heard = self._heard, []
+            answers, self._answers = self._answers, []
+            for name in dirty:
+                connection = self._desk.connections.get(name)
+                if connection is None:
+                    continue
+                waiting, connection.outbox = connection.outbox, []
+                due, connection.due = connection.due, []
+                subject = protocol.deliver_subject(connection.identity, name)
+                for batch in _split(waiting):
+                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, batch)))
+                if due:
+                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, [], due)))
+            for subject, data, headers in heard:
+                await publish(subject, data, headers=headers)
+            for reply, found in answers:
+                await publish(reply, protocol.encode(found))
+
+
+def _number(placed: tuple[journal.Copy, int]) -> int:
+    return placed[1]
+
+
+def _split(deliveries: list[protocol.Delivery]) -> Iterable[list[protocol.Delivery]]:
+    """In batches that fit into a message of the bus."""
+    batch: list[protocol.Delivery] = []
+    total = 0
+    for one in deliveries:
+        size = len(one.data) + len(one.meta) + 64
+        if batch and total + size > BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(one)
+        total += size
+    if batch:
+        yield batch

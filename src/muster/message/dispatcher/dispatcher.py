@@ -1,0 +1,485 @@
+"""The dispatcher at work, between taking over the log and losing it.
+
+It hears requests, asks the `ledger` and the `backlog` concerned, writes through the `journal`, and sends out
+deliveries in batches.  Everything it keeps in memory only (connections, consumers, credit, what is in whose
+hands) its clients know as well and tell the next one.  Here are its life, its connections and what they ask;
+the rest of it is beside this file: `delivering`, `attaching`, `delays`, `capturing`, `checkpoints`, `caring`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from muster.bus import api, leases
+from muster.bus.rpc import requests
+from muster.core import errors, subjects
+from muster.core.telemetry import log
+from muster.message import destinations, messages, protocol, settings
+from muster.message import errors as message_errors
+from muster.message.dispatcher import admin, admin_requests, attachments, delivery, topic_capture
+from muster.message.dispatcher import state as dispatcher_state
+from muster.message.dispatcher.log import checkpoints, journal, ledger
+
+events = log.Events("message")
+
+RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
+TELL: Final = ("tell",)
+WATCH_S = 1.0
+SWEEP_S = 30.0  # between looks at a full log for what has expired
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        bus: api.Bus,
+        stream: api.Stream,
+        epoch: int,
+        wanted: settings.Message,
+        may: dispatcher_state.May = dispatcher_state.anything,
+        max_bytes: int = 1 << 30,
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._desk = dispatcher_state.Desk(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
+        self._ledger = self._desk.ledger
+        self._deliver = delivery.Delivering(self._desk)
+        self._capture = topic_capture.Capturing(self._desk, self._deliver)
+        self._attaching = attachments.Attaching(self._desk, self._deliver, self._capture)
+        self._caring = admin.Caring(self._desk, self._deliver)
+        self._administrating = admin_requests.Administrating(self._desk, self._caring)
+        self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
+        self._on_refused = on_refused  # called with the reason for which a connection is refused
+        self._connected: Counter[str] = Counter()  # connections by identity
+        self._settings = wanted
+        self._checkpoint_bytes = 0  # the log's size after the last checkpoint
+        self._working: dict[tuple[str, int], list[dispatcher_state.Answer]] = {}
+        self._cut_off = False
+        self._began_at = self._desk.loop.time()
+        self._lost_at: dict[str, float] = {}  # connections that may come back, and since when they are away
+
+    # Life.
+
+    async def run(self) -> None:
+        """Until it fails or is cancelled."""
+        bus = self._desk.bus
+        end_state = bus.on_state(self._bus_changed)
+        try:
+            await self._dispatch(bus)
+        finally:
+            end_state()
+
+    def _bus_changed(self, state: api.ConnectionState) -> None:
+        """Deliveries on their way when the connection broke may be lost: a new epoch sends them again."""
+        if state is not api.ConnectionState.CONNECTED:
+            self._cut_off = True
+        elif self._cut_off and not self._desk.failure.done():
+            self._desk.failure.set_exception(errors.NotConnected("the connection to the brokers was lost"))
+
+    async def _dispatch(self, bus: api.Bus) -> None:
+        await checkpoints.recover(self._desk)
+        await self._deliver.delays.recover()
+        self._deliver.tail.start = self._ledger.end
+        self._capture.wanted.set()
+        hearing = []
+        for kind in (("ask",), TELL, protocol.READ):
+            pattern = subjects.said_by(protocol.PART, "*", *kind)
+            hearing.append(await bus.subscribe(pattern, handler=functools.partial(self._hear, pattern, kind)))
+        hearing.append(await bus.subscribe(protocol.BEGAN, handler=self._other_began))
+        try:
+            hearing.append(await bus.subscribe(leases.DISCONNECTED, handler=self._closed))
+        except errors.Forbidden:
+            events.info("closed-connections-unheard", identity=bus.identity)
+        try:
+            for work in (
+                self._desk.journal.run(),
+                self._deliver.send(),
+                self._watch(),
+                self._sweep(),
+                self._capture.run(),
+            ):
+                self._desk.spawn(work)
+            await bus.publish(protocol.BEGAN, protocol.encode(protocol.Began(self._desk.epoch)))
+            events.info(
+                "dispatcher-began",
+                epoch=self._desk.epoch,
+                head=self._desk.journal.head,
+                subscriptions=len(self._ledger.subscriptions),
+                queues=len(self._ledger.depths),
+            )
+            await self._desk.failure
+        finally:
+            for one in hearing:
+                await one.close()
+            self._deliver.delays.stop()
+            await self._capture.stop()
+            await self._desk.stop()
+            await self._administrating.server.close()
+
+    def _other_began(self, message: api.Message) -> None:
+        """A successor: before our lease or the log says so, clients would go on getting answers from us."""
+        epoch, ours = protocol.decode_began(message.data).epoch, self._desk.epoch
+        if epoch > ours and not self._desk.failure.done():
+            error = errors.StaleEpoch("another dispatcher has begun", epoch=ours, current=epoch)
+            self._desk.failure.set_exception(error)
+
+    async def _watch(self) -> None:
+        """Connections that fell silent, rates, and checkpoints."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = self._desk.loop.time()
+            oldest = now - self._settings.connection_timeout_s
+            for connection in [one for one in self._desk.connections.values() if one.heard_at < oldest]:
+                events.info("connection-silent", connection=connection.name, identity=connection.identity)
+                self._lose(connection)
+            self._attaching.drop_orphans(self._is_gone)
+            self._lost_at = {name: at for name, at in self._lost_at.items() if at >= oldest}
+            self._caring.count(now)
+            await self._caring.forget(now)
+            await self._look_at_the_log()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._desk.was_short(SWEEP_S):
+                with contextlib.suppress(errors.LimitExceeded):  # not a byte more fits: the next time
+                    await self._caring.sweep()
+                    await checkpoints.sweep(self._desk)
+
+    async def _look_at_the_log(self) -> None:
+        here = self._desk
+        here.used_bytes = (await here.stream.state()).bytes
+        if (
+            here.was_short(2 * WATCH_S)
+            or here.records >= self._settings.checkpoint_records
+            or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
+        ):
+            try:
+                await checkpoints.write(here)
+            except errors.LimitExceeded as error:  # not a byte more fits: what is acknowledged makes room
+                events.warning("checkpoint-refused", error=error)
+            here.used_bytes = self._checkpoint_bytes = (await here.stream.state()).bytes
+
+    # Requests.
+
+    def _hear(self, pattern: str, kind: tuple[str, ...], message: api.Message) -> None:
+        caller = requests.accept(message, pattern, self.refused, needs_reply=kind != TELL)
+        if caller is None:
+            return
+        reply = message.reply
+
+        def answer(found: protocol.Answer) -> None:
+            if reply is not None and kind != TELL:
+                self._deliver.answer(reply, found)
+
+        try:
+            asked = protocol.decode_ask(message.data)
+            if kind == protocol.READ and not isinstance(asked, protocol.READS):
+                raise errors.Forbidden("that changes something: ask, do not read")
+            if isinstance(asked, protocol.Purge | protocol.Move):
+                self._administrating.submit(caller, asked)
+            else:
+                self._handle(caller.identity, asked, answer)
+        except errors.MusterError as error:
+            answer(protocol.failed(error))
+
+    def _handle(self, sender: str, asked: protocol.Ask, answer: dispatcher_state.Answer) -> None:
+        match asked:
+            case protocol.Hello():
+                self._hello(sender, asked)
+                answer(protocol.Answer(epoch=self._desk.epoch))
+            case protocol.Ping():
+                connection = self._known(sender, asked.connection)
+                keys = {connection.consumers.get(number, "") for number in asked.consumers}
+                self._deliver.when_loaded(keys, lambda: answer(protocol.Answer(epoch=self._desk.epoch)))
+            case protocol.Quiet():
+                self._known(sender, asked.connection).quiet = True
+            case protocol.Said():
+                self._deliver.said(self._known(sender, asked.connection), asked)
+            case protocol.Stage():
+                self._stage(self._known(sender, asked.connection), asked)
+                answer(protocol.Answer())
+            case protocol.Work():
+                self._work(self._known(sender, asked.connection), asked, answer)
+            case protocol.Attach():
+                self._attaching.attach(self._known(sender, asked.connection), asked, answer)
+            case protocol.Credit():
+                connection = self._known(sender, asked.connection)
+                if one := self._ledger.backlogs.get(connection.consumers.get(asked.consumer, "")):
+                    one.credit((connection.name, asked.consumer), asked.more)
+                    self._deliver.pump(one)
+            case protocol.Slow():
+                self._slow(self._known(sender, asked.connection), asked)
+            case protocol.Stop():
+                connection = self._known(sender, asked.connection)
+                for number in asked.consumers:
+                    if one := self._ledger.backlogs.get(connection.consumers.get(number, "")):
+                        one.stop((connection.name, number))
+                answer(protocol.Answer())
+            case protocol.Release():
+                connection = self._known(sender, asked.connection)
+                for key, sequences in asked.deliveries.items():
+                    if one := self._ledger.backlogs.get(key):
+                        self._deliver.obey(
+                            one,
+                            one.release(
+                                sequences, connection.name, counted=asked.counted, reason=asked.reason
+                            ),
+                        )
+                        self._deliver.pump(one)
+                answer(protocol.Answer())
+            case protocol.Detach():
+                connection = self._known(sender, asked.connection)
+                self._attaching.detach(connection, asked.consumer, asked.seen)
+                answer(protocol.Answer())
+            case protocol.Bye():
+                if asked.connection in self._desk.connections:
+                    self._forget(self._known(sender, asked.connection), None if asked.lost else asked.seen)
+                answer(protocol.Answer())
+            case protocol.Unsubscribe():
+                self._attaching.unsubscribe(self._known(sender, asked.connection), asked, answer)
+            case protocol.DropQueue():
+                self._attaching.drop_queue(sender, asked.name, answer)
+            case protocol.ListQueues():
+                answer(protocol.Answer(rows=self._caring.queue_rows(sender)))
+            case protocol.ListSubscriptions():
+                answer(protocol.Answer(rows=self._caring.subscription_rows(sender)))
+            case protocol.Browse():
+                if not self._desk.may_browse(sender, asked.queue):
+                    self._desk.check_queue(sender, "browse", asked.queue)
+                self._desk.answering(self._caring.browse(asked), answer)
+
+    # Connections.
+
+    def _hello(self, sender: str, asked: protocol.Hello) -> None:
+        if asked.version != protocol.VERSION:
+            raise errors.InvalidInput(
+                f"version {asked.version} of the protocol is not spoken here: {protocol.VERSION} is"
+            )
+        # Others know the name from its temporary queues, and must not take it over while it is away.
+        owner, _, suffix = asked.connection.rpartition("-")
+        if owner != sender:
+            raise errors.Forbidden(f"the connection {asked.connection[:300]!r} is not one of {sender}")
+        known = self._desk.connections.get(asked.connection)
+        if asked.client_id:
+            self._check_client_id(sender, asked.client_id, asked.connection)
+        if known is None and self._connected[sender] >= self._settings.connections_per_identity:
+            self._on_refused("identity")
+            raise errors.LimitExceeded(
+                f"{sender} has {self._connected[sender]} connections: "
+                "`message.connections_per_identity` allows no more"
+            )
+        at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
+        if known is not None:
+            known.at, known.quiet = at, asked.quiet  # it may have roamed
+            if asked.client_id and known.client_id is None and not known.consumers:
+                known.client_id = asked.client_id
+        else:
+            subjects.token(suffix)
+            known = self._desk.connections[asked.connection] = dispatcher_state.Connection(
+                asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
+            )
+            self._connected[sender] += 1
+        if known.client_id:
+            self._desk.clients[known.origin] = known.name
+        known.heard_at = self._desk.loop.time()
+        self._lost_at.pop(known.name, None)
+
+    def _check_client_id(self, identity: str, client_id: str, connection: str) -> None:
+        size = len(client_id.encode())
+        if size > protocol.CLIENT_ID_BYTES_MAX:
+            self._on_refused("client-id")
+            raise message_errors.InvalidClientId(
+                f"a client id has at most {protocol.CLIENT_ID_BYTES_MAX} bytes, not {size}"
+            )
+        other = self._desk.clients.get(protocol.origin(identity, client_id))
+        if other is not None and other != connection:
+            raise message_errors.InvalidClientId(
+                f"the client id {client_id!r} is in use by another connection"
+            )
+
+    def _known(self, sender: str, name: str) -> dispatcher_state.Connection:
+        found = self._desk.connections.get(name)
+        if found is None or found.identity != sender:
+            raise errors.NotConnected(f"the connection {name!r} is not known: say hello first")
+        found.heard_at = self._desk.loop.time()
+        return found
+
+    def _forget(self, connection: dispatcher_state.Connection, seen: dict[str, list[int]] | None) -> None:
+        """``seen``: as with `protocol.Detach`; None: the connection is lost."""
+        for number in list(connection.consumers):
+            self._attaching.detach(connection, number, seen)
+        if self._desk.connections.pop(connection.name, None) is not None:
+            self._connected[connection.identity] -= 1
+            if not self._connected[connection.identity]:
+                del self._connected[connection.identity]
+        if connection.client_id:
+            self._desk.clients.pop(connection.origin, None)
+
+    def _closed(self, message: api.Message) -> None:
+        """A broker's report of a closed connection."""
+        try:
+            report = json.loads(message.data)
+            at = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
+        except (ValueError, KeyError, TypeError):
+            return
+        for connection in [one for one in self._desk.connections.values() if one.at == at]:
+            self._lose(connection)
+
+    def _lose(self, connection: dispatcher_state.Connection) -> None:
+        """What it held goes to others at once. Its temporary queues stay a while: it may come back."""
+        self._forget(connection, None)
+        self._lost_at[connection.name] = self._desk.loop.time()
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether a connection is, for good.
+
+        Those of a dispatcher before us have as long to come back from our beginning on.
+        """
+        if name in self._desk.connections:
+            return False
+        away_s = self._desk.loop.time() - self._lost_at.get(name, self._began_at)
+        return away_s > self._settings.connection_timeout_s
+
+    def _slow(self, connection: dispatcher_state.Connection, said: protocol.Slow) -> None:
+        """Pass it on, from those who may listen to the topic."""
+        if self._desk.may_subscribe(connection.identity, said.topic):
+            self._deliver.announce(protocol.SLOW, protocol.encode(said))
+
+    # Work.
+
+    def _stage(self, connection: dispatcher_state.Connection, asked: protocol.Stage) -> None:
+        staged = connection.staged
+        if staged is None or staged.work != asked.work:
+            staged = connection.staged = dispatcher_state.Staged(asked.work)
+        if len(staged.sends) >= asked.after + len(asked.sends):
+            return  # it was asked twice
+        if len(staged.sends) != asked.after:
+            raise errors.Conflict(f"{len(staged.sends)} messages are here, not {asked.after}: begin again")
+        size = sum(len(send.data) + len(send.meta) for send in asked.sends)
+        total = own = 0
+        for one in self._desk.connections.values():
+            if one.staged is not None:
+                total += one.staged.bytes
+                own += one.staged.bytes if one.identity == connection.identity else 0
+        if staged.bytes + size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(f"a transaction has at most {protocol.WORK_BYTES_MAX} bytes")
+        # One identity cannot take the room of all others by transactions that it does not commit.
+        if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
+            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
+        staged.sends += asked.sends
+        staged.bytes += size
+
+    def _work(
+        self, connection: dispatcher_state.Connection, work: protocol.Work, answer: dispatcher_state.Answer
+    ) -> None:
+        key = (connection.name, work.number)
+        if work.number <= self._ledger.last_works.get(connection.name, 0):
+            answer(protocol.Answer())
+            return
+        if key in self._working:
+            self._working[key].append(answer)
+            return
+        sends = work.sends
+        if work.staged:
+            staged = connection.staged
+            if staged is None or staged.work != work.number or len(staged.sends) != work.staged:
+                raise errors.Conflict(f"the first {work.staged} messages are not here: begin again")
+            sends = staged.sends + sends
+        if len(sends) > protocol.SENDS_MAX:
+            raise errors.LimitExceeded(
+                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
+            )
+        size = sum(len(send.data) + len(send.meta) for send in sends)
+        if sends and not self._desk.has_room(size):
+            self._desk.refused_at = self._desk.loop.time()
+            raise message_errors.LogFull(
+                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
+            )
+        if sends and self._desk.journal.is_full:
+            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
+        acked = self._acknowledged(connection, work)
+        copies = [self._copy(connection, send) for send in sends]
+        connection.staged = None
+        self._desk.used_bytes += size
+        if not copies and not acked:
+            answer(protocol.Answer())
+            return
+        answers = self._working[key] = [answer]
+
+        def finish(found: protocol.Answer) -> None:
+            self._working.pop(key, None)
+            for tell in answers:
+                tell(found)
+
+        def stored(_: list[int]) -> None:
+            for where in acked:
+                self._deliver.refill(where)
+            finish(protocol.Answer())
+
+        def failed(error: errors.MusterError) -> None:
+            for one, sequences in finishing:
+                one.cancel_finish(sequences)
+                self._deliver.pump(one)
+            finish(protocol.failed(error))
+
+        record = ledger.Record(
+            acked=acked, stored=journal.counts(copies), last_works={connection.name: work.number}
+        )
+        finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
+        for one, sequences in finishing:
+            one.start_finish(sequences)
+        self._desk.journal.add(journal.Item(copies, record, stored, failed))
+
+    def _acknowledged(
+        self, connection: dispatcher_state.Connection, work: protocol.Work
+    ) -> dict[str, list[int]]:
+        """What is not done yet, and the connection's to acknowledge.
+
+        A consumer may have got a message from a dispatcher before us, and another one since from us.  The
+        first's word counts, unless it is part of a transaction: then the whole is undone.
+        """
+        acked: dict[str, list[int]] = {}
+        consumes = set(connection.consumers.values())
+        for key, sequences in work.acks.items():
+            one = self._ledger.backlogs.get(key)
+            if one is None or not (key in consumes or self._may_consume(connection, key)):
+                mine = []
+            elif key in consumes and not work.strict:
+                mine = [number for number in sequences if not one.is_done(number)]
+            else:
+                mine = [number for number in sequences if one.holds(number, connection.name)]
+            if work.strict and len(mine) != len(sequences):
+                raise message_errors.TransactionRolledBack(
+                    "a message that the transaction acknowledges has gone to somebody else meanwhile"
+                )
+            if mine:
+                acked[key] = mine
+        return acked
+
+    def _may_consume(self, connection: dispatcher_state.Connection, key: str) -> bool:
+        """Whether it may acknowledge what it got when it still had a consumer there."""
+        if (subscription := self._ledger.subscriptions.get(key)) is not None:
+            owned = subscription.client_id is None or (
+                (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
+            )
+            return owned and self._desk.may_subscribe(connection.identity, subscription.topic)
+        queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
+        if queue.is_temporary:
+            return queue.owner == connection.name
+        return self._desk.may(connection.identity, "receive", queue.name)
+
+    def _copy(self, connection: dispatcher_state.Connection, send: protocol.Send) -> journal.Copy:
+        destination = destinations.Destination.parse(send.destination)
+        meta, raw = messages.decode_meta(send.meta), send.meta
+        if destination.is_temporary and destination.is_queue and self._is_gone(destination.owner):
+            raise message_errors.InvalidDestination(f"the temporary queue {destination.name!r} is no more")
+        self._desk.check_may_send(connection.identity, destination)
+        if meta.delivery_time_ms and meta.destination != send.destination:
+            meta.destination = send.destination  # by which it goes there later, unasked
+            raw = messages.encode_meta(meta).decode()
+        return self._deliver.copy_to(destination, meta, raw, send.data, republish=not send.spoken)

@@ -1,0 +1,1 @@
+"""The log of persistent messages: pages, journal, ledger, checkpoints."""

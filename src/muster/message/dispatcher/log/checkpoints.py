@@ -1,0 +1,107 @@
+"""Checkpoints: from time to time the sum of all records is written, and the log cut where nobody needs it.
+
+Whatever is cut lies before the checkpoint's head: a page after it may hold a record that a successor needs.
+
+A cut goes up to the first message that somebody still needs.  One that nobody selects, or a subscription
+whose client is away, so keeps all behind it; where that fills the log, a `sweep` takes out single pages.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.core import errors, subjects, topics
+from muster.message import destinations, messages, protocol
+from muster.message.dispatcher import backlog, state
+from muster.message.dispatcher.log import journal, ledger, pages
+
+
+async def recover(over: state.Desk) -> None:
+    """What the log says, from the last checkpoint on.
+
+    It begins with a page of ours.  From then on whoever had the log before us cannot write, and what it wrote
+    lies before our page: a broker that has just begun to lead the log may not know the end of it otherwise.
+    """
+    try:
+        head = await over.stream.publish(protocol.RECORD, pages.encode(pages.Page()))
+    except errors.LimitExceeded:
+        head = (await over.stream.state()).last_sequence
+    over.journal.head = head
+    last = await over.stream.last_for(protocol.CHECKPOINT)
+    start = 1
+    if last is not None:
+        chunks = _chunks(last.sequence, last.data)[0].chunks
+        found: list[ledger.Checkpoint] = []
+        async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
+            found += _chunks(page.sequence, page.data)
+        over.ledger.restore(found)
+        over.summed = found[0].head
+        start = over.summed + 1
+    async for page in over.read(start):
+        if (record := pages.record_of(page.sequence, page.data)) is not None:
+            over.ledger.apply(record, pages.end(page.sequence))
+    over.ledger.reach(head, pages.end(head))
+    over.ledger.suspect()
+    for subscription in over.ledger.subscriptions.values():
+        over.patterns.add(subscription.topic)
+
+
+async def sweep(over: state.Desk) -> None:
+    """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
+    queues: dict[str, list[backlog.Backlog]] = {}
+    by_pattern: dict[str, list[backlog.Backlog]] = {}
+    for key, one in over.ledger.backlogs.items():
+        if (subscription := over.ledger.subscriptions.get(key)) is not None:
+            by_pattern.setdefault(subscription.topic, []).append(one)
+        else:
+            queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [one]
+    mark = protocol.topic_subject("")
+    async for page in over.read(1):
+        if page.sequence > over.summed:
+            break
+        needed_by = queues.get(page.subject)
+        if needed_by is None and page.subject.startswith(f"{mark}{subjects.TOPIC_PREFIX}."):
+            topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
+            needed_by = [one for text in over.patterns.matching(topic) for one in by_pattern.get(text, [])]
+        if needed_by is not None and all(
+            all(one.is_over(number, over.ledger.end) for one in needed_by)
+            or (page.subject not in queues and _has_expired(held.raw, over.now_ms()))
+            for number, held in pages.read(page.sequence, page.data)
+        ):
+            await over.stream.delete(page.sequence)
+
+
+def _has_expired(raw: str, now_ms: int) -> bool:
+    """Then no subscription gets it, be its client there or not."""
+    return '"exp":' in raw and 0 < messages.decode_meta(raw).expiration_ms <= now_ms
+
+
+def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:
+    return [msgspec.json.decode(held.data, type=ledger.Checkpoint) for _, held in pages.read(sequence, data)]
+
+
+async def write(over: state.Desk) -> None:
+    target = destinations.topic("checkpoint")
+    head = over.ledger.head
+    dropped = set(over.ledger.dropped)
+    copies = [
+        journal.Copy(target, messages.Meta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT)
+        for chunk in over.ledger.checkpoint()
+    ]
+    cuts = {
+        key: min(pages.sequence_of(one.floor + 1), head + 1)
+        for key, one in over.ledger.backlogs.items()
+        if key.startswith(ledger.QUEUE_MARK) and one.floor
+    } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
+    topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
+    records = over.records
+    first = pages.sequence_of((await over.store(journal.Item(copies)))[0])
+    over.records -= records
+    over.summed = head
+    over.ledger.dropped -= dropped
+    purge = over.stream.purge
+    await purge(subject=protocol.CHECKPOINT, before=first)
+    await purge(subject=protocol.RECORD, before=head + 1)
+    for key, before in cuts.items():
+        await purge(subject=protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK)), before=before)
+    await purge(subject=protocol.topic_subject(f"{subjects.TOPIC_PREFIX}.>"), before=topics_cut)

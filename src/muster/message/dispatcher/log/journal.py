@@ -1,0 +1,247 @@
+"""The writer of the log: what is to be stored at one time becomes pages of one atomic batch.
+
+An `Item` is stored as a whole or not at all; as many as fit share a batch, and so one sync.  Each batch
+expects the log to end where ours ended: whoever else has written since is the new owner, and our batch is
+refused.  That is the fence.
+
+When a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the items
+hear of it one by one.  Between the two nothing else runs, so there is no moment at which the end of the log
+is known and a message before it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from muster.bus import api
+from muster.core import errors
+from muster.message import destinations, messages, protocol
+from muster.message.dispatcher.log import ledger, pages
+
+BATCH = 1000  # messages, and so pages, in one batch: the broker takes no more
+BATCH_BYTES = 4 << 20
+STORE_S = 10.0  # after that it is in doubt, and the log is read anew
+QUEUED_MAX = 50_000
+QUEUED_BYTES_MAX = 64 << 20
+_APART = (protocol.DELAY, protocol.CHECKPOINT)
+
+
+Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
+Placed = list[tuple["Copy", int]]  # copies in the order of the items, each with its number
+#: What a batch says, the log's last sequence with it, and its messages.
+OnBatch = Callable[[ledger.Record | None, int, Placed], None]
+
+
+@dataclass(slots=True)
+class Copy:
+    """A message on its way into the log. ``subject`` None: only to those who listen now."""
+
+    destination: destinations.Destination
+    meta: messages.Meta
+    raw: str
+    data: bytes
+    subject: str | None
+    republish: bool = False
+
+
+@dataclass(slots=True)
+class Item:
+    copies: list[Copy] = field(default_factory=list)
+    record: ledger.Record = field(default_factory=ledger.Record)
+    stored: Stored = lambda _: None
+    failed: Callable[[errors.MusterError], None] = lambda _: None
+    alone: bool = False  # no message that comes later may stand in the same batch
+    size: int = field(init=False)
+    bytes: int = field(init=False)
+    record_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = sum(copy.subject is not None for copy in self.copies)
+        self.bytes = sum(len(copy.data) + len(copy.raw) for copy in self.copies)
+        self.record_bytes = ledger.about_bytes(self.record)
+
+
+class Journal:
+    """``head`` is the log's last sequence, known because nobody else writes."""
+
+    def __init__(self, stream: api.Stream, head: int, on_batch: OnBatch) -> None:
+        self._stream = stream
+        self._name = secrets.token_hex(6)
+        self._on_batch = on_batch
+        self.head = head
+        self.batches = 0
+        self.bytes = 0  # of what waits
+        self._items: deque[Item] = deque()
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._items) > QUEUED_MAX or self.bytes > QUEUED_BYTES_MAX
+
+    def add(self, item: Item) -> None:
+        self._items.append(item)
+        self.bytes += item.bytes
+        self._wake.set()
+
+    def abandon(self, error: errors.MusterError) -> None:
+        while self._items:
+            self._items.popleft().failed(error)
+
+    async def run(self) -> None:
+        """Until the log is no longer ours: then it raises what it heard."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._items:
+                await self._store(self._take())
+
+    def _take(self) -> list[Item]:
+        taken: list[Item] = []
+        size = total = records = 0
+        closed = False  # to messages: a subscription that was asked for before them must hear them
+        while self._items:
+            item = self._items[0]
+            if taken and (
+                size + item.size >= BATCH
+                or total + item.bytes > BATCH_BYTES
+                or records + item.record_bytes > pages.PAGE_BYTES
+                or (closed and item.copies)
+            ):
+                break
+            taken.append(self._items.popleft())
+            size += item.size
+            total += item.bytes
+            records += item.record_bytes
+            self.bytes -= item.bytes
+            closed = closed or item.alone
+        return taken
+
+    async def _store(self, items: list[Item]) -> None:
+        record = _sum([item.record for item in items])
+        record_bytes = sum(item.record_bytes for item in items)
+        batch, places = _bind([copy for item in items for copy in item.copies], record, record_bytes)
+        try:
+            if batch:
+                last = await self._stream.publish_batch(
+                    [
+                        api.Outgoing(
+                            subject,
+                            pages.encode(page),
+                            # A page alone can be sent again when its acknowledgement stays away.
+                            message_id=f"{self._name}-{self.head}" if len(batch) == 1 else None,
+                            expected_last_sequence=self.head if not place else None,
+                        )
+                        for place, (subject, page) in enumerate(batch)
+                    ],
+                    timeout_s=STORE_S,
+                )
+            else:
+                last = self.head
+        except (errors.LimitExceeded, errors.InvalidInput) as error:
+            if len(items) > 1:  # one of them is at fault, or some would fit: each gets its own answer
+                for part in _parts(items):
+                    await self._store(part)
+                return
+            items[0].failed(error)
+            return
+        except errors.MusterError as error:
+            # Refused as no longer ours, or in doubt: whoever comes next reads the log and knows.
+            for item in items:
+                item.failed(errors.NotConnected(f"the log could not be written: {error.message}"))
+            raise
+        first = last - len(batch) + 1
+        self.head = last
+        self.batches += 1
+        numbers = [pages.number(first + page, place) if page >= 0 else 0 for page, place in places]
+        copies = [copy for item in items for copy in item.copies]
+        self._on_batch(record, last, list(zip(copies, numbers, strict=True)))
+        at = 0
+        for item in items:
+            item.stored(numbers[at : at + len(item.copies)])
+            at += len(item.copies)
+
+
+def _parts(items: list[Item]) -> list[list[Item]]:
+    """What to try apart: acknowledgements, which need little room, from messages; or two halves."""
+    without = [item for item in items if not item.copies]
+    if 0 < len(without) < len(items):
+        return [without, [item for item in items if item.copies]]
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]]
+
+
+def counts(copies: Iterable[Copy]) -> dict[str, int]:
+    """How many of them are stored in which queue."""
+    found: dict[str, int] = {}
+    for copy in copies:
+        if copy.destination.is_queue and copy.subject not in (None, protocol.DELAY):
+            key = ledger.queue_key(copy.destination.name)
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _bind(
+    copies: list[Copy], record: ledger.Record | None, record_bytes: int
+) -> tuple[list[tuple[str, pages.Page]], list[tuple[int, int]]]:
+    """The pages of a batch by subject, and for each copy its page (-1: none) and place.
+
+    A delayed message has a page to itself, which is deleted when its time has come, and so has each part of
+    a checkpoint; the record, which must stay until the next checkpoint, is never on such a page, nor on one
+    that it would make too large for the broker.
+    """
+    last_bytes = 0
+    bound: list[tuple[str, pages.Page]] = []
+    places: list[tuple[int, int]] = []
+    open_pages: dict[str, tuple[int, pages.Page, int]] = {}
+    for copy in copies:
+        if copy.subject is None:
+            places.append((-1, 0))
+            continue
+        size = len(copy.data) + len(copy.raw) + 16
+        at, page, used = open_pages.get(copy.subject) or (-1, pages.Page(), 0)
+        if at < 0 or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
+            at, page, used = len(bound), pages.Page(held=[]), 0
+            bound.append((copy.subject, page))
+        if at == len(bound) - 1:
+            last_bytes = used + size
+        if copy.subject not in _APART:
+            open_pages[copy.subject] = (at, page, used + size)
+        places.append((at, len(page.held)))
+        page.held.append(pages.Held(copy.raw, copy.data))
+    if record is not None:
+        if not bound or bound[-1][0] in _APART or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
+            bound.append((protocol.RECORD, pages.Page()))
+        bound[-1][1].record = record
+    return bound, places
+
+
+def _sum(records: list[ledger.Record]) -> ledger.Record | None:
+    if len(records) == 1:
+        found = records[0]
+    else:
+        found = ledger.Record()
+        found.acked, found.stored, found.last_works = {}, {}, {}
+        consumed: dict[str, bool] = {}  # what was said last
+        for record in records:
+            for key, sequences in record.acked.items():
+                found.acked.setdefault(key, []).extend(sequences)
+            for key, count in record.stored.items():
+                found.stored[key] = found.stored.get(key, 0) + count
+            found.subscribed += record.subscribed
+            found.unsubscribed += record.unsubscribed
+            found.last_works.update(record.last_works)
+            found.dropped += record.dropped
+            for key in record.consumed:
+                consumed[key] = True
+            for key in record.idle:
+                consumed[key] = False
+        found.consumed = [key for key, last in consumed.items() if last]
+        found.idle = [key for key, last in consumed.items() if not last]
+    return found if found != ledger.Record() else None

@@ -1,0 +1,310 @@
+"""What the log says: the sum of its records, without the messages themselves.
+
+Pure.  The dispatcher appends a `Record` with every batch it stores, and from time to time a `Checkpoint`,
+the sum of all before.  Whoever takes over reads the last checkpoint and the records after it, and knows
+every subscription, how far each backlog is done, and which works must not be done again.  Messages are read
+later, by position, as consumers want them.
+
+Records and checkpoints speak of messages by their numbers (`pages`), which grow along the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from muster.core import topics
+from muster.message import messages
+from muster.message.dispatcher import backlog
+
+# Connections of which the last work is known: none before it is done again.
+WORKS_KEPT = 20_000  # equivalent: any bound of this order serves
+ACK_BYTES = 10
+CHUNK_BYTES = 400 << 10  # equivalent (400 -> 401): about, of one message of a checkpoint
+SPANS = 10_000  # of what a backlog has done, in one; equivalent: any bound of this order serves
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A durable one. ``client_id`` None: shared by all identities that may subscribe to its topic.
+
+    ``identity`` made it, and may end it.
+    """
+
+    key: str
+    name: str
+    topic: str
+    identity: str
+    client_id: str | None = None
+    selector: str | None = None
+    no_local: str | None = None  # the origin whose messages it does not want
+    shared: bool = False
+
+    @property
+    def pattern(self) -> topics.Pattern:
+        return topics.Pattern.parse(self.topic)
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    acked: dict[str, list[int]] = {}
+    stored: dict[str, int] = {}  # messages by queue
+    subscribed: list[Subscription] = []
+    unsubscribed: list[str] = []
+    last_works: dict[str, int] = {}  # by connection, their numbers
+    consumed: list[str] = []  # backlogs that have consumers from here on
+    idle: list[str] = []
+    dropped: list[str] = []  # queues
+
+
+def about_bytes(record: Record) -> int:
+    """Its size in the log, rather too large than too small."""
+    size = 0
+    for key, sequences in record.acked.items():
+        size += len(key) + ACK_BYTES * (len(sequences) + 1)
+    for one in record.subscribed:
+        size += _about_bytes(one)
+    for keys in (
+        record.stored,
+        record.last_works,
+        record.unsubscribed,
+        record.consumed,
+        record.idle,
+        record.dropped,
+    ):
+        size += sum(len(key) + ACK_BYTES for key in keys)
+    return size
+
+
+def _about_bytes(one: Subscription) -> int:
+    texts = (one.key, one.key, one.name, one.topic, one.identity, one.selector or "")
+    return sum(map(len, texts)) + 200
+
+
+class Extent(msgspec.Struct, array_like=True):
+    floor: int
+    done: list[tuple[int, int]]
+    depth: int
+    created: int = 0
+
+
+class Checkpoint(msgspec.Struct, omit_defaults=True):
+    """One of ``chunks`` messages that stand next to each other in the log. An extent may be in several."""
+
+    chunks: int
+    head: int  # records up to here are in the sum
+    extents: dict[str, Extent] = {}
+    subscriptions: list[Subscription] = []
+    last_works: dict[str, int] = {}
+    consumed: list[str] = []
+
+
+class Ledger:
+    """``head`` is the sequence of the log's last page, ``end`` the highest number up to there."""
+
+    def __init__(self, *, window: int = backlog.WINDOW, max_deliveries: int = 0) -> None:
+        self._window = window
+        self._max_deliveries = max_deliveries
+        self.head = 0
+        self.end = 0
+        self.backlogs: dict[str, backlog.Backlog] = {}
+        self.depths: dict[str, int] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.created: dict[str, int] = {}  # the number after which a subscription hears
+        self.last_works: dict[str, int] = {}  # by connection, the latest at the end
+        self.consumed: set[str] = set()
+        self.delayed_done: set[int] = set()
+        self.dropped: set[str] = set()  # queues that are no more, until the log is cut
+        self.stored: dict[str, int] = {}  # messages by queue that came while this one watched
+
+    def queue(self, name: str) -> backlog.Backlog:
+        return self.backlog(queue_key(name))
+
+    def backlog(self, key: str, floor: int = 0) -> backlog.Backlog:
+        found = self.backlogs.get(key)
+        if found is None:
+            found = self.backlogs[key] = backlog.Backlog(
+                key, floor=floor, window=self._window, max_deliveries=self._max_deliveries
+            )
+        return found
+
+    def reach(self, head: int, end: int) -> None:
+        self.head, self.end = head, end
+
+    def apply(self, record: Record, end: int) -> None:
+        """``end`` is the last number of the record's own page: a subscription hears what comes after it."""
+        for subscription in record.subscribed:
+            self.subscriptions[subscription.key] = subscription
+            self.backlogs.pop(subscription.key, None)
+            self.backlog(subscription.key, floor=end)
+            self.created[subscription.key] = end
+        for key, count in record.stored.items():
+            self.backlog(key)
+            self.depths[key] = self.depths.get(key, 0) + count
+            self.stored[key] = self.stored.get(key, 0) + count
+        for key, sequences in record.acked.items():
+            if key == DELAY_KEY:
+                self.delayed_done.update(sequences)
+            elif key in self.backlogs:
+                for one in sequences:
+                    if self.backlogs[key].finish(one) and key in self.depths:
+                        self.depths[key] -= 1
+        for key in record.unsubscribed:
+            self.subscriptions.pop(key, None)
+            self.backlogs.pop(key, None)
+            self.created.pop(key, None)
+            self.consumed.discard(key)
+        for key in record.dropped:
+            self.forget(key)
+            self.dropped.add(key)
+        self.consumed.update(record.consumed)
+        self.consumed.difference_update(record.idle)
+        self._did(record.last_works)
+
+    def forget(self, key: str) -> None:
+        """A queue. Where the log still has messages of it, they would all come again."""
+        self.backlogs.pop(key, None)
+        self.depths.pop(key, None)
+        self.stored.pop(key, None)
+        self.consumed.discard(key)
+
+    def _did(self, works: dict[str, int]) -> None:
+        for connection, number in works.items():
+            self.last_works[connection] = max(number, self.last_works.pop(connection, 0))
+        while len(self.last_works) > WORKS_KEPT:
+            del self.last_works[next(iter(self.last_works))]
+
+    def checkpoint(self) -> list[Checkpoint]:
+        found: list[Checkpoint] = []
+        used = 0
+
+        def chunk(size: int) -> Checkpoint:
+            """The one that has room for so many bytes more."""
+            nonlocal used
+            if not found or used + size > CHUNK_BYTES:
+                found.append(
+                    Checkpoint(
+                        chunks=0,  # equivalent: known only at the end
+                        head=self.head,
+                        extents={},
+                        subscriptions=[],
+                        last_works={},
+                        consumed=[],
+                    )
+                )
+                used = 0
+            used += size
+            return found[-1]
+
+        chunk(0)  # there is one, whatever there is to say
+        for connection, number in self.last_works.items():
+            chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
+        delayed = [(one, one) for one in sorted(self.delayed_done)]
+        for at in range(0, len(delayed), SPANS):
+            part = delayed[at : at + SPANS]
+            extents = chunk(len(part) * 4 * ACK_BYTES).extents
+            nothing_else = Extent(0, [], 0)  # equivalent: of delayed messages only what is done is read
+            extents.setdefault(DELAY_KEY, nothing_else).done.extend(part)
+        for key, one in self.backlogs.items():
+            floor, done = one.settle(self.end), list(one.done)
+            for at in range(0, len(done) or 1, SPANS):  # equivalent (1 -> 2): one step either way
+                part = done[at : at + SPANS]
+                depth, created = self.depths.get(key, 0), self.created.get(key, 0)
+                extents = chunk(len(key) + (len(part) + 2) * 4 * ACK_BYTES).extents
+                extents.setdefault(key, Extent(floor, [], depth, created)).done.extend(part)
+            if key in self.consumed:
+                chunk(len(key) + ACK_BYTES).consumed.append(key)
+            if (subscription := self.subscriptions.get(key)) is not None:
+                chunk(_about_bytes(subscription)).subscriptions.append(subscription)
+        for one_of_them in found:
+            one_of_them.chunks = len(found)
+        return found
+
+    def restore(self, chunks: Iterable[Checkpoint]) -> None:
+        for chunk in chunks:
+            for subscription in chunk.subscriptions:
+                self.subscriptions[subscription.key] = subscription
+            for key, extent in chunk.extents.items():
+                if key == DELAY_KEY:
+                    self.delayed_done.update(number for number, _ in extent.done)
+                    continue
+                one = self.backlog(key, extent.floor)
+                for span in extent.done:
+                    one.done.add(*span)
+                if extent.created:
+                    self.created[key] = extent.created
+                if key.startswith(QUEUE_MARK):
+                    self.depths[key] = extent.depth
+            self._did(chunk.last_works)
+            self.consumed.update(chunk.consumed)
+
+    def wants(self, key: str, meta: messages.Meta) -> bool:
+        """Whether a subscription wants a message besides what its selector says.
+
+        Not one of its own connection's if it said so, nor one whose delivery was delayed and which was sent
+        before the subscription was made.
+        """
+        subscription = self.subscriptions[key]
+        if subscription.no_local is not None and subscription.no_local == meta.origin:
+            return False
+        return not meta.sequence or meta.sequence > self.created.get(key, 0)
+
+    def suspect(self) -> None:
+        """A new dispatcher begins: what had consumers may have been delivered, as far as the log goes."""
+        for key in self.consumed:
+            if key in self.backlogs:
+                self.backlogs[key].suspect = self.end
+
+    def floor_of_topics(self) -> int:
+        """Up to here no subscription needs the log."""
+        return min((self.backlogs[key].floor for key in self.subscriptions), default=self.end)
+
+
+QUEUE_MARK = "q:"
+DELAY_KEY = "delay"
+
+
+def queue_key(name: str) -> str:
+    return QUEUE_MARK + name
+
+
+def subscription_key(identity: str, client_id: str | None, name: str) -> str:
+    """A client id is one of its identity. Without it, the names are common to all identities, as in JMS.
+
+    A client id with a colon in it must not pass for a shorter one and the beginning of a name.
+    """
+    if client_id is None:
+        return f"g:{name}"
+    return f"s:{identity}:{client_id.replace('%', '%25').replace(':', '%3A')}:{name}"
+
+
+class Patterns:
+    """Which of many patterns a subject matches; each pattern counted as often as it was added."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[str, tuple[topics.Pattern, int]] = {}
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def add(self, text: str) -> None:
+        pattern, count = self._patterns.get(text) or (topics.Pattern.parse(text), 0)
+        self._patterns[text] = (pattern, count + 1)
+        self._found.clear()
+
+    def remove(self, text: str) -> None:
+        pattern, count = self._patterns[text]
+        if count > 1:
+            self._patterns[text] = (pattern, count - 1)
+        else:
+            del self._patterns[text]
+        self._found.clear()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patterns)
+
+    def matching(self, topic: topics.Topic) -> Sequence[str]:
+        found = self._found.get(topic.subject)
+        if found is None:
+            if len(self._found) > 10_000:
+                self._found.clear()
+            found = tuple(text for text, (one, _) in self._patterns.items() if one.matches(topic))
+            self._found[topic.subject] = found
+        return found

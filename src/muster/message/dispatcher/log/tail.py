@@ -1,0 +1,47 @@
+"""The end of the log in memory, so that a backlog that has read nearly all of it can go live.
+
+Reading takes a while, in which more is stored: a reader of a busy log never reaches its end by reading.  The
+rest it takes from here, in one step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from muster.message.dispatcher.log import journal
+
+COUNT_MAX: Final = 5_000
+BYTES_MAX: Final = 8 << 20
+
+
+class Tail:
+    """Everything that was stored with a number above ``start``."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._last = 0
+        self._bytes = 0
+        self._held: deque[tuple[int, journal.Copy]] = deque()
+
+    def add(self, number: int, copy: journal.Copy) -> None:
+        self._last = max(self._last, number)
+        self._held.append((number, copy))
+        self._bytes += len(copy.data)
+        while len(self._held) > COUNT_MAX or self._bytes > BYTES_MAX:
+            gone, copy = self._held.popleft()
+            self._bytes -= len(copy.data)
+            self.start = max(self.start, gone)
+
+    def covers(self, position: int) -> bool:
+        return position >= self.start
+
+    def after(self, position: int) -> list[tuple[int, journal.Copy]]:
+        """In order."""
+        if self._last <= position:
+            return []
+        return sorted(((number, copy) for number, copy in self._held if number > position), key=_number)
+
+
+def _number(pair: tuple[int, journal.Copy]) -> int:
+    return pair[0]

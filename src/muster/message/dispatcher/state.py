@@ -1,0 +1,211 @@
+"""What the parts of one dispatcher share: the log and what it says, who is served, and the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from muster.bus import api
+from muster.core import errors
+from muster.message import destinations, messages, protocol, selectors, settings
+from muster.message.dispatcher.log import journal, ledger, pages
+
+FULL: Final = 0.8
+LAG_S: Final = 0.05
+LAG_TRIES: Final = 100
+
+#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject; what it may
+#: do with a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``; and what with the durable
+#: subscriptions of other identities (``"subscriptions"``): ``"list"``, ``"end"``.
+May = Callable[[str, str, str], bool]
+Answer = Callable[[protocol.Answer], None]
+
+
+_VERBS: Final = {"send": "send to", "receive": "receive from", "admin": "administer"}
+
+
+def anything(identity: str, action: str, subject: str) -> bool:
+    return True
+
+
+@dataclass(slots=True)
+class Staged:
+    """Messages that wait for the rest of their work. A connection has one work under way at a time."""
+
+    work: int
+    sends: list[protocol.Send] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Connection:
+    name: str
+    identity: str
+    client_id: str | None
+    heard_at: float
+    at: api.ConnectionId | None
+    consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
+    outbox: list[protocol.Delivery] = field(default_factory=list)
+    due: list[tuple[int, str]] = field(default_factory=list)  # of its own messages, to be said by itself
+    quiet: bool = False
+    staged: Staged | None = None
+
+    @property
+    def origin(self) -> str:
+        return protocol.origin(self.identity, self.client_id) if self.client_id else self.name
+
+
+class Desk:
+    def __init__(
+        self,
+        bus: api.Bus,
+        stream: api.Stream,
+        epoch: int,
+        wanted: settings.Message,
+        may: May = anything,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        max_bytes: int = 1 << 30,
+    ) -> None:
+        self.bus = bus
+        self.stream = stream
+        self.epoch = epoch
+        self.settings = wanted
+        self.may = may
+        self.now_ms = now_ms
+        self.loop = asyncio.get_running_loop()
+        self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
+        self.journal = journal.Journal(stream, 0, self._applied)
+        self.connections: dict[str, Connection] = {}
+        self.clients: dict[str, str] = {}  # origin, where it has a client id -> connection
+        self.patterns = ledger.Patterns()
+        self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
+        self.records = 0  # since the last checkpoint
+        self.summed = 0  # the head that it is the sum up to
+        self.max_bytes = max_bytes
+        self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
+        self.refused_at = -math.inf  # for want of room in it
+        self.on_stored: Callable[[journal.Placed], None] = lambda _: None  # messages are in the log
+        self.failure: asyncio.Future[None] = self.loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def was_short(self, within_s: float) -> bool:
+        """Whether it is full, or something was refused so recently for want of room."""
+        return not self.has_room() or self.loop.time() - self.refused_at < within_s
+
+    def has_room(self, size: int = 0) -> bool:
+        """For messages: they are refused before the log is full, since acknowledgements need room in it."""
+        return self.used_bytes + size <= FULL * self.max_bytes
+
+    def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
+        if destination.is_queue:
+            self.check_queue(identity, "send", destination.name)
+        elif not self.may(identity, "pub", destination.subject):
+            raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def may_subscribe(self, identity: str, topic: str) -> bool:
+        return all(self.may(identity, "sub", subject) for subject in destinations.topic(topic).patterns)
+
+    def check_may_subscribe(self, identity: str, topic: str) -> None:
+        if not self.may_subscribe(identity, topic):
+            raise errors.Forbidden(f"{identity} may not subscribe to {topic!r}")
+
+    def check_queue(self, identity: str, right: str, queue: str) -> None:
+        if not self.may(identity, right, queue):
+            raise errors.Forbidden(
+                f"{identity} may not {_VERBS.get(right, right)} the queue {queue!r}",
+                hint=f"`muster creds show {identity}` lists its rights; `creds issue --queue` gives them",
+            )
+
+    def may_browse(self, identity: str, queue: str) -> bool:
+        """Of temporary queues, its own."""
+        if queue.startswith(destinations.TEMPORARY):
+            owner, _, _ = destinations.queue(queue).owner.rpartition("-")
+            if owner == identity:
+                return True
+        return self.may(identity, "browse", queue)
+
+    def quiet_sender(self, meta: messages.Meta) -> Connection | None:
+        """Who can say a delayed message again without hearing it."""
+        if meta.mark is None or meta.origin is None:
+            return None
+        found = self.connections.get(self.clients.get(meta.origin, meta.origin))
+        return found if found is not None and found.quiet and found.origin == meta.origin else None
+
+    def _applied(self, record: ledger.Record | None, sequence: int, placed: journal.Placed) -> None:
+        end = pages.end(sequence)
+        if record is not None:
+            self.ledger.apply(record, end)
+            self.records += 1
+        self.ledger.reach(sequence, end)
+        self.on_stored(placed)
+
+    # Tasks: the first that fails ends the dispatcher.
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
+
+    def answering(self, work: Coroutine[Any, Any, protocol.Answer], answer: Answer) -> None:
+        """Answer when ``work`` is done, with what it says or what went wrong."""
+
+        async def run() -> None:
+            try:
+                answer(await work)
+            except errors.MusterError as error:
+                answer(protocol.failed(error))
+
+        self.spawn(run())
+
+    async def store(self, item: journal.Item) -> list[int]:
+        """Add it to the log, and wait until it is there: the number of each copy."""
+        done: asyncio.Future[list[int]] = self.loop.create_future()
+
+        def stored(numbers: list[int]) -> None:
+            if not done.done():
+                done.set_result(numbers)
+
+        def failed(error: errors.MusterError) -> None:
+            if not done.done():  # when the dispatcher stops, this task may have been cancelled before
+                done.set_exception(error)
+
+        item.stored, item.failed = stored, failed
+        self.journal.add(item)
+        return await done
+
+    async def read(self, first: int, subject: str | None = None) -> AsyncIterator[api.StoredMessage]:
+        """The pages there are now from sequence ``first`` on."""
+        head = self.journal.head
+        state = await self.stream.state()
+        for _ in range(LAG_TRIES):
+            if state.last_sequence >= head:
+                break
+            await asyncio.sleep(LAG_S)  # a broker that leads only now does not know the end of the log yet
+            state = await self.stream.state()
+        last = state.last_sequence
+        while (first := max(first, state.first_sequence)) <= last:
+            try:
+                async for one in self.stream.read(first, last, subject=subject, gaps=True):
+                    yield one
+                    first = one.sequence + 1
+                return
+            except errors.NotFound:  # a checkpoint has cut the log meanwhile: what is left begins later
+                state = await self.stream.state()
+                if state.first_sequence <= first:
+                    raise

@@ -1,0 +1,1 @@
+"""The channel: receive, hold, aggregate, forward."""

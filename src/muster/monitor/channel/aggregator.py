@@ -1,0 +1,395 @@
+"""What a channel does with what it receives: check it, count it once, hold it, and let interpreters decide.
+
+Pure: bytes and times in, `Forward`s out.  Three things come in, and each may be rubbish: single node reports
+as JSON (the fast path: only put aside, and decoded a thousand at a time), Arrow batches of rows from channels
+below, and Arrow batches of summaries.  Whatever is refused is counted by reason in `dropped`; nothing raises.
+
+**Counted once.**  A report is named by (machine, boot, sequence); `core.duplicates` says which are repeats,
+however many channels they came through and in whatever order.  What is too old to be told from a repeat is
+dropped as ``late``.  The memory is bounded: past ``machines_max``, those heard of longest ago are forgotten.
+A batch is named by (channel, boot, sequence) likewise, for summaries, of which the rows have no names.
+
+**Partial.**  An aggregate says that it is partial if a machine that was due did not report, if anything but a
+repeat was dropped here, or if something that went into it said so of itself.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.core import duplicates, errors, messages
+from muster.core.reports import columns
+from muster.monitor import protocol
+from muster.monitor.channel import interpreters, report_rows
+
+CHUNK_ROWS = 1000
+_BITS = (1 << duplicates.KEPT) - 1  # equivalent: without its last bit, which is set anyway
+CHANNELS_MAX = 10_000  # below this one, whose batches are remembered
+MISSING_AFTER_PERIODS = 2
+GONE_AFTER_PERIODS = 6
+LOOK_AGAIN_MS = 2000
+TOLD_HOLDS_MS = 60_000
+REASONS_MAX = 64
+COUNT_MAX = (1 << 63) - 1
+LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    rows_max: int = 1_000_000  # held at once
+    rows_per_message: int = 5_000
+    message_bytes: int = 700 << 10  # before compression; a broker takes 1 MiB unless told otherwise
+    machines_max: int = 400_000  # remembered
+    ahead_s: float = 60.0  # a report from further in the future is refused
+    age_s: float = 7 * 86400.0  # and one that is older than this
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One message to send on."""
+
+    subscription: interpreters.Subscription
+    batch: pa.RecordBatch
+    facts: columns.Facts
+
+    def encode(self, compression: str | None = None) -> bytes:
+        return columns.encode(self.batch, self.facts, compression=compression)
+
+
+# boot, highest sequence, bits of the sequences below it, when it was last heard of, its period in ms
+_Known = tuple[int, int, int, int, float]
+
+
+class Aggregator:
+    def __init__(
+        self,
+        name: str,
+        boot: int,
+        subscriptions: Sequence[interpreters.Subscription],
+        *,
+        limits: Limits | None = None,
+        load: Callable[[str], interpreters.Interpreter] = interpreters.load,
+    ) -> None:
+        self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
+        self.received = 0  # rows, good and bad
+        self.gaps = 0  # reports that were made and never came, as their machines' sequences tell
+        self.groups: set[str] = set()  # of the last holding time
+        self.level = 1
+        self.machines = 0  # that live, as far as is known here
+        self.missing = 0  # of them, those that were due and did not report
+        self._name, self._boot = name, boot
+        self._limits = limits or Limits()
+        self._interpreters = [
+            (label, load(label), [one for one in subscriptions if one.interpreter == label])
+            for label in dict.fromkeys(one.interpreter for one in subscriptions)
+        ]
+        self._raw: list[tuple[str, bytes]] = []
+        self._rows: list[pa.RecordBatch] = []
+        self._row_count = 0
+        self._summaries: list[pa.RecordBatch] = []
+        self._summary_count = 0
+        self._young: dict[str, _Known] = {}
+        self._old: dict[str, _Known] = {}
+        self._former: dict[str, duplicates.Seen] = {}  # by machine: the boot before its current one
+        self._batches = duplicates.Windows(CHANNELS_MAX)
+        self._told = collections.Counter[str]()  # of what was dropped, here or below, not yet sent on
+        self._below = collections.Counter[str]()
+        self._partial_below = False
+        self._levels_below = 0
+        self._missing_below: dict[str, tuple[int, int]] = {}
+        self._from_ms: int | None = None
+        self._sequence = 0
+        self._looked_ms = -LOOK_AGAIN_MS
+
+    @property
+    def held(self) -> int:
+        """Rows, of reports and of summaries."""
+        return self._row_count + len(self._raw) + self._summary_count
+
+    def take(self, sender: str, data: bytes, now_ms: int) -> None:
+        """One node report. Mostly this only puts it aside."""
+        self.received += 1
+        if len(data) > protocol.MAX_REPORT_BYTES:
+            self.dropped["too-large"] += 1
+        elif self._row_count + len(self._raw) >= self._limits.rows_max:
+            self.dropped["overload"] += 1
+        else:
+            self._raw.append((sender, data))
+            if len(self._raw) >= CHUNK_ROWS:
+                self.settle(now_ms)
+
+    def settle(self, now_ms: int) -> None:
+        """Decode what was put aside."""
+        raw, self._raw = self._raw, []
+        quick: list[report_rows.Row] = []
+        others: list[messages.NodeReport] = []
+        dropped, decode, is_new = self.dropped, report_rows.decode, self._is_new
+        first_ms = now_ms - int(self._limits.age_s * 1000)
+        last_ms = now_ms + int(self._limits.ahead_s * 1000)
+        for sender, data in raw:
+            try:
+                row = decode(data)
+            except errors.MusterError as error:
+                dropped[error.code] += 1
+                continue
+            machine = row.machine
+            if machine != sender and not machine.startswith(f"{sender}."):
+                dropped["forged"] += 1
+            elif not first_ms <= row.at_ms <= last_ms:
+                dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
+            elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
+                if isinstance(row, report_rows.Row):
+                    quick.append(row)
+                else:
+                    others.append(row)
+        if quick:
+            self._hold(report_rows.to_batch(quick), now_ms)
+        if others:
+            self._hold(columns.to_batch(others), now_ms)
+
+    def take_batch(self, sender: str, data: bytes, now_ms: int) -> None:
+        """Rows or summaries from a channel below."""
+        try:
+            batch, facts = columns.decode(data)
+        except errors.MusterError as error:
+            self.received += 1
+            self.dropped[error.code] += 1
+            return
+        self.received += batch.num_rows
+        if facts.channel != sender:
+            self.dropped["forged"] += batch.num_rows
+            return
+        verdict = self._batches.observe(sender, facts.boot, facts.sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            self.dropped[f"{verdict.value}-batch"] += batch.num_rows
+            return
+        if self.held + batch.num_rows > self._limits.rows_max:
+            self.dropped["overload"] += batch.num_rows
+            return
+        self._below.update(facts.dropped)
+        self._partial_below |= facts.partial
+        self._levels_below = max(self._levels_below, facts.level)
+        if facts.schema == columns.SUMMARY_SCHEMA:
+            self._missing_below[sender] = (facts.missing, now_ms)  # of its machines nothing is known here
+            self._take_summaries(batch, now_ms)
+        elif (fresh := self._fresh_rows(batch, now_ms)).num_rows:
+            self._hold(fresh, now_ms)
+
+    def flush(self, now_ms: int) -> list[Forward]:
+        """The holding time is over: what goes to whom."""
+        self.settle(now_ms)
+        if not self._rows and not self._summaries:
+            return []
+        if now_ms - self._looked_ms >= LOOK_AGAIN_MS:
+            self._look_for_missing(now_ms)
+        missing = self.missing + self._missing_further_below(now_ms)
+        lost = self.dropped + self._below - self._told
+        partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
+        held = interpreters.Held(
+            rows=_table(self._rows, columns.node_schema(), partial=partial),
+            summaries=_table(self._summaries, columns.summary_schema()),
+            from_ms=self._from_ms or now_ms,
+            to_ms=now_ms,
+            partial=partial,
+        )
+        self.groups = {
+            group for table in (held.rows, held.summaries) for group in pc.unique(table["group"]).to_pylist()
+        }
+        self.level = min(self._levels_below + 1, columns.LEVELS_MAX)
+        forwards: list[Forward] = []
+        informed: set[tuple[str, ...]] = set()  # parents that have been sent the counts of what was dropped
+        for label, interpreter, subscriptions in self._interpreters:
+            for emission in self._interpreted(interpreter, held, subscriptions):
+                parents = emission.subscription.parents
+                dropped = {} if parents in informed else _tellable(lost)
+                informed.add(parents)
+                forwards += self._messages(label, emission, held, dropped, missing)
+        self._told += lost
+        self._rows, self._summaries = [], []
+        self._row_count = self._summary_count = 0
+        self._from_ms, self._partial_below = None, False
+        return forwards
+
+    def _interpreted(
+        self,
+        interpreter: interpreters.Interpreter,
+        held: interpreters.Held,
+        subscriptions: Sequence[interpreters.Subscription],
+    ) -> Iterable[interpreters.Emission]:
+        try:
+            return [one for one in interpreter.interpret(held, subscriptions) if one.table.num_rows]
+        except Exception:  # noqa: BLE001  (a plug-in's fault costs what was held, never the channel)
+            self.dropped["interpreter-failed"] += held.rows.num_rows + held.summaries.num_rows
+            return []
+
+    def _messages(
+        self,
+        label: str,
+        emission: interpreters.Emission,
+        held: interpreters.Held,
+        lost: dict[str, int],
+        missing: int,
+    ) -> Iterable[Forward]:
+        whole = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
+        for batch in (piece for one in whole for piece in _pieces(one, self._limits.message_bytes)):
+            self._sequence += 1
+            facts = columns.Facts(
+                schema=emission.schema,
+                channel=self._name,
+                boot=self._boot,
+                sequence=self._sequence,
+                interpreter=label,
+                level=self.level,
+                held_from_ms=held.from_ms,
+                held_to_ms=held.to_ms,
+                machines=self.machines,
+                missing=missing,
+                dropped=lost,
+                partial=held.partial,
+            )
+            lost = {}  # told once
+            yield Forward(emission.subscription, batch, facts)
+
+    def _hold(self, batch: pa.RecordBatch, now_ms: int) -> None:
+        self._rows.append(batch)
+        self._row_count += batch.num_rows
+        if self._from_ms is None:
+            self._from_ms = now_ms
+
+    def _take_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
+        try:
+            for row in batch.select(["count", "sum", "min", "max", "sketch", "machines"]).to_pylist():
+                interpreters.Summary.of_row(row)
+        except errors.MusterError as error:
+            self.dropped[error.code] += batch.num_rows
+            return
+        self._summaries.append(batch)
+        self._summary_count += batch.num_rows
+        if self._from_ms is None:
+            self._from_ms = now_ms
+
+    def _fresh_rows(self, batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        if not _all_finite(batch):
+            self.dropped["malformed"] += batch.num_rows
+            return batch.slice(0, 0)
+        at_us = batch.column("reported_at").cast(pa.int64())
+        bounds = pc.min_max(at_us).as_py()
+        last_us = (now_ms + int(self._limits.ahead_s * 1000)) * 1000
+        first_us = (now_ms - int(self._limits.age_s * 1000)) * 1000
+        if bounds["max"] > last_us or bounds["min"] < first_us:
+            good = pc.and_(pc.less_equal(at_us, last_us), pc.greater_equal(at_us, first_us))
+            ahead = pc.sum(pc.greater(at_us, last_us)).as_py()
+            self.dropped["from-the-future"] += ahead
+            self.dropped["too-old"] += batch.num_rows - ahead - pc.sum(good).as_py()
+            batch = batch.filter(good)
+        known, is_new = self._young, self._is_new
+        fresh = []
+        for machine, boot, sequence, period_s in zip(
+            batch.column("machine").to_pylist(),
+            batch.column("boot").to_pylist(),
+            batch.column("sequence").to_pylist(),
+            batch.column("period_s").to_pylist(),
+            strict=True,  # equivalent: of equal length
+        ):
+            before = known.get(machine)
+            if before is not None and before[1] + 1 == sequence and before[0] == boot:  # the usual case
+                known[machine] = (boot, sequence, before[2] << 1 & _BITS | 1, now_ms, period_s * 1000)
+                fresh.append(True)
+            else:
+                fresh.append(is_new(machine, boot, sequence, now_ms, period_s * 1000))
+                known = self._young  # which may have been made anew
+        return batch if all(fresh) else batch.filter(pa.array(fresh, pa.bool_()))
+
+    def _is_new(self, machine: str, boot: int, sequence: int, now_ms: int, period_ms: float) -> bool:
+        known = self._young.get(machine)
+        if known is None:
+            known = self._old.get(machine)
+            if len(self._young) * 2 >= self._limits.machines_max:
+                self._old, self._young = self._young, {}
+            # Also of a repeat: its machine is heard of now, and must not be forgotten with the others.
+            self._young[machine] = known or (boot, sequence, 1, now_ms, period_ms)
+        if known is None:
+            return True
+        if boot == known[0]:
+            verdict, high, bits = self._observe(known[1], known[2], sequence)
+            if verdict:
+                self._young[machine] = (boot, high, bits, now_ms, period_ms)
+            return verdict
+        former = self._former.get(machine)
+        if former is not None and boot == former[0]:  # under way since before the restart
+            verdict, high, bits = self._observe(former[1], former[2], sequence)
+            self._former[machine] = (boot, high, bits)
+            return verdict
+        if former is None and len(self._former) >= self._limits.machines_max:
+            del self._former[next(iter(self._former))]
+        self._former[machine] = known[:3]  # equivalent: more would not be read
+        self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
+        return True
+
+    def _observe(self, high: int, bits: int, sequence: int) -> tuple[bool, int, int]:
+        """As `duplicates.observe`, and count."""
+        verdict, highest, bits = duplicates.observe(high, bits, sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            self.dropped[verdict.value] += 1
+            return False, highest, bits
+        self.gaps += sequence - high - 1 if sequence > high else -1
+        return True, highest, bits
+
+    def _missing_further_below(self, now_ms: int) -> int:
+        """As mergers said of themselves; one that fell silent says nothing any more."""
+        told = self._missing_below
+        for sender in [one for one, (_, at_ms) in told.items() if now_ms - at_ms > TOLD_HOLDS_MS]:
+            del told[sender]
+        return min(sum(missing for missing, _ in told.values()), COUNT_MAX)
+
+    def _look_for_missing(self, now_ms: int) -> None:
+        """One that has been silent for long is no longer expected, but what it said is not forgotten."""
+        self._looked_ms = now_ms
+        living = missing = 0
+        young = self._young
+        for known in (young, self._old):
+            for machine, (_, _, _, heard_ms, period_ms) in known.items():
+                if known is not young and machine in young:
+                    continue
+                silent_ms = now_ms - heard_ms
+                living += silent_ms <= GONE_AFTER_PERIODS * period_ms
+                missing += MISSING_AFTER_PERIODS * period_ms < silent_ms <= GONE_AFTER_PERIODS * period_ms
+        self.machines, self.missing = living, missing
+
+
+def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = False) -> pa.Table:
+    table = pa.Table.from_batches(batches, schema=schema)
+    if not partial:
+        return table
+    place = schema.get_field_index("partial")
+    return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
+
+
+def _tellable(lost: collections.Counter[str]) -> dict[str, int]:
+    """Within the bounds of `reports.Facts`, whatever channels below may have claimed."""
+    told = {reason: min(count, COUNT_MAX) for reason, count in lost.most_common(REASONS_MAX)}
+    if len(lost) > REASONS_MAX:
+        told["other"] = min(sum(lost.values()) - sum(told.values()), COUNT_MAX)
+    return told
+
+
+def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Halved until small enough: rows may differ much in size."""
+    if batch.num_rows < 2 or batch.nbytes <= bytes_max:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half), bytes_max)
+    yield from _pieces(batch.slice(half), bytes_max)
+
+
+def _all_finite(batch: pa.RecordBatch) -> bool:
+    services = batch.column("services").flatten()
+    figures = [batch.column(name) for name in columns.STANDARD_METRICS]
+    figures += [batch.column("extra").items, services.field("metrics").items]
+    return all(pc.all(pc.is_finite(one)).as_py() is not False for one in figures)

@@ -1,0 +1,371 @@
+"""A channel: receives reports, holds them, forwards them; and says that it lives.
+
+The shell around `aggregator` and `parents`.  What it forwards to the stream at the top is stored under an id
+of its own, so that trying again stores it once.  What it forwards to another channel is kept until that
+channel's beats say that it has gone on from there; if the parent falls silent first, it is sent to the next
+one, which is how a channel can die without a report being lost that it had received from another channel.
+
+All that waits is bounded; what has to go is counted as ``unforwarded``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.core.reports import columns
+from muster.core.telemetry import log, metrics
+from muster.monitor import parent_selection, protocol
+from muster.monitor.channel import aggregator, interpreters
+
+events = log.Events("monitor")
+
+_SENDER_AT = len(subjects.said_by(protocol.PART, ""))
+RETRY_S = 0.5
+CONFIRM_MARGIN_S = 1.0  # for the way there and the beat's way back
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    hold_s: float = 1.0
+    beat_s: float = 1.0
+    subscriptions: Sequence[interpreters.Subscription] = (interpreters.Subscription("up", (protocol.ROOT,)),)
+    limits: aggregator.Limits = field(default_factory=aggregator.Limits)
+    compression: str | None = "lz4"
+    sensors: bool = True  # takes sensors that choose by themselves
+    shard: int = 0
+    pending_max: int = 200_000  # messages that may wait to be looked at
+    waiting_bytes_max: int = 256 << 20  # that may wait to be forwarded
+    replicas: int = 1
+    stream_bytes_max: int = 4 << 30
+    stream_age_s_max: float = 86400.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message on its way up. ``sent_to`` and ``sent_at_s``: where it is now, not yet confirmed."""
+
+    subscription: interpreters.Subscription
+    facts: columns.Facts
+    data: bytes
+    since_s: float
+    headers: dict[str, str] = field(default_factory=dict)
+    sent_to: str = ""
+    sent_at_s: float = 0.0
+
+
+class Channel:
+    """``async with Channel(bus, settings): …``; its name is the identity of its bus."""
+
+    def __init__(
+        self, bus: api.Bus, settings: Settings | None = None, *, measure: metrics.Metrics | None = None
+    ) -> None:
+        self._bus = bus
+        self._settings = settings or Settings()
+        self.name = bus.identity
+        self._boot = time.time_ns() // 1_000_000
+        self.aggregator = aggregator.Aggregator(
+            self.name, self._boot, self._settings.subscriptions, limits=self._settings.limits
+        )
+        self._parents = {
+            one.name: parent_selection.Parents(self.name, one.parents) for one in self._settings.subscriptions
+        }
+        self._streams: dict[str, api.Stream] = {}
+        self._registry: api.KeyValue | None = None
+        self._subscriptions: list[api.Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._all_sent = asyncio.Event()
+        self._beats = 0
+        self._held_since_s: float | None = None
+        self._draining = False
+        self.forwarded = 0  # rows
+        self._measure = _Measure(measure, self) if measure is not None else None
+
+    async def start(self) -> None:
+        if any(protocol.ROOT in one.parents for one in self._settings.subscriptions):
+            for wanted in protocol.streams(
+                max_bytes=self._settings.stream_bytes_max,
+                max_age_s=self._settings.stream_age_s_max,
+                replicas=self._settings.replicas,
+            ):
+                self._streams[wanted.name] = await self._bus.stream(wanted)
+        self._registry = await self._bus.key_value(
+            api.KeyValueSettings(bucket=protocol.BUCKET, replicas=self._settings.replicas)
+        )
+        await self._listen(protocol.BEATS, self._take_beat, 10_000)
+        for subject in protocol.batches_to(self.name):
+            await self._listen(subject, self._take_batch, 10_000)
+        await self._listen(protocol.reports_to(self.name), self._take_report, self._settings.pending_max)
+        for work in (self._hold(), self._beat(), self._forward()):
+            self._tasks.append(asyncio.create_task(work, name=f"channel {self.name}"))
+        events.info("channel-started", channel=self.name)
+
+    async def stop(self, *, drain_s: float = 5.0) -> None:
+        """Tell the children to leave, forward what is held, and end.
+
+        Without a connection there is nobody to tell, and what is held is lost: its senders still have it.
+        """
+        self._draining = True
+        with contextlib.suppress(TimeoutError, errors.MusterError):
+            async with asyncio.timeout(drain_s):
+                await self._drain()
+        for subscription in self._subscriptions:
+            await subscription.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _drain(self) -> None:
+        if not self._tasks or self._bus.state is not api.ConnectionState.CONNECTED:
+            return
+        await self._say_beat()
+        for subscription in self._subscriptions:
+            await subscription.close()
+        holding, beating, _ = self._tasks
+        holding.cancel()
+        beating.cancel()
+        self._flush()
+        await self._all_sent.wait()
+        if self._registry is not None:
+            await self._registry.delete(f"producer.{self.name}")
+
+    async def __aenter__(self) -> Channel:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows, by reason, since the start; ``slow-consumer`` counts messages that were never looked at."""
+        lost = sum(one.statistics().dropped for one in self._subscriptions)
+        return {**self.aggregator.dropped, **({"slow-consumer": lost} if lost else {})}
+
+    @property
+    def waiting_s(self) -> float:
+        """How long ago the oldest thing arrived that has not gone on."""
+        now_s = time.monotonic()
+        oldest = [one.since_s for one in self._waiting if not one.sent_to][:1]
+        if self._held_since_s is not None:
+            oldest.append(self._held_since_s)
+        return now_s - min(oldest) if oldest else 0.0
+
+    # What arrives. These run while the connection is read: no waiting here.
+
+    async def _listen(self, subject: str, handler: api.Handler, pending_max: int) -> None:
+        found = await self._bus.subscribe(
+            subject, handler=handler, max_pending=pending_max, max_pending_bytes=256 << 20
+        )
+        self._subscriptions.append(found)
+
+    def _take_report(self, message: api.Message) -> None:
+        subject = message.subject
+        if self._held_since_s is None:
+            self._held_since_s = time.monotonic()
+        self.aggregator.take(
+            subject[_SENDER_AT : subject.index(".", _SENDER_AT)], message.data, int(time.time() * 1000)
+        )
+
+    def _take_batch(self, message: api.Message) -> None:
+        if self._held_since_s is None:
+            self._held_since_s = time.monotonic()
+        self.aggregator.take_batch(subjects.sender_of(message.subject), message.data, int(time.time() * 1000))
+
+    def _take_beat(self, message: api.Message) -> None:
+        try:
+            beat = messages.decode(message.data, protocol.Beat)
+        except errors.MusterError as error:
+            self.aggregator.dropped[f"beat-{error.code}"] += 1
+            return
+        channel, now_s = protocol.channel_of(message.subject), time.monotonic()
+        for choice in self._parents.values():
+            choice.heard(channel, beat, now_s)
+        confirmed_s = now_s - beat.waiting_s - CONFIRM_MARGIN_S
+        kept = [one for one in self._waiting if one.sent_to != channel or one.sent_at_s >= confirmed_s]
+        if len(kept) != len(self._waiting):
+            self._keep(kept)
+
+    # What goes on.
+
+    async def _hold(self) -> None:
+        next_s = time.monotonic()
+        while True:
+            next_s = max(next_s + self._settings.hold_s, time.monotonic())
+            await asyncio.sleep(next_s - time.monotonic())
+            try:
+                self._flush()
+            except Exception as error:  # noqa: BLE001  (nothing that was sent to a channel may stop it)
+                self.aggregator.dropped["flush-failed"] += 1
+                events.event("flush-failed", level=logging.ERROR, channel=self.name, error=error)
+
+    def _flush(self) -> None:
+        since_s, self._held_since_s = self._held_since_s or time.monotonic(), None
+        for forward in self.aggregator.flush(int(time.time() * 1000)):
+            try:
+                data = forward.encode(self._settings.compression)
+            except errors.MusterError as error:
+                self.aggregator.dropped[error.code] += forward.batch.num_rows
+                continue
+            headers = columns.group_headers(forward.batch)
+            self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s, headers))
+            self._waiting_bytes += len(data)
+            self.forwarded += forward.batch.num_rows
+        while self._waiting_bytes > self._settings.waiting_bytes_max:
+            gone = self._waiting.popleft()
+            self._waiting_bytes -= len(gone.data)
+            if not gone.sent_to:
+                self.aggregator.dropped["unforwarded"] += 1
+        self._all_sent.clear()
+        self._wake.set()
+
+    def _keep(self, kept: Sequence[_Waiting]) -> None:
+        self._waiting = collections.deque(kept)
+        self._waiting_bytes = sum(len(one.data) for one in kept)
+
+    async def _forward(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._forward_all()
+            except errors.MusterError as error:
+                events.warning("forward-failed", channel=self.name, error=error)
+            if all(one.sent_to for one in self._waiting):
+                self._all_sent.set()
+            with contextlib.suppress(TimeoutError):  # look again from time to time: a parent may have died
+                async with asyncio.timeout(RETRY_S):
+                    await self._wake.wait()
+
+    async def _forward_all(self) -> None:
+        """One round over what waits, and over what waits for confirmation by a parent that is gone."""
+        now_s = time.monotonic()
+        to = {name: choice.choose(now_s) for name, choice in self._parents.items()}
+        due = [one for one in self._waiting if to[one.subscription.name] not in (None, one.sent_to)]
+        sent = await asyncio.gather(
+            *(self._send(one, to[one.subscription.name] or "") for one in due), return_exceptions=True
+        )
+        gone = {id(one) for one, result in zip(due, sent, strict=True) if result is True}
+        if gone:
+            self._keep([one for one in self._waiting if id(one) not in gone])
+            # At once, not at the next beat: what children do not know to be stored they would send again.
+            await self._say_beat()
+        for result in sent:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _send(self, one: _Waiting, parent: str) -> bool:
+        """Whether it needs to be kept no longer."""
+        subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=one.facts.schema)
+        try:
+            if parent != protocol.ROOT:
+                await self._bus.publish(subject, one.data)
+                one.sent_to, one.sent_at_s = parent, time.monotonic()
+                return False
+            detail = one.facts.schema == columns.NODE_SCHEMA
+            stream = self._streams[columns.REPORTS_STREAM if detail else columns.SUMMARIES_STREAM]
+            name = f"{self.name}-{self._boot}-{one.facts.sequence}"
+            await stream.publish(subject, one.data, headers=one.headers, message_id=name)
+        except (errors.InvalidInput, errors.LimitExceeded) as error:
+            # Trying again would not help, and what comes after it has to pass.
+            self.aggregator.dropped[error.code] += 1
+            events.warning("forward-refused", channel=self.name, error=error)
+        return True
+
+    # What it says of itself.
+
+    async def _beat(self) -> None:
+        for number in itertools.count():
+            try:
+                await self._say_beat()
+                if number % 10 == 0:
+                    await self._register()
+            except errors.MusterError as error:
+                events.debug("beat-failed", channel=self.name, error=error)
+            if self._measure is not None:
+                self._measure.update()
+            await asyncio.sleep(self._settings.beat_s)
+
+    async def _say_beat(self) -> None:
+        self._beats += 1
+        beat = protocol.Beat(
+            boot=self._boot,
+            sequence=self._beats,
+            period_s=self._settings.beat_s,
+            hold_s=self._settings.hold_s,
+            level=self.aggregator.level,
+            open=not self._draining,
+            sensors=self._settings.sensors,
+            waiting_s=min(self.waiting_s, 86400.0),
+        )
+        await self._bus.publish(protocol.beat(self.name), messages.encode(beat))
+
+    async def _register(self) -> None:
+        """One entry for each channel, with the first of its subscriptions: that is what it produces."""
+        first = self._settings.subscriptions[0]
+        schema = columns.SUMMARY_SCHEMA if first.interpreter == "merge" else columns.NODE_SCHEMA
+        durable = columns.REPORTS_STREAM if schema == columns.NODE_SCHEMA else columns.SUMMARIES_STREAM
+        parent = self._parents[first.name].choose(time.monotonic()) or first.parents[0]
+        entry = protocol.Producer(
+            name=self.name,
+            produces=schema,
+            subject=protocol.batch(self.name, parent, shard=self._settings.shard, schema=schema),
+            stream=durable if parent == protocol.ROOT else "",
+            level=self.aggregator.level,
+            interpreter=first.interpreter,
+            hold_s=self._settings.hold_s,
+            parents=first.parents,
+            groups=tuple(sorted(self.aggregator.groups))[:256],
+            machines=self.aggregator.machines,
+            at_ms=int(time.time() * 1000),
+        )
+        assert self._registry is not None
+        ttl_s = max(1.0, float(round(30 * self._settings.beat_s)))
+        await self._registry.put(f"producer.{self.name}", messages.encode(entry), ttl_s=ttl_s)
+
+
+class _Measure:
+    """The channel's figures on /metrics, brought up to date with each beat."""
+
+    def __init__(self, measure: metrics.Metrics, channel: Channel) -> None:
+        labels = ("channel",)
+        self._channel = channel
+        self._received = measure.counter("channel_received_rows", "Rows that came in.", labels)
+        self._forwarded = measure.counter("channel_forwarded_rows", "Rows that went on.", labels)
+        self._dropped = measure.counter(
+            "channel_dropped_rows", "Rows refused or given up, by reason.", ("channel", "reason")
+        )
+        self._machines = measure.gauge("channel_machines", "Machines it heard of.", labels)
+        self._gaps = measure.gauge("channel_gap_rows", "Reports made and never received.", labels)
+        self._waiting = measure.gauge("channel_waiting_seconds", "Age of the oldest not forwarded.", labels)
+        self._seen: dict[Any, int] = {}
+
+    def update(self) -> None:
+        name = self._channel.name
+        self._received.add(self._grown("received", self._channel.aggregator.received), channel=name)
+        self._forwarded.add(self._grown("forwarded", self._channel.forwarded), channel=name)
+        for reason, count in self._channel.dropped.items():
+            self._dropped.add(self._grown(("dropped", reason), count), channel=name, reason=reason)
+        self._machines.set(self._channel.aggregator.machines, channel=name)
+        self._gaps.set(self._channel.aggregator.gaps, channel=name)
+        self._waiting.set(self._channel.waiting_s, channel=name)
+
+    def _grown(self, key: Any, now: int) -> int:
+        before, self._seen[key] = self._seen.get(key, 0), now
+        return now - before

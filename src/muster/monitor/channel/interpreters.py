@@ -1,0 +1,266 @@
+"""Interpreters: what of the reports a channel held goes on, to whom, and in which form.
+
+This is the third word of publish, subscribe, interpret.  At the end of each holding time an interpreter is
+handed all that was held and the channel's subscriptions that name it; it decides which of them the reports
+match and what each is sent.  Pure: it may neither wait nor do anything else, and what it raises costs the
+held reports (counted), never the channel.
+
+Built in:
+
+``concat``   every row goes on in full, as in the paper, but in columns; a subscription's ``where`` (a
+             predicate over the columns) picks rows
+``merge``    one row for each group, zone and metric: count, sum, smallest, largest, quantiles, and how many
+             different machines; a tree of mergers gives what one would give
+
+A plug-in is an object with `Interpreter.interpret`, named as ``module:attribute`` or by an entry point of the
+group ``muster.interpreters``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.core import errors, messages
+from muster.core.reports import columns as reports_columns
+from muster.core.reports import sketches
+from muster.predicates import ast
+from muster.predicates.backends import columnar, columns
+from muster.predicates.syntax import parser
+from muster.predicates.types import Kind
+
+ENTRY_POINTS = "muster.interpreters"
+ALL_REPORTS = ""  # the summary whose metric is empty counts reports, and different machines
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Somebody to whom a channel forwards: the first of ``parents`` that lives."""
+
+    name: str
+    parents: tuple[str, ...]
+    interpreter: str = "concat"
+    where: str = ""
+    condition: ast.Condition | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "condition", parser.parse(self.where) if self.where else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What came during one holding time. Tables may be empty."""
+
+    rows: pa.Table  # of reports.node_schema()
+    summaries: pa.Table  # of reports.summary_schema()
+    from_ms: int
+    to_ms: int
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    subscription: Subscription
+    schema: str  # reports.NODE_SCHEMA or reports.SUMMARY_SCHEMA
+    table: pa.Table
+
+
+class Interpreter(Protocol):
+    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterable[Emission]: ...
+
+
+def load(name: str) -> Interpreter:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    for found in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        return _checked(name, found.load())
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise errors.InvalidInput(
+            f"no interpreter {name[:80]!r}: there are {', '.join(BUILT_IN)}, entry points of {ENTRY_POINTS}, "
+            "and module:attribute"
+        )
+    try:
+        return _checked(name, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise errors.MissingPart(f"the interpreter {name[:80]!r} cannot be loaded: {error}") from error
+
+
+def _checked(name: str, found: object) -> Interpreter:
+    if not callable(getattr(found, "interpret", None)):
+        raise errors.InvalidInput(f"the interpreter {name[:80]!r} has no method interpret")
+    return cast(Interpreter, found)
+
+
+def select(rows: pa.Table, condition: ast.Condition | None) -> pa.Table:
+    """The rows of which the condition is true."""
+    if condition is None or not rows.num_rows:
+        return rows
+    wanted = {name.key for name in ast.names(condition)} & set(rows.schema.names)
+    table = columns.Table({name: _column(rows.column(name)) for name in wanted}, rows=rows.num_rows)
+    return rows.filter(pa.array(columnar.evaluate(condition, table)))
+
+
+def _column(found: pa.ChunkedArray) -> columns.Column:
+    array = found.combine_chunks()
+    if pa.types.is_string(array.type):
+        coded = array.dictionary_encode()
+        codes = coded.indices.fill_null(-1).to_numpy() + 1
+        return columns.Column(Kind.STRING, codes, tuple(coded.dictionary.to_pylist()))
+    if pa.types.is_boolean(array.type):
+        code = pc.add(pc.fill_null(pc.cast(array, pa.int8()), -1), 1).to_numpy()
+        return columns.Column(Kind.BOOL, code.astype(np.uint8))
+    if pa.types.is_floating(array.type):
+        return columns.Column(Kind.FLOAT, array.to_numpy(zero_copy_only=False))
+    if pa.types.is_timestamp(array.type):
+        array = pc.divide(array.cast(pa.int64()), 1000)  # milliseconds, as everywhere else
+    if pa.types.is_integer(array.type):
+        null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+        return columns.Column(Kind.INT, array.fill_null(0).to_numpy(), null=null)
+    raise errors.InvalidInput("a condition over reports can ask for plain columns only, not maps or lists")
+
+
+class Concat:
+    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterator[Emission]:
+        for subscription in subscriptions:
+            yield Emission(
+                subscription, reports_columns.NODE_SCHEMA, select(held.rows, subscription.condition)
+            )
+            yield Emission(subscription, reports_columns.SUMMARY_SCHEMA, held.summaries)
+
+
+class Summary:
+    """Of one metric of one group: mergeable."""
+
+    __slots__ = ("count", "machines", "max", "min", "sketch", "sum")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0.0
+        self.min = float("inf")
+        self.max = float("-inf")
+        self.sketch = sketches.Quantiles()
+        self.machines = sketches.Distinct()
+
+    @classmethod
+    def of(cls, values: Any) -> Summary:
+        summary = cls()
+        found = np.asarray(values, np.float64)
+        found = found[~np.isnan(found)]
+        if found.size:
+            summary.count = int(found.size)
+            summary.sum = float(found.sum())
+            summary.min, summary.max = float(found.min()), float(found.max())
+            summary.sketch = sketches.Quantiles.of(found)
+        return summary
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Summary:
+        summary = cls()
+        summary.count, summary.sum = row["count"], row["sum"]
+        summary.min = float("inf") if row["min"] is None else row["min"]
+        summary.max = float("-inf") if row["max"] is None else row["max"]
+        figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
+        if row["count"] < 0 or not all(map(math.isfinite, figures)):
+            raise messages.Malformed("a summary whose figures are no finite numbers")
+        summary.sketch = sketches.Quantiles.from_bytes(row["sketch"])
+        summary.machines = sketches.Distinct.from_bytes(row["machines"])
+        return summary
+
+    def merge(self, other: Summary) -> None:
+        self.count += other.count
+        self.sum += other.sum
+        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
+        self.sketch.merge(other.sketch)
+        self.machines.merge(other.machines)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "sum": self.sum,
+            "min": self.min if np.isfinite(self.min) else None,
+            "max": self.max if np.isfinite(self.max) else None,
+            "sketch": bytes(self.sketch),
+            "machines": bytes(self.machines),
+        }
+
+    def rollup(self) -> reports_columns.Rollup:
+        row = self.row()
+        return reports_columns.Rollup(
+            count=self.count,
+            sum=self.sum,
+            min=row["min"],
+            max=row["max"],
+            p50=self.quantile(0.50),
+            p95=self.quantile(0.95),
+            p99=self.quantile(0.99),
+        )
+
+    def quantile(self, share: float) -> float | None:
+        """What the sketch says, and never outside of what was seen."""
+        found = self.sketch.quantile(share)
+        return None if found is None else min(max(found, self.min), self.max)
+
+
+Key = tuple[str, str, str]  # group, zone, metric
+
+
+class Merge:
+    """Node detail ends here: for links that are thin, and readers who ask for the group only."""
+
+    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterator[Emission]:
+        for subscription in subscriptions:
+            merged = summarise(select(held.rows, subscription.condition))
+            partial = held.partial
+            for row in held.summaries.to_pylist():
+                partial |= row["partial"]
+                merged.setdefault((row["group"], row["zone"], row["metric"]), Summary()).merge(
+                    Summary.of_row(row)
+                )
+            window = {"from": held.from_ms * 1000, "to": held.to_ms * 1000, "partial": partial}
+            rows = [
+                {"group": group, "zone": zone, "metric": metric, **summary.row(), **window}
+                for (group, zone, metric), summary in merged.items()
+            ]
+            table = pa.Table.from_pylist(rows, schema=reports_columns.summary_schema())
+            yield Emission(subscription, reports_columns.SUMMARY_SCHEMA, table)
+
+
+def summarise(rows: pa.Table) -> dict[Key, Summary]:
+    """Node reports by group, zone and metric."""
+    merged: dict[Key, Summary] = {}
+    if not rows.num_rows:
+        return merged
+    places = rows.select(["group", "zone"]).append_column("row", pa.array(range(rows.num_rows)))
+    for place in places.group_by(["group", "zone"]).aggregate([("row", "list")]).to_pylist():
+        part = rows.take(pa.array(place["row_list"]))
+        group, zone = place["group"], place["zone"]
+        whole = merged[group, zone, ALL_REPORTS] = Summary()
+        whole.count = part.num_rows
+        whole.machines = sketches.Distinct.of(part.column("machine").to_pylist())
+        for name in reports_columns.STANDARD_METRICS:
+            column = part.column(name)
+            if column.null_count < part.num_rows:
+                merged[group, zone, name] = Summary.of(column.to_numpy())
+        for name, values in _extra(part).items():
+            merged[group, zone, name] = Summary.of(values)
+    return merged
+
+
+def _extra(rows: pa.Table) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for one in rows.column("extra").drop_null().to_pylist():
+        for name, value in one:
+            found.setdefault(name, []).append(value)
+    return found
+
+
+BUILT_IN: dict[str, Interpreter] = {"concat": Concat(), "merge": Merge()}

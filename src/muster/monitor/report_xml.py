@@ -1,0 +1,173 @@
+"""Reports of every level as XML, both ways, loss-free: the paper's form, kept at the doors.
+
+The schema is published as ``docs/schemas/report.xsd``; its namespace holds the version.  Elements and
+attributes that a reader does not know are passed over, as in every message of ours.
+
+XML cannot hold every character that a name may have (most control characters, for instance), not even
+escaped; such a character is written ``\\uXXXX``, and a backslash ``\\\\``.
+
+What comes from outside is parsed without document types, entities, network or unbounded size or depth, as
+UTF-8 whatever it claims to be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from lxml import etree
+
+from muster.core import messages
+from muster.core.reports import columns
+
+NAMESPACE = "urn:muster:report:1"
+MAX_BYTES = 8 << 20
+
+Report: TypeAlias = messages.ServiceReport | messages.NodeReport | columns.GroupReport | columns.SystemReport
+
+_NO_XML = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"
+_TO_ESCAPE = re.compile(rf"[{_NO_XML}\\]")
+_ESCAPED = re.compile(r"\\(?:u([0-9a-f]{4})|\\)")
+_DECLARES = re.compile(r"<!(?:DOCTYPE|ENTITY)")
+
+_ELEMENTS: dict[str, type[Report]] = {
+    "service-report": messages.ServiceReport,
+    "node-report": messages.NodeReport,
+    "group-report": columns.GroupReport,
+    "system-report": columns.SystemReport,
+}
+_NAMES = {kind: name for name, kind in _ELEMENTS.items()}
+
+# Repeated children: in which field they are gathered, and under which attribute's value.
+_COUNTS = {"state": ("states", "name"), "dropped": ("dropped", "reason")}
+_LISTS = {"service-report": "services", "node-report": "nodes", "group-report": "groups"}
+
+
+def encode(report: Report) -> bytes:
+    element = _element(report)
+    element.set("xmlns", NAMESPACE)
+    data = etree.tostring(element, encoding="utf-8", xml_declaration=True)
+    if len(data) > MAX_BYTES:
+        raise messages.TooLarge(f"a report of {len(data)} bytes of XML is over {MAX_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> Report:
+    """The report. Errors have a reason in ``code``: too-large, malformed, wrong-version, unknown-kind."""
+    if len(data) > MAX_BYTES:
+        raise messages.TooLarge(f"{len(data)} bytes of XML are over {MAX_BYTES}")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise messages.Malformed("XML that is not UTF-8") from error
+    if _DECLARES.search(text):
+        raise messages.Malformed("XML with a document type or entities, which no report has")
+    try:
+        root = etree.fromstring(data, _parser())
+    except (etree.LxmlError, ValueError) as error:
+        raise messages.Malformed(f"not XML: {str(error)[:200]}") from error
+    name = etree.QName(root)
+    if name.namespace != NAMESPACE:
+        raise columns.WrongVersion(f"XML of the namespace {str(name.namespace)[:80]!r}, not {NAMESPACE!r}")
+    if name.localname not in _ELEMENTS:
+        raise messages.UnknownKind(f"no report: {name.localname[:60]!r}; there are {', '.join(_ELEMENTS)}")
+    kind = _ELEMENTS[name.localname]
+    try:
+        return msgspec.convert(_fields(root, name.localname), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise messages.Malformed(f"no {name.localname}: {str(error)[:200]}") from error
+
+
+def _parser() -> Any:
+    return etree.XMLParser(
+        encoding="utf-8",
+        resolve_entities=False,
+        load_dtd=False,
+        no_network=True,
+        huge_tree=False,
+        remove_comments=True,
+        remove_pis=True,
+        collect_ids=False,
+    )
+
+
+def _element(report: Report) -> Any:
+    element = etree.Element(_NAMES[type(report)])
+    for field in report.__struct_fields__:
+        value = getattr(report, field)
+        if field == "metrics":
+            for name, figure in value.items():
+                _metric(element, name, figure)
+        elif field == "top":
+            for name, found in value.items():
+                for one in found:
+                    facts = {"machine": _escape(one.machine), "value": _text(one.value)}
+                    etree.SubElement(element, "ranked", {"metric": _escape(name), **facts})
+        elif field in ("states", "dropped") and isinstance(value, Mapping):
+            child, key = ("state", "name") if field == "states" else ("dropped", "reason")
+            for name, count in value.items():
+                etree.SubElement(element, child, {key: _escape(name), "count": str(count)})
+        elif isinstance(value, tuple):
+            element.extend([_element(one) for one in value])
+        elif value is not None:
+            element.set(field.replace("_", "-"), _text(value))
+    return element
+
+
+def _metric(parent: Any, name: str, figure: float | columns.Rollup) -> None:
+    child = etree.SubElement(parent, "metric", {"name": _escape(name)})
+    if isinstance(figure, columns.Rollup):
+        for field in figure.__struct_fields__:
+            if (value := getattr(figure, field)) is not None:
+                child.set(field, _text(value))
+    else:
+        child.text = repr(float(figure))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _escape(value)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return str(value.value)  # a state
+
+
+def _fields(element: Any, name: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        key.replace("-", "_"): _unescape(value) for key, value in element.attrib.items()
+    }
+    rolled = name in ("group-report", "system-report")
+    metrics: dict[str, Any] = {}
+    for child in element:
+        tag = etree.QName(child).localname
+        if tag == "metric":
+            figures: dict[str, Any] = {key: _unescape(value) for key, value in child.attrib.items()}
+            metrics[figures.pop("name", "")] = figures if rolled else child.text or ""
+        elif tag in _COUNTS and rolled:
+            field, key = _COUNTS[tag]
+            counts = fields.setdefault(field, {})
+            counts[_unescape(child.get(key, ""))] = child.get("count", "")
+        elif tag == "ranked":
+            facts = {key: _unescape(value) for key, value in child.attrib.items()}
+            fields.setdefault("top", {}).setdefault(facts.pop("metric", ""), []).append(facts)
+        elif tag in _LISTS:
+            fields.setdefault(_LISTS[tag], []).append(_fields(child, tag))
+    if metrics:
+        fields["metrics"] = metrics
+    return fields
+
+
+def _escape(text: str) -> str:
+    return _TO_ESCAPE.sub(lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}", text)
+
+
+def _unescape(text: str) -> str:
+    return (
+        _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
+        if "\\" in text
+        else text
+    )

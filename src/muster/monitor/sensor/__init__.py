@@ -1,0 +1,1 @@
+"""The sensor: host metrics, service reports, local intake."""

@@ -1,0 +1,144 @@
+"""The sensor's doors for applications on its machine: HTTP and statsd, on loopback only.
+
+    POST /report       a service report, JSON or XML; ``?period=10s`` says when to expect the next
+    POST /v1/metrics   OTLP over HTTP, JSON or protobuf, gzip or not
+    UDP                statsd lines, ``service.metric:1|c``
+
+Who can reach the machine's loopback is trusted with its metrics, and with nothing else; therefore the doors
+open nowhere but there.  All is bounded in bytes and time; what is refused is counted by reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+
+import msgspec
+
+from muster.bus.http import server
+from muster.core import errors, messages, units
+from muster.core.net import hosts
+from muster.monitor.sensor import metric_formats, service_reports
+
+BODY_BYTES_MAX = metric_formats.MAX_BYTES
+CONNECTIONS_MAX = 64
+
+
+class Doors:
+    """Open between `open` and `close`."""
+
+    def __init__(
+        self, into: service_reports.Services, clock: Callable[[], float], *, period_s: float = 10.0
+    ) -> None:
+        self._into = into
+        self._clock = clock
+        self._period_s = period_s
+        self._http: server.Server | None = None
+        self._udp: asyncio.DatagramTransport | None = None
+        self.http_port = 0
+        self.statsd_port = 0
+
+    async def open(
+        self, host: str = "127.0.0.1", *, http_port: int | None = 0, statsd_port: int | None = 0
+    ) -> None:
+        """A port of 0 is a free one; None keeps that door shut."""
+        if not hosts.is_loopback(host):
+            raise errors.InvalidInput(f"the sensor's doors open on loopback only, not on {host!r}")
+        loop = asyncio.get_running_loop()
+        try:
+            if http_port is not None:
+                self._http = await server.serve(
+                    {},
+                    host,
+                    http_port,
+                    doors={"/report": self._report, "/v1/metrics": self._otlp},
+                    on_refused=self._refused,
+                    body_bytes_max=BODY_BYTES_MAX,
+                    connections_max=CONNECTIONS_MAX,
+                )
+                self.http_port = self._http.port
+            if statsd_port is not None:
+                self._udp, _ = await loop.create_datagram_endpoint(
+                    lambda: _Statsd(self._into, self._clock), local_addr=(host, statsd_port)
+                )
+                self.statsd_port = self._udp.get_extra_info("sockname")[1]
+        except (OSError, errors.Unavailable) as error:
+            await self.close()
+            raise errors.Unavailable(
+                f"the sensor's doors cannot open: {error}",
+                hint="another sensor may run here: choose other ports, or 0 for free ones",
+            ) from error
+
+    async def close(self) -> None:
+        if self._udp is not None:
+            self._udp.close()
+            self._udp = None
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    def _refused(self, reason: str) -> None:
+        self._into.dropped[f"http-{reason}"] += 1
+
+    def _report(self, request: server.Request) -> server.Response:
+        body = _unpacked(request)
+        period_s = self._period_s
+        if "period" in request.query:
+            period_s = units.parse_duration_s(request.query["period"])
+        if not 0 < period_s <= 86400:
+            raise errors.InvalidInput("a period is between 0 and a day")
+        if "xml" in request.headers.get("content-type", ""):
+            from muster.monitor import report_xml
+
+            report = report_xml.decode(body)
+            if not isinstance(report, messages.ServiceReport):
+                raise messages.UnknownKind("an application pushes a service-report, and no other")
+        else:
+            try:
+                report = msgspec.json.decode(body, type=messages.ServiceReport)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise messages.Malformed(f"not a service report: {str(error)[:200]}") from error
+        self._into.push(report, self._clock(), period_s=period_s)
+        return server.json_response({})
+
+    def _otlp(self, request: server.Request) -> server.Response:
+        as_json = "json" in request.headers.get("content-type", "")
+        body = _unpacked(request)
+        figures = metric_formats.otlp_json(body) if as_json else metric_formats.otlp_protobuf(body)
+        for report in metric_formats.service_reports(figures):
+            self._into.push(report, self._clock(), period_s=max(self._period_s, 60.0))
+        return server.json_response({}) if as_json else server.Response(content_type="application/x-protobuf")
+
+
+class _Statsd(asyncio.DatagramProtocol):
+    def __init__(self, into: service_reports.Services, clock: Callable[[], float]) -> None:
+        self._into = into
+        self._clock = clock
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._into.statsd(data, self._clock())
+
+    def error_received(self, exc: Exception) -> None:
+        self._into.dropped["statsd-error"] += 1
+
+
+def _unpacked(request: server.Request) -> bytes:
+    match request.headers.get("content-encoding", "identity").lower():
+        case "identity":
+            return request.body
+        case "gzip":
+            return _unzipped(request.body)
+        case other:
+            raise errors.InvalidInput(f"the encoding {other[:40]!r} is not understood: gzip or none")
+
+
+def _unzipped(body: bytes) -> bytes:
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        data = unpack.decompress(body, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise messages.Malformed(f"not gzip: {error}") from error
+    if len(data) > BODY_BYTES_MAX:
+        raise messages.TooLarge(f"a body that unpacks to more than {BODY_BYTES_MAX} bytes")
+    return data

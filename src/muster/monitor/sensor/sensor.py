@@ -1,0 +1,258 @@
+"""A sensor: every period, one report about its machine and the services on it. The report is the heartbeat.
+
+Which channel it goes to follows from the channels' beats (`parents`).  What was sent is remembered until the
+channel's beats say that it has gone on; when the sensor has to turn to another channel, or was disconnected,
+that is sent again, under the same numbers, so that it counts once.  While there is no channel to be heard,
+reports go to a bounded buffer on disk, and from there in order when there is one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.http import server
+from muster.core import duplicates, errors, messages
+from muster.core.telemetry import log
+from muster.monitor import parent_selection, protocol
+from muster.monitor.sensor import disk_buffer, host_metrics, intake, metric_formats, service_reports
+
+events = log.Events("monitor")
+
+CONFIRM_MARGIN_S = 1.0
+DRAIN_AT_ONCE = 100
+DRAIN_PAUSE_S = 0.05  # so that a fleet that was cut off does not come back as one wave
+SCRAPE_TIMEOUT_S = 3.0
+SCRAPE_BYTES_MAX = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    buffer_dir: Path
+    machine: str = ""  # empty: the name of its identity
+    group: str = "default"
+    zone: str = "default"
+    period_s: float = 10.0
+    channels: tuple[str, ...] = ()  # in order of preference; empty: any that takes sensors
+    processes: Mapping[str, str] = field(default_factory=dict)  # service name: part of its command line
+    scrape: Mapping[str, str] = field(default_factory=dict)  # service name: URL of its OpenMetrics
+    disk: str = "/"
+    http_port: int | None = None
+    statsd_port: int | None = None
+    buffer_bytes_max: int = 16 << 20
+
+
+class Sensor:
+    """``async with Sensor(bus, settings): …``"""
+
+    def __init__(self, bus: api.Bus, settings: Settings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self.machine = settings.machine or bus.identity
+        if self.machine != bus.identity and not self.machine.startswith(f"{bus.identity}."):
+            raise errors.InvalidInput(
+                f"{bus.identity} cannot report as {self.machine!r}: only as itself, or as {bus.identity}.…"
+            )
+        self._boot = time.time_ns() // 1_000_000
+        self._sequence = 0
+        self._parents = parent_selection.Parents(bus.identity, settings.channels)
+        self._parent: str | None = None  # whom the last report went to, over a connection that still holds
+        self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=duplicates.KEPT)
+        self.services = service_reports.Services()
+        self.doors = intake.Doors(self.services, time.monotonic, period_s=settings.period_s)
+        self._host: host_metrics.Host
+        self._buffer: disk_buffer.Buffer
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beats: api.Subscription | None = None
+        self._drain_now = asyncio.Event()
+        self._lock = asyncio.Lock()  # one sender at a time, or numbers would go out of order
+        self._forget_listener = bus.on_state(self._connection_changed)
+        self.sent = 0
+        self.moves = 0
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    async def start(self) -> None:
+        self._host = await asyncio.to_thread(
+            host_metrics.Host, self._settings.processes, disk=self._settings.disk
+        )
+        self._buffer = await asyncio.to_thread(
+            disk_buffer.Buffer, self._settings.buffer_dir, bytes_max=self._settings.buffer_bytes_max
+        )
+        await self.doors.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
+        self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._take_beat)
+        for work in (self._report_always(), self._drain_always()):
+            self._tasks.append(asyncio.create_task(work, name=f"sensor {self.machine}"))
+
+    async def stop(self) -> None:
+        self._forget_listener()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._beats is not None:
+            await self._beats.close()
+        await self.doors.close()
+
+    async def __aenter__(self) -> Sensor:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # Sensing.
+
+    async def sample(self) -> messages.NodeReport:
+        """What is true of the machine now."""
+        await self._scrape()
+        metrics, processes = await asyncio.to_thread(lambda: (self._host.sample(), self._host.services()))
+        pushed = {one.name: one for one in self.services.take(time.monotonic())}
+        found = {**{one.name: one for one in processes}, **pushed}
+        self._sequence += 1
+        return messages.NodeReport(
+            machine=self.machine,
+            group=self._settings.group,
+            zone=self._settings.zone,
+            boot=self._boot,
+            sequence=self._sequence,
+            at_ms=time.time_ns() // 1_000_000,
+            period_s=self._settings.period_s,
+            dropped=self._buffer.dropped,
+            metrics=metrics,
+            services=tuple(found.values())[: service_reports.SERVICES_MAX],
+        )
+
+    async def _scrape(self) -> None:
+        if self._settings.scrape:
+            async with asyncio.TaskGroup() as group:
+                for name, url in self._settings.scrape.items():
+                    group.create_task(self._scrape_one(name, url))
+
+    async def _scrape_one(self, name: str, url: str) -> None:
+        try:
+            answer = await server.get(url, timeout_s=SCRAPE_TIMEOUT_S, body_bytes_max=SCRAPE_BYTES_MAX)
+            if answer.status != 200:
+                raise errors.Unavailable(f"{url} answered {answer.status}")
+            text = answer.body.decode("utf-8", "replace")
+            for report in metric_formats.service_reports(
+                metric_formats.openmetrics(text, name, content_type=answer.content_type)
+            ):
+                self.services.push(report, time.monotonic(), period_s=self._settings.period_s)
+        except errors.MusterError as error:
+            self.services.dropped[f"scrape-{error.code}"] += 1
+            events.debug("scrape-failed", service=name, error=error)
+
+    async def _report_always(self) -> None:
+        # Begin anywhere within the first period (but soon), so that a fleet does not speak in one breath.
+        next_s = time.monotonic() + random.random() * min(self._settings.period_s, 1.0)
+        while True:
+            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+            try:
+                await self.emit(await self.sample())
+            except Exception as error:  # noqa: BLE001
+                # The heartbeat goes on whatever fails: a full disk, or something that a service reported.
+                self.services.dropped["report-failed"] += 1
+                events.warning("report-failed", machine=self.machine, error=error)
+            next_s = max(next_s + self._settings.period_s, time.monotonic())
+
+    # Sending.
+
+    async def emit(self, report: messages.NodeReport) -> None:
+        """Send it, or keep it until it can be sent. In order, whatever happens."""
+        data = self._encoded(report)
+        async with self._lock:
+            if len(self._buffer) or not await self._send([data]):
+                await asyncio.to_thread(self._buffer.append, data)
+                self._drain_now.set()
+
+    def _encoded(self, report: messages.NodeReport) -> bytes:
+        """As a channel will take it: services that say too much must not cost the machine its heartbeat."""
+        while True:
+            try:
+                data = messages.encode(report)
+                messages.decode(data, messages.NodeReport, max_bytes=protocol.MAX_REPORT_BYTES)
+            except errors.MusterError:
+                if not report.services:
+                    raise
+                kept = len(report.services) // 2
+                self.services.dropped["service-too-much"] += len(report.services) - kept
+                report = msgspec.structs.replace(report, services=report.services[:kept])
+            else:
+                return data
+
+    async def _send(self, rows: list[bytes]) -> bool:
+        parent = self._parents.choose(time.monotonic())
+        if parent is None or self._bus.state is not api.ConnectionState.CONNECTED:
+            return False
+        subject = protocol.report(self._bus.identity, parent)
+        try:
+            if parent != self._parent:
+                for _, data in self._unconfirmed:
+                    await self._bus.publish(subject, data)
+                self._unconfirmed = collections.deque(
+                    ((time.monotonic(), data) for _, data in self._unconfirmed),
+                    maxlen=duplicates.KEPT,
+                )
+                self.moves += 1
+                self._parent = parent
+            for data in rows:
+                await self._bus.publish(subject, data)
+                self._unconfirmed.append((time.monotonic(), data))
+        except errors.Unavailable:
+            self._parent = None
+            return False
+        self.sent += len(rows)
+        return True
+
+    async def _drain_always(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.period_s):
+                    await self._drain_now.wait()
+            self._drain_now.clear()
+            with contextlib.suppress(errors.Unavailable):
+                while await self._drain():
+                    pass
+
+    async def _drain(self) -> bool:
+        """Send the oldest of the buffer; whether there may be more."""
+        async with self._lock:
+            rows = await asyncio.to_thread(self._buffer.peek, DRAIN_AT_ONCE)
+            if not rows or not await self._send(rows):
+                return False
+            await self._bus.flush()
+            await asyncio.to_thread(self._buffer.done, len(rows))
+        await asyncio.sleep(DRAIN_PAUSE_S)
+        return True
+
+    def _take_beat(self, message: api.Message) -> None:
+        with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
+            beat = messages.decode(message.data, protocol.Beat)
+            channel, now_s = protocol.channel_of(message.subject), time.monotonic()
+            self._parents.heard(channel, beat, now_s)
+            if channel == self._parent:
+                gone_on_s = now_s - beat.waiting_s - CONFIRM_MARGIN_S
+                while self._unconfirmed and self._unconfirmed[0][0] < gone_on_s:
+                    self._unconfirmed.popleft()
+            if len(self._buffer):
+                self._drain_now.set()
+
+    def _connection_changed(self, state: api.ConnectionState) -> None:
+        if state is not api.ConnectionState.CONNECTED:
+            self._parent = None  # what was on its way may be lost: it will be sent again

@@ -1,0 +1,303 @@
+"""What every notifier knows: the models of the domain, the grants, and what has been revoked.
+
+They live in the bucket ``notify``, which each notifier watches.  Grants are signed, so it does not matter who
+brought them; they are verified when they come, and again for the moment they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.core import errors
+from muster.notify import models, protocol
+from muster.predicates import types
+from muster.trust import documents, grants
+
+SHOWN_S = 86_400.0  # so long a grant that has ended is listed as one; then it is forgotten
+KEPT_S_MAX = 9e8  # for longer, and without end, is the same to a bucket
+EARLY_S = 1.0  # then a grant is asked again that had not begun: clocks differ
+SCOPES = ("domain", "region", "prefix", "audience")
+REGION = "region"  # the attribute in which a receiver says where it is; scopes of grants go by it
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A restricted attribute of a party, and why it is believed."""
+
+    value: types.Value
+    granted: grants.Granted
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """Of one party: what everybody believes, and what only some receivers do, the prevailing ones last."""
+
+    everywhere: dict[str, Held]
+    within: tuple[protocol.Within, ...] = ()
+    scoped: tuple[tuple[documents.Scope, dict[str, Held]], ...] = ()  # the same with its reasons, for people
+
+
+NOTHING = Believed({})
+
+
+class Known:
+    def __init__(self, *, root: str = "", domain: str = "") -> None:
+        self.vocabulary = models.Vocabulary()
+        self.revocations = grants.Revocations()
+        self._root = root
+        self._domain = domain
+        self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
+        self._regional: set[str] = set()  # holders with a grant that holds in some region only
+        self._particular: set[str] = set()  # holders with a grant for some of their parties only
+        self._authorities = {root} if root else set()
+        self._believed: dict[tuple[str, str], tuple[float, Believed]] = {}
+        self._verdicts: dict[str, tuple[float, documents.Scope, grants.Granted | None]] = {}  # until when
+
+    # -- what is kept: key and value of the bucket
+
+    def take(self, key: str, value: bytes) -> set[str]:
+        """The holders of whom something else may be believed now."""
+        kind = key.partition(".")[0]
+        if kind == "model":
+            self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.Define)))
+        elif kind == "grant":
+            chain = tuple(msgspec.json.decode(value, type=list[str]))
+            grant, serial = documents.open_sealed(chain[0], documents.Grant)
+            held = self._chains.setdefault(grant.holder, {})
+            held.pop(serial, None)  # the last that was handed in comes last, also when it comes again
+            held[serial] = chain
+            if grant.scope.region:
+                self._regional.add(grant.holder)
+            if grant.scope.prefix:
+                self._particular.add(grant.holder)
+            for sealed in chain[1:]:
+                self._authorities.add(documents.open_sealed(sealed, documents.Mandate)[0].subject)
+            self._forget()
+            return {grant.holder}
+        elif kind == "revoked":
+            return self._revoke(value.decode())
+        return set()
+
+    def drop(self, key: str) -> None:
+        """A grant whose time is long over."""
+        kind, _, serial = key.partition(".")
+        holders = list(self._chains.items()) if kind == "grant" else []
+        for holder, chains in holders:
+            if chains.pop(serial, None) is not None:
+                self._forget()
+                if not chains:
+                    del self._chains[holder]
+
+    def _revoke(self, sealed: str) -> set[str]:
+        # Whose it is was asked when it was handed in: what made its issuer known may be forgotten since.
+        issuer = documents.open_sealed(sealed, documents.RevocationList)[0].issuer
+        try:
+            self.revocations = self.revocations.accept(sealed, known={issuer})
+        except errors.Refused:
+            return set()  # not newer than what is held
+        self._forget()
+        return set(self._chains)
+
+    def _forget(self) -> None:
+        self._believed.clear()
+        self._verdicts.clear()
+
+    def has_grants(self, process: str) -> bool:
+        return process in self._chains
+
+    def has_regions(self, process: str) -> bool:
+        return process in self._regional
+
+    def has_prefixes(self, process: str) -> bool:
+        return process in self._particular
+
+    # -- what comes in: the key under which it is to be kept
+
+    def model_key(self, define: protocol.Define) -> str:
+        """`errors.Conflict` if it is not what is known under that name, or has become more."""
+        draft = model_of(define)
+        self.vocabulary.require_growth(draft)
+        return f"model.{draft.kind.value}.{draft.name}"
+
+    def grant_key(self, chain: tuple[str, ...], *, now: float) -> tuple[str, float | None]:
+        """Also for how long it is to be kept; None: for good.
+
+        `errors.Forbidden` if nobody would believe it, now or when it begins, if that is soon: its authority's
+        clock may be ahead of ours. Until it begins here it is not believed here.
+        """
+        try:
+            grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
+        except documents.No as no:
+            raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
+        begins = min(grant.issued_at, now + grants.SKEW_S)
+        found = self._verify(chain, self._anywhere(grant), max(now, begins))
+        if isinstance(found, grants.Refusal):
+            raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
+        for_s = grant.expires_at + SHOWN_S - now
+        return f"grant.{serial}", for_s if for_s < KEPT_S_MAX else None
+
+    def revocation_key(self, sealed: str) -> str:
+        newer = self.revocations.accept(sealed, known=self._authorities)
+        issuer = documents.open_sealed(sealed, documents.RevocationList)[0].issuer
+        assert issuer in newer.lists
+        return f"revoked.{issuer}"
+
+    # -- what is believed
+
+    def _anywhere(self, grant: documents.Grant) -> documents.Situation:
+        """Somewhere in this domain where it holds, if it does anywhere."""
+        return documents.Situation(
+            holder=grant.holder,
+            domain=self._domain,
+            region=grant.scope.region,
+            party=grant.scope.prefix,
+            audience=next(iter(grant.scope.audience), ""),
+        )
+
+    def _verify(
+        self, chain: tuple[str, ...], where: documents.Situation, now: float
+    ) -> grants.Granted | grants.Refusal:
+        return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
+
+    def believed(self, process: str, party: str, *, now: float) -> Believed:
+        """The restricted attributes of a party at this moment."""
+        if process not in self._chains:
+            return NOTHING
+        known = self._believed.get((process, party))
+        if known is not None and now < known[0]:
+            return known[1]
+        everywhere: dict[str, Held] = {}
+        scoped: list[tuple[documents.Scope, dict[str, Held]]] = []
+        listed, until = self._granted(process, party, now)
+        for scope, granted in listed:
+            held = {name: Held(_value(value), granted) for name, value in granted.attributes.items()}
+            if scope.region or scope.audience:
+                scoped.append((scope, held))
+            else:
+                everywhere.update(held)
+                # It prevails over what came before, inside of scopes too.
+                scoped = [
+                    (before, {name: one for name, one in those.items() if name not in held})
+                    for before, those in scoped
+                ]
+        found = Believed(everywhere, *_in_scopes(scoped))
+        if len(self._believed) > 10_000:
+            self._believed.clear()
+        self._believed[process, party] = (min(until, now + 60.0), found)
+        return found
+
+    def of_receiver(
+        self, process: str, party: str, region: str, *, now: float
+    ) -> tuple[dict[str, types.Value], float]:
+        """What addresses may find in a party that is in this region, and until when.
+
+        A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
+        """
+        found: dict[str, types.Value] = {}
+        listed, until = self._granted(process, party, now, region)
+        for scope, granted in listed:
+            if not scope.audience:
+                found.update((name, _value(value)) for name, value in granted.attributes.items())
+        return found, until
+
+    def _granted(
+        self, process: str, party: str, now: float, region: str | None = None
+    ) -> tuple[list[tuple[documents.Scope, grants.Granted]], float]:
+        """The grants that hold for a party (without a region, in any), the prevailing last; until when."""
+        found: list[tuple[documents.Scope, grants.Granted]] = []
+        until = float("inf")
+        for serial, chain in self._chains.get(process, {}).items():
+            ends, scope, granted = self._verified(serial, chain, now)
+            until = min(until, ends)
+            where = documents.Situation(
+                holder=process,
+                domain=self._domain,
+                party=party,
+                region=scope.region if region is None else region,
+                audience=next(iter(scope.audience), ""),
+            )
+            if granted is not None and scope.covers(where):
+                found.append((scope, granted))
+        # Where several say it, the one of the highest tier counts, and of those the newest.
+        return sorted(found, key=lambda one: one[1].tier), until
+
+    def _verified(
+        self, serial: str, chain: tuple[str, ...], now: float
+    ) -> tuple[float, documents.Scope, grants.Granted | None]:
+        """Until when, where, and what.
+
+        Remembered: signatures take long, and a process may have a million parties.
+        """
+        known = self._verdicts.get(serial)
+        if known is None or now >= known[0]:
+            grant = documents.open_sealed(chain[0], documents.Grant)[0]
+            found = self._verify(chain, self._anywhere(grant), now)
+            if isinstance(found, grants.Granted):
+                known = (found.expires_at, grant.scope, found)
+            elif found.reason is documents.Reason.NOT_YET_VALID:
+                known = (now + EARLY_S, grant.scope, None)
+            else:
+                known = (float("inf"), grant.scope, None)
+            self._verdicts[serial] = known
+        return known
+
+    def issued_at(self, granted: grants.Granted) -> int:
+        """When its authority made a grant."""
+        chain = self._chains[granted.holder][granted.serial]
+        return documents.open_sealed(chain[0], documents.Grant)[0].issued_at
+
+    def chains(self) -> dict[str, tuple[str, ...]]:
+        """Every grant there is, by its serial."""
+        return {serial: chain for held in self._chains.values() for serial, chain in held.items()}
+
+    def shown(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
+        """A grant, for people."""
+        grant = documents.open_sealed(chain[0], documents.Grant)[0]
+        found = self._verify(chain, self._anywhere(grant), now)
+        authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
+        return {
+            "serial": serial,
+            "mandates": list(map(documents.serial_of, chain[1:])),
+            "holder": grant.holder,
+            "attributes": dict(grant.attributes),
+            "tier": grant.tier,
+            "authority": authority or "root",
+            "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
+            "expires_at": grant.expires_at,
+            "status": str(found.reason) if isinstance(found, grants.Refusal) else "valid",
+        }
+
+
+def _value(value: documents.Value) -> types.Value:
+    return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _in_scopes(
+    scoped: list[tuple[documents.Scope, dict[str, Held]]],
+) -> tuple[tuple[protocol.Within, ...], tuple[tuple[documents.Scope, dict[str, Held]], ...]]:
+    """For the event, and for people."""
+    listed = tuple((scope, held) for scope, held in scoped if held)
+    within = tuple(
+        protocol.Within(
+            attributes=protocol.to_wire({name: one.value for name, one in held.items()}),
+            region=scope.region,
+            audience=scope.audience,
+        )
+        for scope, held in listed
+    )
+    return within, listed
+
+
+def model_of(define: protocol.Define) -> models.Model:
+    attributes = {name: types.parse_type(text) for name, text in define.attributes.items()}
+    return models.Model(define.name, attributes, models.Kind(define.of))
+
+
+def define_of(made: models.Model) -> protocol.Define:
+    return protocol.Define(
+        name=made.name,
+        attributes={name: str(declared) for name, declared in made.attributes.items()},
+        of=made.kind.value,
+    )

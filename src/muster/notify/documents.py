@@ -1,0 +1,400 @@
+"""Models, states and policies as documents: YAML, JSON, a readable notation and XML, each into each.
+
+The notation is that of the paper, with a word before what the paper leaves to its prose:
+
+    WebServer = { String application; int servicePort; DomainedSet{docs, cgi} services; float load }
+    event alert = { int threat_level }
+    state web-1 = WebServer { application = "IIS"; services = {docs, cgi}; load = 0.39 }
+    policy careful = (alert AND threat_level >= 4) AND (sender: (_trust_level >= 2));
+
+YAML and JSON have the same three lists under ``models``, ``states`` and ``policies``; XML follows
+``docs/schemas/notify.xsd`` (`muster.notify.documents_xml`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.notify import models
+from muster.predicates import types
+
+SIZE_MAX: Final = 4 << 20
+Form = Literal["yaml", "json", "notation", "xml"]
+
+_TYPES: Final = {"string": "String", "int": "int", "float": "float", "bool": "bool"}
+_TOKEN: Final = re.compile(
+    r"""(?P<space>(?:\s|//[^\n]*)+)|(?P<string>"(?:[^"\\]|\\.)*")|(?P<mark>[{}=;,])|(?P<word>[^\s{}=;,"]+)"""
+)
+_EXPRESSION: Final = re.compile(r"""(?:[^;'"]|'[^']*'|"[^"]*")*""")
+_PLAIN: Final = re.compile(r"[\w.-]+(?: [\w.-]+)*\Z")
+_WHOLE: Final = re.compile(r"[+-]?\d+\Z")
+_DIGITS_MAX: Final = 40
+_REAL: Final = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    party: str
+    model: str
+    values: Mapping[str, types.Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    models: tuple[models.Model, ...] = ()
+    states: tuple[State, ...] = ()
+    policies: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*(state.party for state in self.states), *self.policies):
+            subjects.token(name)
+        known = {model.name: model for model in self.models if model.kind is models.Kind.PARTY}
+        for state in self.states:
+            for name, held in ((state.model, None), *state.values.items()):
+                models.require_name(name)
+                models.require_sayable(name, held)
+            if state.model in known:
+                known[state.model].require(state.values)
+
+
+def value(text: str) -> types.Value:
+    """A value as people write it: 4, 0.39, true, {docs, cgi}, "IIS"; all else is a string as it stands."""
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _WHOLE.match(text):
+        if len(text) > _DIGITS_MAX:
+            raise errors.InvalidInput(f"{text[:40]}… is a whole number of more than 64 bits")
+        return int(text)
+    if _REAL.match(text):
+        return float(text)
+    if text.startswith("{") and text.endswith("}"):
+        inside = text[1:-1].strip()
+        return frozenset(word.strip().strip('"') for word in inside.split(",")) if inside else frozenset()
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return _unquoted(text)
+    return text
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
+
+
+def written(value: types.Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, int | float):
+        return repr(value)
+    assert value is not None
+    return _set(sorted(value))
+
+
+def _set(words: Iterable[str]) -> str:
+    listed = (word if _PLAIN.match(word) else written(word) for word in words)
+    return f"{{{', '.join(listed)}}}"
+
+
+# -- reading
+
+
+def read(data: bytes) -> Document:
+    """A document in any of the forms, told by how it begins."""
+    if len(data) > SIZE_MAX:
+        raise errors.LimitExceeded(f"a document of {len(data):,} bytes is over {SIZE_MAX:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise errors.InvalidInput(f"a document is UTF-8 text: {error}") from None
+    start = text.lstrip()
+    if start.startswith("<"):
+        from muster.notify import documents_xml
+
+        return documents_xml.read(text)
+    if re.match(r"(?://|(?:event|state|policy)\s+[\w.-]+\s*=|\w+\s*=)", start):
+        return _Notation(text).document()
+    return _plain(_loaded(text, is_json=start.startswith("{")))
+
+
+def _loaded(text: str, *, is_json: bool) -> Any:
+    if is_json:
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise errors.InvalidInput(f"this is not JSON: {str(error)[:200]}") from None
+    import yaml
+
+    from muster.core.formats import yaml as yaml_
+
+    # Aliases let a small text become a large tree; nothing here needs them.
+    with contextlib.suppress(yaml.YAMLError):  # which is said below
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise errors.InvalidInput("aliases are not used here: write it out")
+    return yaml_.read(text, "the document")
+
+
+class _Model(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    attributes: dict[str, str]
+    of: Literal["party", "event"] = "party"
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    party: str
+    model: str
+    values: dict[str, str | bool | int | float | list[str] | None]
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    models: list[_Model] = []
+    states: list[_State] = []
+    policies: dict[str, str] = {}
+
+
+def _plain(tree: Any) -> Document:
+    try:
+        found = msgspec.convert(tree or {}, _Document)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"not a document of models, states and policies: {error}") from None
+    return Document(
+        tuple(_model(one.name, one.attributes, one.of) for one in found.models),
+        tuple(
+            State(
+                one.party,
+                one.model,
+                {
+                    name: frozenset(held) if isinstance(held, list) else held
+                    for name, held in one.values.items()
+                    if not types.is_null(held)
+                },
+            )
+            for one in found.states
+        ),
+        {name: text.strip() for name, text in found.policies.items()},
+    )
+
+
+def _model(name: str, attributes: Mapping[str, str], of: str) -> models.Model:
+    declared = {key: types.parse_type(text) for key, text in attributes.items()}
+    return models.Model(name, declared, models.Kind(of))
+
+
+class _Notation:
+    """The readable form, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def document(self) -> Document:
+        found: list[models.Model] = []
+        states: list[State] = []
+        policies: dict[str, str] = {}
+        while self._peek():
+            word = self._take("word")
+            if self._peek() == "=":  # also of one that is called `policy`
+                self._mark("=")
+                found.append(_model(word, self._attributes(), "party"))
+            elif word == "policy":
+                name = self._take("word")
+                self._mark("=")
+                policies[name] = self._expression()
+            elif word == "state":
+                party = self._take("word")
+                self._mark("=")
+                kind = self._take("word")
+                states.append(State(party, kind, self._values()))
+            elif word == "event":
+                name = self._take("word")
+                self._mark("=")
+                found.append(_model(name, self._attributes(), "event"))
+            else:
+                raise self._fault("expected =")
+            if self._peek() == ";":
+                self._mark(";")
+        return Document(tuple(found), tuple(states), policies)
+
+    def _attributes(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        self._mark("{")
+        while self._peek() != "}":
+            kind = self._take("word")
+            if self._peek() == "{":
+                words = self._set()
+                types.set_of(*words)  # one with a comma would be two from here on
+                kind += f"{{{', '.join(words)}}}"
+            found[self._take("word")] = kind
+            if self._peek() != "}":
+                self._mark(";")
+        self._mark("}")
+        return found
+
+    def _values(self) -> dict[str, types.Value]:
+        found: dict[str, types.Value] = {}
+        self._mark("{")
+        while self._peek() != "}":
+            name = self._take("word")
+            self._mark("=")
+            if self._peek() == "{":
+                found[name] = frozenset(self._set())
+            elif self._peek().startswith('"'):
+                found[name] = _unquoted(self._take("string"))
+            else:
+                found[name] = value(self._take("word"))
+            if self._peek() != "}":
+                self._mark(";")
+        self._mark("}")
+        return found
+
+    def _set(self) -> list[str]:
+        """{docs, front page, "cgi"}"""
+        self._mark("{")
+        words: list[str] = []
+        while self._peek() != "}":
+            if self._peek().startswith('"'):
+                words.append(_unquoted(self._take("string")))
+            else:
+                start = end = self._at
+                while (found := self._next()) is not None and found.lastgroup == "word":
+                    self._at = end = found.end()
+                words.append(self._text[start:end])
+            if self._peek() != "}":
+                self._mark(",")
+        self._mark("}")
+        return words
+
+    def _expression(self) -> str:
+        """Up to the semicolon, which the language of predicates does not have outside of strings."""
+        found = _EXPRESSION.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+        return found[0].strip()
+
+    def _next(self) -> re.Match[str] | None:
+        found = _TOKEN.match(self._text, self._at)
+        if found is not None and found.lastgroup == "space":
+            self._at = found.end()
+            found = _TOKEN.match(self._text, self._at)
+        if found is None and self._at < len(self._text):
+            raise self._fault("this does not belong here")
+        return found
+
+    def _peek(self) -> str:
+        found = self._next()
+        return found[0] if found else ""
+
+    def _take(self, kind: str) -> str:
+        found = self._next()
+        if found is None or found.lastgroup != kind:
+            raise self._fault(f"expected a {kind}")
+        self._at = found.end()
+        return found[0]
+
+    def _mark(self, mark: str) -> None:
+        if self._peek() != mark:
+            raise self._fault(f"expected {mark}")
+        self._take("mark")
+
+    def _fault(self, message: str) -> errors.ParseError:
+        return errors.ParseError(message, text=self._text, position=self._at)
+
+
+# -- writing
+
+
+def write(document: Document, form: Form) -> str:
+    return _WRITERS[form](document)
+
+
+def _tree(document: Document) -> dict[str, Any]:
+    return {
+        "models": [
+            {
+                "name": one.name,
+                **({"of": "event"} if one.kind is models.Kind.EVENT else {}),
+                "attributes": {name: str(declared) for name, declared in one.attributes.items()},
+            }
+            for one in document.models
+        ],
+        "states": [
+            {
+                "party": one.party,
+                "model": one.model,
+                "values": {
+                    name: sorted(held) if isinstance(held, frozenset) else held
+                    for name, held in one.values.items()
+                    if not types.is_null(held)
+                },
+            }
+            for one in document.states
+        ],
+        "policies": dict(document.policies),
+    }
+
+
+def _yaml(document: Document) -> str:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, held: str) -> yaml.ScalarNode:
+        # This one is read as a line's end, and comes back as a blank, unless it is escaped.
+        return dumper.represent_scalar("tag:yaml.org,2002:str", held, style='"' if "\x85" in held else None)
+
+    Dumper.add_representer(str, text)
+    made: str = yaml.dump(_tree(document), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return made
+
+
+def _json(document: Document) -> str:
+    return msgspec.json.format(msgspec.json.encode(_tree(document)), indent=2).decode() + "\n"
+
+
+def _notation(document: Document) -> str:
+    lines = []
+    for model in document.models:
+        event = "event " if model.kind is models.Kind.EVENT else ""
+        inside = ";\n".join(f"  {_type(kind)} {name}" for name, kind in model.attributes.items())
+        lines.append(f"{event}{model.name} = {{\n{inside}\n}}")
+    for state in document.states:
+        inside = ";\n".join(
+            f"  {name} = {written(held)}" for name, held in state.values.items() if not types.is_null(held)
+        )
+        lines.append(f"state {state.party} = {state.model} {{\n{inside}\n}}")
+    for name, text in document.policies.items():
+        if not _EXPRESSION.fullmatch(text):
+            raise errors.InvalidInput(
+                f"the policy {name} cannot be written here: a quote stands alone, or a semicolon",
+                hint="use another form",
+            )
+        lines.append(f"policy {name} = {text};")
+    return "\n".join(lines) + "\n"
+
+
+def _type(declared: types.Type) -> str:
+    if declared.kind is types.Kind.SET:
+        return f"DomainedSet{_set(declared.domain)}"
+    return _TYPES[declared.kind.value]
+
+
+def _xml(document: Document) -> str:
+    from muster.notify import documents_xml
+
+    return documents_xml.write(document)
+
+
+_WRITERS: Final[dict[str, Callable[[Document], str]]] = {
+    "yaml": _yaml,
+    "json": _json,
+    "notation": _notation,
+    "xml": _xml,
+}

@@ -1,0 +1,1 @@
+"""Which receivers get an event: columnar index over receivers and policies."""

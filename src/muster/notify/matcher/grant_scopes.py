@@ -1,0 +1,83 @@
+"""Who gets an event whose sender is not believed alike by all: a grant may hold in a region only.
+
+It may also hold for an audience, which is those that it names.
+
+Those that the address means are sorted by the scopes they are in, and the policies of each group are asked
+about what that group believes.  Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify import authorities, protocol
+from muster.notify.matcher import matcher as engines
+from muster.notify.matcher import receiver_columns
+from muster.notify.matcher import receiver_table as tables
+from muster.predicates import ast, types
+
+Array = npt.NDArray[Any]
+
+
+def find(engine: engines.Engine, event: protocol.Event, address: ast.Condition) -> list[engines.Found]:
+    """The receivers of an event; good until the engine is asked again."""
+    if not event.within:
+        return engine.find(event.believed(), address)
+    found = []
+    for meant in engine.find_meant(address):
+        chosen = np.zeros(len(meant.rows), np.bool_)
+        inside = _inside(engine, meant, event.within)
+        packed = np.packbits(inside, axis=1)
+        alike = packed.view(f"V{packed.shape[1]}").ravel()
+        _, firsts, groups = np.unique(alike, return_index=True, return_inverse=True)
+        for group, first in enumerate(firsts.tolist()):
+            scopes = itertools.compress(event.within, inside[first])
+            own = groups == group
+            chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
+        found.append(engines.Found(meant.table, meant.rows[chosen]))
+    return found
+
+
+def believed_by(event: protocol.Event, party: str, state: dict[str, types.Value]) -> dict[str, types.Value]:
+    """What one receiver is asked about."""
+    region = state.get(authorities.REGION)
+    return event.believed(
+        one
+        for one in event.within
+        if (not one.region or (isinstance(region, str) and _below(one.region)(region)))
+        and (not one.audience or _named(party, one.audience))
+    )
+
+
+def _inside(engine: engines.Engine, meant: engines.Found, within: tuple[protocol.Within, ...]) -> Array:
+    """For each row, which scopes it is in."""
+    table = engine.tables[meant.table]
+    found = np.ones((len(meant.rows), len(within)), np.bool_)
+    names = engine.names([meant]) if any(one.audience for one in within) else []
+    for place, one in enumerate(within):
+        if one.region:
+            found[:, place] &= _in_region(table, meant.rows, one.region)
+        if one.audience:
+            audience = frozenset(one.audience)
+            found[:, place] &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
+    return found
+
+
+def _in_region(table: tables.Table, rows: Array, region: str) -> Array:
+    column = table.columns.get(authorities.REGION)
+    if not isinstance(column, receiver_columns.Words) or column.kind is not types.Kind.STRING:
+        return np.zeros(len(rows), np.bool_)
+    return column.which(rows, _below(region))
+
+
+def _below(region: str) -> Callable[[str], bool]:
+    return lambda word: word == region or word.startswith((f"{region}/", f"{region}."))
+
+
+def _named(party: str, audience: frozenset[str] | tuple[str, ...]) -> bool:
+    return party in audience or party.partition("/")[0] in audience

@@ -1,0 +1,401 @@
+"""The inner loops, in numba where it is installed: a few machine instructions for 64 receivers.
+
+A *bitmap* is an array of 64-bit words, bit ``i % 64`` of word ``i // 64`` standing for row ``i``.  An address
+becomes a postfix *program* that one compiled loop interprets over blocks of 8,192 rows, so that no address
+costs a compilation and the stack stays in the nearest cache.
+
+`muster.notify.matcher.kernels_numpy` is the same in numpy alone: slower, always there, and what these are tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from muster.notify.matcher import name_table, opcodes
+
+BLOCK: Final = 128  # words
+AHEAD: Final = 16  # receivers: so long takes it to fetch something from memory
+DEPTH: Final = opcodes.DEPTH
+
+BITMAP, RANGE, AND, OR, FILL = opcodes.BITMAP, opcodes.RANGE, opcodes.AND, opcodes.OR, opcodes.FILL
+NEXT, WITHIN, EMPTY = opcodes.NEXT, opcodes.WITHIN, name_table.EMPTY
+
+
+@intrinsic
+def _within(_: Any, array: Any, at: Any, low: Any, span: Any) -> Any:
+    """64 bytes from ``at`` on as a word: which of them are between ``low`` and ``low + span``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = ir.VectorType(ir.IntType(8), 64)
+        nothing = ir.Constant(lanes, ir.Undefined)
+        first = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+
+        def everywhere(value: Any) -> Any:
+            return builder.shuffle_vector(
+                builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0)), nothing, first
+            )
+
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), lanes.as_pointer())
+        distance = builder.sub(builder.load(place, align=1), everywhere(arguments[2]))
+        return builder.bitcast(
+            builder.icmp_unsigned("<=", distance, everywhere(arguments[3])), ir.IntType(64)
+        )
+
+    return types.uint64(array, types.intp, types.uint8, types.uint8), generate
+
+
+@intrinsic
+def _ones(_: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _lowest(_: Any, word: Any) -> Any:
+    """The number of the lowest bit that is set; 64 if there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _prefetch(_: Any, array: Any, at: Any) -> Any:
+    """Begin to fetch what stands there: it is read in a moment."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), pointer)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
+        for_reading, keep, of_data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(fetch, [place, for_reading, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@njit(cache=True)
+def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
+    """Interpret an address; ``codes`` is flat, one column of ``stride`` bytes after the other."""
+    words = out.size
+    stack = np.empty((DEPTH, BLOCK), np.uint64)
+    total = np.uint64(0)
+    for start in range(0, words, BLOCK):
+        size = min(BLOCK, words - start)
+        top = -1
+        for step in range(steps.shape[0]):
+            operation, a = steps[step, 0], steps[step, 1]
+            if operation == BITMAP:
+                top += 1
+                own, other = stack[top], bits[a, start : start + size]
+                for i in range(size):
+                    own[i] = other[i]
+            elif operation == NEXT:
+                own, other = stack[top], bits[a, start : start + size]
+                for i in range(size):
+                    own[i] &= other[i]
+            elif operation in (RANGE, WITHIN):
+                base = a * stride + start * 64
+                low, span = np.uint8(steps[step, 2]), np.uint8(steps[step, 3])
+                if operation == RANGE:
+                    top += 1
+                    own = stack[top]
+                    for i in range(size):
+                        own[i] = _within(codes, base + i * 64, low, span)
+                    continue
+                own = stack[top]
+                some = 0
+                for i in range(size):
+                    some += own[i] != 0
+                if some * 8 < size:  # the few that are left are asked one by one
+                    for i in range(size):
+                        if own[i] != 0:
+                            own[i] &= _within(codes, base + i * 64, low, span)
+                else:
+                    for i in range(size):
+                        own[i] &= _within(codes, base + i * 64, low, span)
+            elif operation == FILL:
+                top += 1
+                own = stack[top]
+                own[:] = ~np.uint64(0) if a else np.uint64(0)
+            else:
+                top -= 1
+                own, other = stack[top], stack[top + 1]
+                if operation == AND:
+                    for i in range(size):
+                        own[i] &= other[i]
+                elif operation == OR:
+                    for i in range(size):
+                        own[i] |= other[i]
+                else:
+                    for i in range(size):
+                        own[i] &= ~other[i]
+        own, other = stack[0], out[start : start + size]
+        for i in range(size):
+            other[i] = own[i]
+            total += _ones(own[i])
+    return total
+
+
+@njit(cache=True)
+def intersect(rows: Any, chosen: Any, out: Any) -> int:
+    """AND of some rows of a matrix of bitmaps; how many bits are left."""
+    size = out.size
+    first = rows[chosen[0]]
+    for i in range(size):
+        out[i] = first[i]
+    for j in range(1, chosen.size):
+        row = rows[chosen[j]]
+        for i in range(size):
+            out[i] &= row[i]
+    total = np.uint64(0)
+    for i in range(size):
+        total += _ones(out[i])
+    return total
+
+
+@njit(cache=True)
+def positions(bits: Any, out: Any) -> int:
+    """The numbers of the set bits."""
+    count = 0
+    for i in range(bits.size):
+        word = bits[i]
+        while word != 0:
+            out[count] = i * 64 + _lowest(word)
+            count += 1
+            word &= word - np.uint64(1)
+    return count
+
+
+@njit(cache=True)
+def policies_of(true: Any, owner: Any, out: Any) -> int:
+    """The distinct policies of the true conjunctions."""
+    count = 0
+    last = -1
+    for i in range(true.size):
+        word = true[i]
+        while word != 0:
+            policy = owner[i * 64 + _lowest(word)]
+            word &= word - np.uint64(1)
+            # The conjunctions of a policy stand side by side.
+            if policy != last:
+                last = out[count] = policy
+                count += 1
+    return count
+
+
+@njit(cache=True)
+def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any:
+    """Where the receivers of the true policies stand, as in ``spans``.
+
+    Every step goes to a place of its own in memory.  What waits for one of them must not wait for the next
+    too, so each kind of step is done for all policies before the next kind.
+    """
+    policies = out[: policies_of(true, owner, out)]
+    found = np.empty((policies.size, 3), np.int32)
+    count = 0
+    for i in range(policies.size):
+        policy = policies[i]
+        if policy < spans.shape[0]:
+            span = spans[policy]
+            if span[2] < 0:
+                _prefetch(members, span[0])
+            found[count, 0] = span[0]
+            found[count, 1] = span[1]
+            found[count, 2] = span[2]
+            count += span[1] != 0
+    return found[:count]
+
+
+@njit(cache=True)
+def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
+    """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
+    stretches = _stretches(true, owner, spans, members, room)
+    found = np.int64(0)
+    for i in range(stretches.shape[0]):
+        start, size, row = stretches[i]
+        if row < 0:
+            for j in range(start, start + size):
+                one = np.uint64(members[j])
+                # Written whether or not it counts: no branch to mispredict.
+                out[found] = one
+                found += np.int64((address[one >> np.uint64(6)] >> (one & np.uint64(63))) & np.uint64(1))
+            continue
+        end = row + size
+        while row < end:  # a word of the address at a time
+            bits, some = _piece(address, row, end)
+            while bits != 0:
+                out[found] = row + _lowest(bits)
+                found += 1
+                bits &= bits - np.uint64(1)
+            row += some
+    return int(found)
+
+
+@njit(cache=True)
+def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
+    """The same as a bitmap, which is empty before."""
+    stretches = _stretches(true, owner, spans, members, room)
+    found = np.uint64(0)
+    for i in range(stretches.shape[0]):
+        start, size, row = stretches[i]
+        if row < 0:
+            for j in range(start, start + size):
+                one = np.uint64(members[j])
+                at, bit = one >> np.uint64(6), one & np.uint64(63)
+                meant = (address[at] >> bit) & np.uint64(1)
+                out[at] |= meant << bit
+                found += meant
+            continue
+        end = row + size
+        while row < end:
+            bits, some = _piece(address, row, end)
+            out[row >> 6] |= bits << np.uint64(row & 63)
+            found += _ones(bits)
+            row += some
+    return found
+
+
+@njit(cache=True)
+def _piece(address: Any, row: int, end: int) -> Any:
+    """The bits of the rows from ``row`` on that stand in one word and are before ``end``; how many."""
+    some = min(64 - (row & 63), end - row)
+    bits = (address[row >> 6] >> np.uint64(row & 63)) & (~np.uint64(0) >> np.uint64(64 - some))
+    return bits, some
+
+
+@njit(cache=True)
+def _hits(address: Any, few: bool, out: Any) -> int:
+    """`positions`, written two at a time whether or not they are there: no branch to mispredict."""
+    if few:
+        return positions(address, out)
+    hits = np.int64(0)
+    for i in range(address.size):
+        word = address[i]
+        end = hits + np.int64(_ones(word))
+        out[hits] = i * 64 + _lowest(word)
+        word &= word - np.uint64(1)
+        out[hits + 1] = i * 64 + _lowest(word)
+        word &= word - np.uint64(1)
+        hits += 2
+        while word != 0:
+            out[hits] = i * 64 + _lowest(word)
+            word &= word - np.uint64(1)
+            hits += 1
+        hits = end
+    return hits
+
+
+@njit(cache=True)
+def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, out: Any) -> int:
+    """Receivers that the address means and one of whose policy's conjunctions is true, as ids.
+
+    What is read of each stands at a place of its own in memory, so it is fetched some receivers ahead.
+    """
+    hits = _hits(address, hits * 8 < address.size, out)
+    found = np.int64(0)
+    last = np.uint64(true.size - 1)
+    for i in range(hits):
+        _prefetch(policy_of, out[min(i + 2 * AHEAD, hits - 1)])
+        _prefetch(parts, 2 * policy_of[out[min(i + AHEAD, hits - 1)]])
+        row = out[i]
+        policy = policy_of[row]
+        known = max(policy, 0)
+        first, count = np.uint64(parts[known, 0]), parts[known, 1]
+        # Its conjunctions stand side by side, at most 64 of them: in one word, or in two.
+        at, shift = first >> np.uint64(6), first & np.uint64(63)
+        bits = true[at] >> shift
+        bits |= (true[min(at + np.uint64(1), last)] << np.uint64(1)) << (np.uint64(63) - shift)
+        bits &= ~np.uint64(0) >> np.uint64(64 - max(count, 1))
+        out[found] = row
+        # One that can never be true has no conjunction.
+        found += np.int64((bits != 0) & (policy >= 0) & (count > 0))
+    return found
+
+
+@njit(cache=True)
+def recode(values: Any, rows: Any, edges: Any, codes: Any) -> None:
+    """The codes of some rows of a column of numbers: 0 is NULL, then one for each interval."""
+    for i in range(rows.size):
+        row = rows[i]
+        value = values[row]
+        if value != value:
+            codes[row] = 0
+            continue
+        low, high = 0, edges.size
+        while low < high:
+            middle = (low + high) >> 1
+            if value >= edges[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        codes[row] = np.uint8(low + 1)
+
+
+@njit(cache=True)
+def write_sets(rows: Any, masks: Any, first: int, count: int, bits: Any) -> None:
+    """Each row's bit in ``count`` bitmaps, bit k of its mask in bitmap ``first + k``."""
+    for i in range(rows.size):
+        word, bit = rows[i] >> 6, np.uint64(1) << np.uint64(rows[i] & 63)
+        for k in range(count):
+            if (masks[i] >> np.uint64(k)) & np.uint64(1):
+                bits[first + k, word] |= bit
+            else:
+                bits[first + k, word] &= ~bit
+
+
+@njit(cache=True)
+def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
+    """Rows change from one code to another: code c has the bitmap ``where[c - 1]``."""
+    for i in range(rows.size):
+        word, bit = rows[i] >> 6, np.uint64(1) << np.uint64(rows[i] & 63)
+        if old[i] != 0:
+            bits[where[old[i] - 1], word] &= ~bit
+        if new[i] != 0:
+            bits[where[new[i] - 1], word] |= bit
+
+
+@njit(cache=True)
+def look_up(
+    hashes: Any, data: Any, ends: Any, places: Any, starts: Any, sizes: Any, text: Any, out: Any
+) -> None:
+    """The rows of names: the i-th ends in ``data`` at ``ends[i]``; -1 where nobody has it."""
+    mask = places.size - 1
+    first = 0
+    for i in range(hashes.size):
+        size = ends[i] - first
+        at = hashes[i] & mask
+        out[i] = -1
+        while places[at] != EMPTY:
+            row = places[at]
+            if row >= 0 and sizes[row] == size:
+                start = starts[row]
+                k = 0
+                while k < size and text[start + k] == data[first + k]:
+                    k += 1
+                if k == size:
+                    out[i] = row
+                    break
+            at = (at + 1) & mask
+        first = ends[i]
+
+
+@njit(cache=True)
+def gather(text: Any, starts: Any, lengths: Any, out: Any) -> None:
+    """Stretches of a text, one after the other."""
+    at = 0
+    for i in range(starts.size):
+        for k in range(starts[i], starts[i] + lengths[i]):
+            out[at] = text[k]
+            at += 1

@@ -1,0 +1,158 @@
+"""The inner loops in numpy alone: the reference for `muster.notify.matcher.kernels_numba`, and their stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify.matcher import opcodes
+
+Array = npt.NDArray[Any]
+
+
+def pack(mask: Array) -> Array:
+    """A mask of rows, their number a multiple of 64, as a bitmap."""
+    return np.packbits(mask, bitorder="little").view(np.uint64)
+
+
+def unpack(bits: Array) -> Array:
+    return np.unpackbits(bits.view(np.uint8), bitorder="little")
+
+
+def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int:
+    words = len(out)
+    stack: list[Array] = []
+    for operation, a, b, c in steps.tolist():
+        match operation:
+            case opcodes.BITMAP:
+                stack.append(bits[a, :words])
+            case opcodes.RANGE:
+                stack.append(_within(codes[a * stride : a * stride + words * 64], b, c))
+            case opcodes.WITHIN:
+                column = codes[a * stride : a * stride + words * 64]
+                some = np.flatnonzero(stack[-1])
+                if len(some) * 8 < words:  # the few that are left are asked one by one
+                    left = np.zeros_like(stack[-1])
+                    left[some] = stack[-1][some] & _within(column.reshape(-1, 64)[some].reshape(-1), b, c)
+                    stack[-1] = left
+                else:
+                    stack[-1] = stack[-1] & _within(column, b, c)
+            case opcodes.AND:
+                top = stack.pop()
+                stack[-1] = stack[-1] & top
+            case opcodes.OR:
+                top = stack.pop()
+                stack[-1] = stack[-1] | top
+            case opcodes.NOT:
+                top = stack.pop()
+                stack[-1] = stack[-1] & ~top
+            case opcodes.NEXT:
+                stack[-1] = stack[-1] & bits[a, :words]
+            case _:
+                stack.append(np.full(words, np.uint64(0xFFFFFFFFFFFFFFFF if a else 0)))
+    out[:] = stack[0]
+    return int(np.bitwise_count(out).sum())
+
+
+def _within(column: Array, low: int, span: int) -> Array:
+    return pack((column - np.uint8(low)) <= np.uint8(span))
+
+
+def intersect(rows: Array, chosen: Array, out: Array) -> int:
+    np.bitwise_and.reduce(rows[chosen], axis=0, out=out)
+    return int(np.bitwise_count(out).sum())
+
+
+def positions(bits: Array, out: Array) -> int:
+    # Word by word first: most are empty.
+    words = np.flatnonzero(bits)
+    masks = unpack(bits[words]).reshape(-1, 64)
+    at, bit = np.nonzero(masks)
+    out[: len(at)] = words[at] * 64 + bit
+    return len(at)
+
+
+def policies_of(true: Array, owner: Array, out: Array) -> int:
+    found = np.empty(int(np.bitwise_count(true).sum()), np.int64)
+    positions(true, found)
+    owners = owner[found]
+    # The conjunctions of a policy stand side by side.
+    policies = owners[np.flatnonzero(np.diff(owners, prepend=-1))]
+    out[: len(policies)] = policies
+    return len(policies)
+
+
+def _members(true: Array, owner: Array, room: Array, spans: Array, members: Array) -> Array:
+    policies = room[: policies_of(true, owner, room)]
+    policies = policies[policies < len(spans)]
+    sizes = spans[policies, 1].astype(np.int64)
+    if not sizes.sum():
+        return np.empty(0, members.dtype)
+    offsets = np.repeat(spans[policies, 0] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+    return members[offsets + np.arange(len(offsets))]
+
+
+def by_policy(
+    true: Array, owner: Array, room: Array, spans: Array, members: Array, address: Array, out: Array
+) -> int:
+    rows = _members(true, owner, room, spans, members)
+    chosen = rows[(address[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0]
+    out[: len(chosen)] = chosen
+    return len(chosen)
+
+
+def bits_by_policy(
+    true: Array, owner: Array, room: Array, spans: Array, members: Array, address: Array, out: Array
+) -> int:
+    mask = np.zeros(len(out) * 64, np.bool_)
+    mask[_members(true, owner, room, spans, members)] = True
+    np.bitwise_and(pack(mask), address, out=out)
+    return int(np.bitwise_count(out).sum())
+
+
+def by_address(address: Array, hits: int, policy_of: Array, parts: Array, true: Array, out: Array) -> int:
+    rows = np.empty(hits, np.int64)
+    positions(address, rows)
+    rows = rows[policy_of[rows] >= 0]
+    first, count = parts[policy_of[rows]].astype(np.int64).T
+    chosen = np.zeros(len(rows), np.bool_)
+    for place in range(int(count.max(initial=0))):
+        asked = place < count
+        at = np.where(asked, first + place, 0)
+        chosen |= asked & ((true[at >> 6] >> (at & 63).astype(np.uint64)) & np.uint64(1) != 0)
+    some = rows[chosen]
+    out[: len(some)] = some
+    return len(some)
+
+
+def recode(values: Array, rows: Array, edges: Array, codes: Array) -> None:
+    some = values[rows]
+    found = np.searchsorted(edges, some, side="right") + 1
+    codes[rows] = np.where(some == some, found, 0).astype(np.uint8)
+
+
+def move_bits(rows: Array, old: Array, new: Array, where: Array, bits: Array) -> None:
+    words, bit = rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64)
+    gone, come = old != 0, new != 0
+    np.bitwise_and.at(bits, (where[old[gone] - 1], words[gone]), ~bit[gone])
+    np.bitwise_or.at(bits, (where[new[come] - 1], words[come]), bit[come])
+
+
+def write_sets(rows: Array, masks: Array, first: int, count: int, bits: Array) -> None:
+    words, bit = rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64)
+    for k in range(count):
+        has = (masks >> np.uint64(k)) & np.uint64(1) != 0
+        np.bitwise_or.at(bits[first + k], words[has], bit[has])
+        np.bitwise_and.at(bits[first + k], words[~has], ~bit[~has])
+
+
+def gather(text: Array, starts: Array, lengths: Array, out: Array) -> None:
+    """Stretches of a text, one after the other."""
+    out[:] = text[_stretches(starts, lengths)]
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

@@ -1,0 +1,374 @@
+"""The matcher: who gets an event, at a million receivers.
+
+Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An
+event is matched in three steps: the policies that are true of it (none: done), the receivers that its address
+means, and who is in both.  The last is worked out from the smaller side: each address hit asks whether
+its policy is true, or each true policy lists its receivers and asks whether the address means them.
+
+Single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.core import errors
+from muster.notify import models
+from muster.notify.matcher import kernels_numpy, name_table, opcodes, policy_index
+from muster.notify.matcher import receiver_table as tables
+from muster.predicates import ast, types
+from muster.predicates.syntax import parser
+
+Array = npt.NDArray[Any]
+
+# Nanoseconds, measured: an address hit costs reads of its policy; a true conjunction, those of its policy,
+# and then a bit of the address for each of the policy's receivers.
+HIT_NS: Final = 4
+CONJUNCTION_NS: Final = 6
+MEMBER_NS: Final = 2
+
+
+def fastest() -> Any:
+    """The compiled kernels where numba is installed, numpy's otherwise."""
+    try:
+        from muster.notify.matcher import kernels_numba
+    except ImportError:
+        return kernels_numpy
+    return kernels_numba
+
+
+def warmed() -> Any:
+    """`fastest`, loaded and compiled: that takes a second, and several on a machine that never ran them."""
+    kernels = fastest()
+    trial = Engine(kernels=kernels)
+    model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
+    trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
+    trial.update(["p"] * name_table.FEW, {"b": [0.5] * name_table.FEW})  # equivalent: compiles
+    address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'")
+    trial.match({"e": True, "n": 1}, address)  # equivalent: compiles
+    trial.names([Found(0, np.zeros(name_table.FEW, np.int64))])  # equivalent: compiles
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Receivers of one table, by row."""
+
+    table: int
+    rows: Array
+
+
+class Engine:
+    def __init__(self, *, kernels: Any = None) -> None:
+        self._kernels = fastest() if kernels is None else kernels
+        self.policies = policy_index.PolicyIndex(self._kernels)
+        self.tables: list[tables.Table] = []
+        self._table_of: dict[str, int] = {}
+        self._names: list[name_table.Names] = []  # by table
+        self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
+
+    def use(self, kernels: Any) -> None:
+        """Go on with other kernels: they share all that is held."""
+        self._kernels = kernels
+        self.policies.use(kernels)
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+            table.kernels = known.kernels = kernels
+
+    def __len__(self) -> int:
+        return sum(map(len, self._names))
+
+    def __contains__(self, party: str) -> bool:
+        return any(known.row(party) >= 0 for known in self._names)
+
+    def parties(self) -> Iterable[str]:
+        return itertools.chain.from_iterable(self._names)
+
+    # -- changes
+
+    def define(self, model: models.Model) -> None:
+        number = self._table_of.get(model.name)
+        if number is None:
+            self._table_of[model.name] = len(self.tables)
+            self.tables.append(tables.Table(model, self._kernels))
+            self._names.append(name_table.Names(self._kernels))
+        elif self.tables[number].model != model:
+            self.tables[number].extend(model)
+
+    def join(
+        self,
+        party: str,
+        model: models.Model,
+        state: models.State,
+        policy: ast.Condition | str | None,
+        *,
+        durable: bool = False,
+        shard: int = 0,
+        at_s: int = 0,
+    ) -> None:
+        held = self.policies.hold(policy) if policy else -1  # first: it may be refused
+        if party in self:
+            self.leave(party)
+        self.define(model)
+        number = self._table_of[model.name]
+        table = self.tables[number]
+        rows = table.take(1, shard)
+        row = int(rows[0])
+        table.write(rows, {name: [value] for name, value in state.items()})
+        table.changed_s[row] = at_s
+        if durable:
+            table.set_durable(rows, True)
+        table.set_policy(row, held)
+        self._names[number].add([party], rows)
+
+    def join_many(
+        self,
+        parties: Sequence[str],
+        model: models.Model,
+        columns: Mapping[str, Sequence[Any]],
+        policies: Sequence[ast.Condition | str | None],
+        which: Array,
+        *,
+        durable: Array | None = None,
+        shard: int = 0,
+        at_s: Array | int = 0,
+    ) -> None:
+        """Parties of one model, each of them once: ``which[i]`` says which of ``policies`` party i has.
+
+        Receivers of one policy come to stand together, which makes matching faster.
+        """
+        self.define(model)
+        number = self._table_of[model.name]
+        table = self.tables[number]
+        for known in self._names:
+            for place in np.flatnonzero(known.rows(parties) >= 0).tolist():
+                self.leave(parties[place])
+        users = np.bincount(which, minlength=len(policies)).tolist()
+        held = np.array(self.policies.hold_many(policies, users), np.int32)[which]
+        order = np.argsort(held, kind="stable")
+        rows = np.empty(len(parties), np.int64)
+        rows[order] = table.take(len(parties), shard)
+        table.write(rows, columns)
+        if durable is not None and durable.any():
+            table.set_durable(rows[durable], True)
+        table.set_policies(rows, held)
+        table.changed_s[rows] = at_s
+        self._names[number].add(parties, rows)
+
+    def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
+        """New values in columns, at a time; a party that comes twice keeps its last."""
+        for number, places, rows in self.places(parties):
+            if len(places) == len(parties):
+                some = columns
+            else:
+                some = {name: [cells[place] for place in places] for name, cells in columns.items()}
+            self.tables[number].write(rows, some)
+            if at_s:
+                self.tables[number].changed_s[rows] = at_s
+
+    def places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
+        """By table: which of the parties are there, each once, and their rows."""
+        places: list[tuple[int, Sequence[int], Array]] = []
+        missing = np.ones(len(parties), np.bool_)
+        for number, known in enumerate(self._names):
+            found = known.rows(parties)
+            ordered = np.sort(found)
+            if len(found) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
+                return [(number, range(len(found)), found)]
+            last = {row: place for place, row in enumerate(found.tolist()) if row >= 0}
+            if last:
+                places.append((number, list(last.values()), np.fromiter(last, np.int64, len(last))))
+                missing &= found < 0
+        if missing.any():
+            raise errors.NotFound(f"there is no party {parties[int(missing.argmax())]!r:.160}")
+        return places
+
+    def believe(
+        self, number: int, rows: Array, columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
+    ) -> None:
+        """What was granted to parties of one table, and until when."""
+        self.tables[number].write(rows, columns)
+        self.tables[number].set_ends(rows, np.array(ends_s))
+
+    def next_end_s(self) -> float:
+        """When a grant ends next."""
+        return min((float(table.ends_s.min(initial=np.inf)) for table in self.tables), default=np.inf)
+
+    def ended(self, now_s: float) -> list[str]:
+        """The parties of whom something was granted until now."""
+        return self.names(
+            Found(number, np.flatnonzero(table.ends_s <= now_s)) for number, table in enumerate(self.tables)
+        )
+
+    def changed_s(self, party: str) -> int:
+        table, row = self._at(party)
+        return int(table.changed_s[row])
+
+    def set_policy(self, party: str, policy: ast.Condition | str | None, at_s: int = 0) -> None:
+        table, row = self._at(party)
+        table.changed_s[row] = at_s
+        held = int(table.policy_of[row])
+        table.set_policy(row, self.policies.hold(policy) if policy else -1)
+        if held >= 0:
+            self.policies.release(held)
+
+    def leave(self, party: str) -> None:
+        table, row = self._at(party)
+        held = int(table.policy_of[row])
+        table.give_back(np.array([row], np.int64))
+        if held >= 0:
+            self.policies.release(held)
+        self._names[self._table_of[table.model.name]].remove(np.array([row], np.int64))
+
+    def leave_shard(self, shard: int) -> None:
+        """All parties of a shard at once."""
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+            rows = table.rows_of(shard)
+            if not len(rows):
+                continue
+            held, users = np.unique(table.policy_of[rows], return_counts=True)
+            table.give_back(rows)
+            for policy, count in zip(held.tolist(), users.tolist(), strict=True):  # equivalent: as many
+                if policy >= 0:
+                    self.policies.release(policy, count)
+            known.remove(rows)
+
+    def tidy(self) -> None:
+        """After many changes: matching is faster then, and takes less memory."""
+        for table in self.tables:
+            table.tidy()
+
+    # -- questions
+
+    def _at(self, party: str) -> tuple[tables.Table, int]:
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+            if (row := known.row(party)) >= 0:
+                return table, row
+        raise errors.NotFound(f"there is no party {party!r:.160}")
+
+    def known_model_of(self, party: str) -> models.Model | None:
+        """None if there is no such party."""
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+            if known.row(party) >= 0:
+                return table.model
+        return None
+
+    def models_of(self, parties: Sequence[str]) -> set[models.Model] | None:
+        """The models of many parties; None if one of them is not there."""
+        missing = np.ones(len(parties), np.bool_)
+        found: set[models.Model] = set()
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
+            here = known.rows(parties) >= 0
+            if here.any():
+                found.add(table.model)
+                missing &= ~here
+            if not missing.any():
+                return found
+        return None
+
+    def model_of(self, party: str) -> models.Model:
+        return self._at(party)[0].model
+
+    def state_of(self, party: str) -> dict[str, types.Value]:
+        table, row = self._at(party)
+        return table.read(row)
+
+    def policy_of(self, party: str) -> str:
+        """Its text; empty if it has none."""
+        table, row = self._at(party)
+        held = int(table.policy_of[row])
+        return "" if held < 0 else self.policies.text(held)
+
+    def is_durable(self, party: str) -> bool:
+        table, row = self._at(party)
+        return table.is_durable(row)
+
+    def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
+        """The parties that get an event of these attributes, sent to this address."""
+        return self.names(self.find(attributes, address))
+
+    def names(self, found: Iterable[Found]) -> list[str]:
+        listed: list[str] = []
+        for one in found:
+            listed += self._names[one.table].of(one.rows)
+        return listed
+
+    def of_shards(self, found: Iterable[Found], shards: Array) -> list[Found]:
+        """Only those in the shards that ``shards[number]`` is true of."""
+        return [
+            Found(one.table, one.rows[shards[self.tables[one.table].shard_of[one.rows]]]) for one in found
+        ]
+
+    def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[Found]:
+        """The same as rows; good until the next call."""
+        kernels, policies = self._kernels, self.policies
+        true = policies.ask(attributes)
+        if not true:
+            return []
+        found = []
+        for number, table in enumerate(self.tables):
+            if not table.used:
+                continue
+            means, hits = table.address(address)
+            if not hits:
+                continue
+            ids = self._room(hits)
+            members = table.used / policies.conjunctions
+            if hits * HIT_NS <= true * (CONJUNCTION_NS + MEMBER_NS * members):
+                count = kernels.by_address(means, hits, table.policy_of, policies.parts, policies.true, ids)
+            else:
+                count = kernels.by_policy(
+                    policies.true, policies.owner, policies.room, table.spans, table.members, means, ids
+                )
+            if count:
+                found.append(Found(number, ids[:count]))
+        return found
+
+    def _room(self, size: int) -> Array:
+        if len(self.tables) > 1:
+            return np.zeros(size + opcodes.SPARE, np.int32)
+        if len(self._ids) < size + opcodes.SPARE:
+            self._ids = np.zeros(size + 1024, np.int32)
+        return self._ids
+
+    def find_bits(
+        self, attributes: Mapping[str, types.Value], address: ast.Condition, *, table: int = 0
+    ) -> tuple[Array, int]:
+        """Of one table, as a bitmap: where very many match, ids would cost more than the match."""
+        chosen = self.tables[table]
+        out = np.zeros(-(-chosen.used // 64), np.uint64)
+        if not self.policies.ask(attributes):
+            return out, 0
+        means, _ = chosen.address(address)
+        policies = self.policies
+        count = self._kernels.bits_by_policy(
+            policies.true, policies.owner, policies.room, chosen.spans, chosen.members, means, out
+        )
+        return out, int(count)
+
+    def find_meant(self, address: ast.Condition) -> list[Found]:
+        """Whom an address means, whatever they accept."""
+        found = []
+        for number, table in enumerate(self.tables):
+            if table.used:
+                bits, count = table.address(address)
+                rows = np.zeros(count + 1, np.int64)
+                self._kernels.positions(bits, rows)
+                found.append(Found(number, rows[:count]))
+        return found
+
+    def means(self, address: ast.Condition) -> list[str]:
+        return self.names(self.find_meant(address))
+
+    def accepts(self, attributes: Mapping[str, types.Value], table: int, rows: Array) -> Array:
+        """Which of these receivers' policies are true of an event."""
+        true = np.zeros(self.policies.numbers + 1, np.bool_)  # the last is for those that have none
+        if self.policies.ask(attributes):
+            true[self.policies.policies()] = True
+        found: Array = true[self.tables[table].policy_of[rows]]
+        return found

@@ -1,0 +1,440 @@
+"""The columns of a table of receivers: how each kind of attribute is held, and how a clause asks it.
+
+Whatever a clause asks of one column is answered with bitmaps and with ranges of one-byte codes:
+
+- words (strings, booleans): a code for each word, 0 for NULL, and a bitmap for each word while they are few;
+- sets: a bitmap that there is one, and one for each word of the domain;
+- numbers: exact, and beside it the code of the interval between *edges* that the number lies in.  Constants
+  that addresses compare with become edges when they are seen a second time, after which one byte decides.
+
+What cannot be answered so (many words, arithmetic, constants not seen before) `muster.predicates.backends.columnar`
+works out on the exact columns.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify.matcher import opcodes
+from muster.predicates import ast, like_patterns, types, values
+from muster.predicates.backends import columns as exact
+
+Array = npt.NDArray[Any]
+Step = tuple[int, int, int, int]
+
+EDGES_MAX: Final = 254
+BITMAPS_MAX: Final = 128
+RANGES_MAX: Final = 8
+SEEN_MAX: Final = 1024
+
+
+class Room(Protocol):
+    """Where columns keep their bits and codes: the table."""
+
+    kernels: Any
+    bits: Array
+    capacity: int
+    used: int
+
+    def new_bitmaps(self, count: int) -> int: ...
+    def free_bitmaps(self, numbers: list[int]) -> None: ...
+    def new_codes(self) -> int: ...
+    def codes_of(self, column: int) -> Array: ...
+
+
+def nothing() -> list[Step]:
+    return [(opcodes.FILL, 0, 0, 0)]
+
+
+def everything() -> list[Step]:
+    return [(opcodes.FILL, 1, 0, 0)]
+
+
+class Column(Protocol):
+    version: int
+
+    def write(self, rows: Array, cells: Sequence[Any]) -> None: ...
+    def read(self, row: int) -> types.Value: ...
+    def cells(self, rows: Array) -> list[types.Value]:
+        """Of many rows."""
+        ...
+
+    def grow(self) -> None: ...
+    def present(self) -> list[Step]: ...
+    def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
+        """Rows where the clause has this truth; None if codes and bitmaps cannot tell."""
+        ...
+
+    def exact(self, rows: int) -> exact.Column: ...
+
+
+class Words:
+    """Strings and booleans."""
+
+    def __init__(self, room: Room, kind: types.Kind) -> None:
+        self._room = room
+        self.kind = kind
+        self.version = 0
+        self._codes_by_word: dict[Any, int] = {}
+        self._words: list[Any] = []
+        self._column = room.new_codes()
+        self._wide: Array | None = None  # codes of more than a byte
+        self._bitmaps: Array | None = np.empty(0, np.int64)  # by code; None: too many words for bitmaps
+        self._exact: exact.Column | None = None
+        if kind is types.Kind.BOOL:
+            self._learn([False, True])
+
+    def write(self, rows: Array, cells: Sequence[Any]) -> None:
+        known = self._codes_by_word
+        try:
+            new = np.fromiter((0 if cell is None else known[cell] for cell in cells), np.int64, len(cells))
+        except KeyError:
+            self._learn(cells)
+            known = self._codes_by_word
+            new = np.fromiter((0 if cell is None else known[cell] for cell in cells), np.int64, len(cells))
+        codes = self._codes()
+        if self._bitmaps is not None:
+            old = codes[rows].astype(np.int64)
+            self._room.kernels.move_bits(rows, old, new, self._bitmaps, self._room.bits)
+        codes[rows] = new
+
+    def _codes(self) -> Array:
+        return self._room.codes_of(self._column) if self._wide is None else self._wide
+
+    def _learn(self, cells: Sequence[Any]) -> None:
+        if len(self._words) > 4096 + 2 * self._room.used:
+            self._forget()
+        for cell in cells:
+            if cell is not None and cell not in self._codes_by_word:
+                self._words.append(cell)
+                self._codes_by_word[cell] = len(self._words)
+        self.version += 1
+        self._exact = None
+        count = len(self._words)
+        if self._bitmaps is not None:
+            if count > BITMAPS_MAX:
+                self._room.free_bitmaps(self._bitmaps.tolist())
+                self._bitmaps = None
+            else:
+                more = [self._room.new_bitmaps(1) for _ in range(count - len(self._bitmaps))]
+                self._bitmaps = np.concatenate((self._bitmaps, np.array(more, np.int64)))
+        if self._wide is None and count > 255:
+            self._wide = self._room.codes_of(self._column).astype(np.uint32)
+
+    def _forget(self) -> None:
+        """Words that nobody has any more: whoever changes a string often must not fill the memory."""
+        assert self._wide is not None  # there are thousands of words
+        used = np.unique(self._wide)
+        used = used[used != 0]
+        renamed = np.zeros(len(self._words) + 1, np.uint32)
+        renamed[used] = np.arange(1, len(used) + 1, dtype=np.uint32)
+        self._wide = renamed[self._wide]
+        self._words = [self._words[code - 1] for code in used.tolist()]
+        self._codes_by_word = {word: code for code, word in enumerate(self._words, 1)}
+
+    def read(self, row: int) -> types.Value:
+        code = int(self._codes()[row])
+        found: types.Value = None if code == 0 else self._words[code - 1]
+        return found
+
+    def cells(self, rows: Array) -> list[types.Value]:
+        words = self._words
+        return [None if code == 0 else words[code - 1] for code in self._codes()[rows].tolist()]
+
+    def which(self, rows: Array, fits: Callable[[str], bool]) -> Array:
+        """Which of the rows have a word that fits."""
+        codes = self._codes()[rows]
+        chosen = np.zeros(len(self._words) + 1, np.bool_)
+        for code in np.unique(codes).tolist():
+            chosen[code] = code != 0 and fits(self._words[code - 1])
+        found: Array = chosen[codes]
+        return found
+
+    def grow(self) -> None:
+        if self._wide is not None:
+            more = np.zeros(self._room.capacity - len(self._wide), np.uint32)
+            self._wide = np.concatenate((self._wide, more))
+        self._exact = None
+
+    def present(self) -> list[Step]:
+        return [] if self._wide is not None else [(opcodes.RANGE, self._column, 1, 254)]
+
+    def words_held(self) -> list[Any] | None:
+        """Every word a row may have; None if they are too many to tell."""
+        return self._words if len(self._words) <= BITMAPS_MAX else None
+
+    def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
+        if self._wide is not None:
+            return None
+        known = self._codes_by_word
+        match clause:
+            case ast.Comparison(right=ast.Literal() as literal) if (
+                literal.kind is self.kind and clause.operator in ("=", "<>")
+            ):
+                # 1 and 1.0 are equal to True in Python, but their kinds differ.
+                code = known.get(literal.value)
+                return self._among([code] if code else [], when=when is (clause.operator == "="))
+            case ast.In() if self.kind is types.Kind.STRING:
+                codes = [code for word in set(clause.words) if (code := known.get(word))]
+                return self._among(codes, when=when)
+            case ast.Like() if self.kind is types.Kind.STRING:
+                fits = like_patterns.matcher(clause.pattern, clause.escape)
+                return self._among([code for word, code in known.items() if fits(word)], when=when)
+            case _:
+                return nothing() if when else self.present()  # unlike types: FALSE
+
+    def _among(self, codes: list[int], *, when: bool) -> list[Step] | None:
+        if when:
+            return self._any(sorted(codes))
+        if len(codes) == 1 and self._bitmaps is not None:
+            return [
+                *self.present(),
+                (opcodes.BITMAP, int(self._bitmaps[codes[0] - 1]), 0, 0),
+                (opcodes.NOT, 0, 0, 0),
+            ]
+        return self._any(sorted(set(range(1, len(self._words) + 1)) - set(codes)))
+
+    def _any(self, codes: list[int]) -> list[Step] | None:
+        if not codes:
+            return nothing()
+        if self._bitmaps is not None and len(codes) <= RANGES_MAX:
+            numbers = self._bitmaps[np.array(codes) - 1].tolist()
+            found: list[Step] = [(opcodes.BITMAP, numbers[0], 0, 0)]
+            for number in numbers[1:]:
+                found += [(opcodes.BITMAP, number, 0, 0), (opcodes.OR, 0, 0, 0)]
+            return found
+        runs: list[tuple[int, int]] = []
+        for code in codes:
+            if runs and runs[-1][1] == code - 1:
+                runs[-1] = (runs[-1][0], code)
+            else:
+                runs.append((code, code))
+        return _ranges(self._column, runs)
+
+    def exact(self, rows: int) -> exact.Column:
+        # Codes of a byte stand among those of other columns, and move when one is added: nothing to keep.
+        if self._exact is None or len(self._exact) != rows or self._wide is None:
+            words = tuple(self._words) if self.kind is types.Kind.STRING else ()
+            self._exact = exact.Column(self.kind, self._codes()[:rows], words)
+        return self._exact
+
+
+class Sets:
+    def __init__(self, room: Room, domain: tuple[str, ...]) -> None:
+        self._room = room
+        self.version = 0
+        self._bit = {word: 2 << place for place, word in enumerate(domain)}
+        self._domain = domain
+        self._first = room.new_bitmaps(1 + len(domain))
+
+    def write(self, rows: Array, cells: Sequence[Any]) -> None:
+        bit = self._bit
+        masks = np.fromiter(
+            (0 if cell is None else 1 + sum(bit[word] for word in cell) for cell in cells),
+            np.uint64,
+            len(cells),
+        )
+        self._room.kernels.write_sets(rows, masks, self._first, 1 + len(self._domain), self._room.bits)
+
+    def _has(self, row: int, place: int) -> bool:
+        return bool((int(self._room.bits[self._first + place, row >> 6]) >> (row & 63)) & 1)
+
+    def read(self, row: int) -> types.Value:
+        if not self._has(row, 0):
+            return None
+        return frozenset(word for place, word in enumerate(self._domain, 1) if self._has(row, place))
+
+    def cells(self, rows: Array) -> list[types.Value]:
+        masks = np.zeros(len(rows), np.uint64)
+        for place in range(1 + len(self._domain)):
+            bits = self._room.bits[self._first + place, rows >> 6] >> (rows & 63).astype(np.uint64)
+            masks |= (bits & np.uint64(1)) << np.uint64(place)
+        known: dict[int, types.Value] = {}
+        for mask in np.unique(masks).tolist():
+            words = frozenset(word for place, word in enumerate(self._domain, 1) if mask >> place & 1)
+            known[mask] = words if mask & 1 else None
+        return [known[mask] for mask in masks.tolist()]
+
+    def grow(self) -> None:
+        pass
+
+    def present(self) -> list[Step]:
+        return [(opcodes.BITMAP, self._first, 0, 0)]
+
+    def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
+        if isinstance(clause, ast.Contains) and clause.word in self._bit:
+            step = (opcodes.BITMAP, self._first + 1 + self._domain.index(clause.word), 0, 0)
+            return [step] if when else [*self.present(), step, (opcodes.NOT, 0, 0, 0)]
+        return nothing() if when else self.present()
+
+    def exact(self, rows: int) -> exact.Column:
+        words = -(-rows // 64)
+        masks = np.zeros(words * 64, np.uint64)
+        for place in range(1 + len(self._domain)):
+            bits = self._room.bits[self._first + place, :words]
+            masks |= np.unpackbits(bits.view(np.uint8), bitorder="little").astype(np.uint64) << np.uint64(
+                place
+            )
+        return exact.Column(types.Kind.SET, masks[:rows], self._domain)
+
+
+class Numbers:
+    def __init__(self, room: Room, kind: types.Kind) -> None:
+        self._room = room
+        self.kind = kind
+        self.version = 0
+        self._whole = kind is types.Kind.INT
+        self._type: Any = np.int64 if self._whole else np.float64
+        self._values = np.zeros(room.capacity, self._type)
+        self._column = room.new_codes()
+        self._edges: list[Any] = []
+        self._array = np.empty(0, self._type)
+        self._seen: dict[Any, int] = {}
+
+    def write(self, rows: Array, cells: Sequence[Any]) -> None:
+        if self._whole:
+            null = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
+            new = np.fromiter((0 if cell is None else cell for cell in cells), np.int64, len(cells))
+        else:
+            new, null = np.array(cells, np.float64), None  # None becomes NaN
+        self._values[rows] = new
+        codes = self._room.codes_of(self._column)
+        self._room.kernels.recode(self._values, rows, self._array, codes)
+        if null is not None:
+            codes[rows[null]] = 0
+
+    def read(self, row: int) -> types.Value:
+        if self._room.codes_of(self._column)[row] == 0:
+            return None
+        found: types.Value = self._values[row].item()
+        return found
+
+    def cells(self, rows: Array) -> list[types.Value]:
+        found: list[types.Value] = self._values[rows].tolist()
+        for place in np.flatnonzero(self._room.codes_of(self._column)[rows] == 0).tolist():
+            found[place] = None
+        return found
+
+    def grow(self) -> None:
+        more = np.zeros(self._room.capacity - len(self._values), self._type)
+        self._values = np.concatenate((self._values, more))
+
+    def present(self) -> list[Step]:
+        return [(opcodes.RANGE, self._column, 1, 254)]
+
+    def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
+        if not isinstance(clause, ast.Comparison) or not isinstance(clause.right, ast.Literal):
+            return nothing() if when else self.present()
+        bound = clause.right.value
+        if not clause.right.kind.is_number:
+            return nothing() if when else self.present()
+        sign = clause.operator if when else ast.OPPOSITE[clause.operator]
+        known: tuple[ast.ComparisonOperator, Any] | bool = (sign, bound)
+        if self._whole and isinstance(bound, float):
+            known = values.whole_bound(sign, bound)
+        elif not self._whole and isinstance(bound, int):
+            known = values.float_bound(sign, bound)
+        elif self._whole and not types.INT_MIN <= int(bound) <= types.INT_MAX:
+            return None
+        if isinstance(known, bool):
+            return self.present() if known else nothing()
+        return self._compare(*known)
+
+    def _compare(self, sign: ast.ComparisonOperator, bound: Any) -> list[Step] | None:
+        after = self._after(bound)
+        wanted = {"<": (bound,), ">=": (bound,), "<=": (after,), ">": (after,)}.get(sign, (bound, after))
+        if any(edge is not None and not self._edge(edge) for edge in wanted):
+            return None
+        low = self._code(bound) if sign in ("<", ">=", "=", "<>") else 0
+        high = 256 if after is None else self._code(after) if sign in ("<=", ">", "=", "<>") else 0
+        # A number's code is at least _code(edge) exactly if it is at or above the edge.
+        match sign:
+            case "<":
+                runs = [(1, low - 1)]
+            case ">=":
+                runs = [(low, 255)]
+            case "<=":
+                runs = [(1, high - 1)]
+            case ">":
+                runs = [(high, 255)]
+            case "=":
+                runs = [(low, high - 1)]
+            case _:
+                runs = [(1, low - 1), (high, 255)]
+        return _ranges(self._column, [(a, b) for a, b in runs if a <= b])
+
+    def _after(self, bound: Any) -> Any:
+        """The least number above; None if there is none."""
+        if self._whole:
+            return bound + 1 if bound < types.INT_MAX else None
+        return math.nextafter(bound, math.inf) if bound < math.inf else None
+
+    def _code(self, edge: Any) -> int:
+        return bisect.bisect_left(self._edges, edge) + 2
+
+    def _edge(self, edge: Any) -> bool:
+        """Whether this is an edge, or has become one."""
+        at = bisect.bisect_left(self._edges, edge)
+        if at < len(self._edges) and self._edges[at] == edge:
+            return True
+        if len(self._edges) >= EDGES_MAX:
+            return False
+        if edge not in self._seen and len(self._edges) >= EDGES_MAX // 2:
+            # Anything is learnt while there is plenty of room, then only what comes again.
+            if len(self._seen) >= SEEN_MAX:
+                self._seen.clear()
+            self._seen[edge] = 1
+            return False
+        self._edges.insert(at, edge)
+        self._array = np.array(self._edges, self._type)
+        self.version += 1
+        codes = self._room.codes_of(self._column)
+        rows = np.flatnonzero(codes)
+        self._room.kernels.recode(self._values, rows, self._array, codes)
+        return True
+
+    def forget_edges(self) -> None:
+        """When all edges are taken and others are wanted: begin anew."""
+        self._edges, self._seen = [], {}
+        self._array = np.empty(0, self._type)
+        self.version += 1
+        codes = self._room.codes_of(self._column)
+        codes[codes != 0] = 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._edges) >= EDGES_MAX
+
+    def exact(self, rows: int) -> exact.Column:
+        null = self._room.codes_of(self._column)[:rows] == 0
+        if self._whole:
+            return exact.Column(types.Kind.INT, self._values[:rows], null=null)
+        return exact.Column(types.Kind.FLOAT, np.where(null, np.nan, self._values[:rows]))
+
+
+def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
+    if len(runs) > RANGES_MAX:
+        return None
+    if not runs:
+        return nothing()
+    found: list[Step] = []
+    for place, (low, high) in enumerate(runs):
+        found.append((opcodes.RANGE, column, low, high - low))
+        if place:
+            found.append((opcodes.OR, 0, 0, 0))
+    return found
+
+
+MAKERS: Final[dict[types.Kind, Callable[[Room, types.Type], Column]]] = {
+    types.Kind.STRING: lambda room, _: Words(room, types.Kind.STRING),
+    types.Kind.BOOL: lambda room, _: Words(room, types.Kind.BOOL),
+    types.Kind.SET: lambda room, declared: Sets(room, declared.domain),
+    types.Kind.INT: lambda room, _: Numbers(room, types.Kind.INT),
+    types.Kind.FLOAT: lambda room, _: Numbers(room, types.Kind.FLOAT),
+}

@@ -1,0 +1,412 @@
+"""The receivers of one model: rows of columns, and which rows have which policy.
+
+A row is given out again when its receiver has left.  The rows of a policy stand together in ``members``, in a
+stretch with room to grow, so that the receivers of a true policy are read in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify import models
+from muster.notify.matcher import kernels_numpy, opcodes, receiver_columns
+from muster.predicates import ast, types
+from muster.predicates.analysis import normal_forms
+from muster.predicates.backends import columnar
+from muster.predicates.backends import columns as exact
+
+Array = npt.NDArray[Any]
+
+LIVE: Final = 0
+DURABLE: Final = 1
+SCRATCH: Final = 2  # bitmaps for what is worked out exactly, one event at a time
+SCRATCHES: Final = 14
+PROGRAMS_MAX: Final = 4096
+MISSES_MAX: Final = 1000
+MANY: Final = 16  # if one in so many comes at once, all members are put together anew
+
+
+class Program:
+    """A compiled address. It holds as long as no column it asks has changed its codes."""
+
+    __slots__ = ("asked", "condition", "exactly", "steps", "versions")
+
+    def __init__(self) -> None:
+        self.condition: ast.Condition | None = None
+        self.steps: Any = []
+        self.asked: list[receiver_columns.Column] = []
+        self.versions: list[int] = []
+        self.exactly: list[ast.Condition] = []
+
+    def holds(self) -> bool:
+        return all(
+            column.version == version for column, version in zip(self.asked, self.versions, strict=True)
+        )
+
+
+class Table:
+    def __init__(self, model: models.Model, kernels: Any, *, capacity: int = 1024) -> None:
+        self.kernels = kernels
+        self.capacity = capacity
+        self.used = 0  # rows ever given out
+        self.bits = np.zeros((SCRATCH + SCRATCHES, capacity // 64), np.uint64)
+        self._bitmaps = SCRATCH + SCRATCHES
+        self._spare: list[int] = []
+        self._codes = np.zeros(0, np.uint8)
+        self._code_columns = 0
+        self.shard_of = np.zeros(capacity, np.uint8)
+        self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
+        self.ends_s = np.zeros(0)  # when the first grant of its receiver does; none while nobody has one
+        self.policy_of = np.full(capacity, -1, np.int32)
+        self._place = np.zeros(capacity, np.int32)  # of the row, in members
+        # Of each policy: where its stretch begins, how many it has, and the first of their rows if these
+        # follow each other, -1 otherwise.
+        self.spans = np.zeros((0, 3), np.int32)
+        self._room_for = np.zeros(0, np.int32)
+        self.members = np.zeros(capacity, np.int32)
+        self._members_end = 0
+        self._free: list[int] = []
+        self._out = np.zeros(capacity // 64, np.uint64)
+        self._programs: dict[int, Program] = {}
+        self._misses = 0
+        self.columns: dict[str, receiver_columns.Column] = {}
+        self.extend(model)
+
+    def extend(self, model: models.Model) -> None:
+        """The model, or what it has grown to."""
+        self.model = model
+        for name, declared in model.attributes.items():
+            if name not in self.columns:
+                self.columns[name] = receiver_columns.MAKERS[declared.kind](self, declared)
+        self._programs.clear()
+
+    def __len__(self) -> int:
+        return self.used - len(self._free)
+
+    # -- room
+
+    def free_bitmaps(self, numbers: list[int]) -> None:
+        self.bits[numbers] = 0
+        self._spare += numbers
+
+    def new_bitmaps(self, count: int) -> int:
+        """The number of the first of so many in a row."""
+        if count == 1 and self._spare:
+            return self._spare.pop()
+        first = self._bitmaps
+        self._bitmaps += count
+        if self._bitmaps > len(self.bits):
+            wanted = max(self._bitmaps, len(self.bits) + len(self.bits) // 8)
+            more = np.zeros((wanted - len(self.bits), self.bits.shape[1]), np.uint64)
+            self.bits = np.concatenate((self.bits, more))
+        return first
+
+    def new_codes(self) -> int:
+        self._code_columns += 1
+        self._codes = np.concatenate((self._codes, np.zeros(self.capacity, np.uint8)))
+        return self._code_columns - 1
+
+    def codes_of(self, column: int) -> Array:
+        return self._codes[column * self.capacity : (column + 1) * self.capacity]
+
+    def _grow(self, capacity: int) -> None:
+        before, self.capacity = self.capacity, capacity
+        bits = np.zeros((len(self.bits), capacity // 64), np.uint64)
+        bits[:, : before // 64] = self.bits
+        self.bits = bits
+        codes = np.zeros((self._code_columns, capacity), np.uint8)
+        codes[:, :before] = self._codes.reshape(self._code_columns, before)
+        self._codes = codes.reshape(-1)
+        self.policy_of = np.concatenate((self.policy_of, np.full(capacity - before, -1, np.int32)))
+        for name in ("_place", "shard_of", "changed_s"):
+            held = getattr(self, name)
+            setattr(self, name, np.concatenate((held, np.zeros(capacity - before, held.dtype))))
+        if len(self.ends_s):
+            self.ends_s = np.concatenate((self.ends_s, np.full(capacity - before, np.inf)))
+        self._out = np.zeros(capacity // 64, np.uint64)
+        for column in self.columns.values():
+            column.grow()
+
+    # -- receivers
+
+    def take(self, count: int, shard: int = 0) -> Array:
+        """Rows for new receivers of a shard."""
+        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        new = count - len(again)
+        if self.used + new > self.capacity:
+            capacity = self.capacity
+            while self.used + new > capacity:
+                capacity *= 2
+            self._grow(capacity)
+        rows = np.concatenate(
+            (np.array(again, np.int64), np.arange(self.used, self.used + new, dtype=np.int64))
+        )
+        self.used += new
+        self._mark(LIVE, rows, True)
+        self.shard_of[rows] = shard
+        return rows
+
+    def rows_of(self, shard: int) -> Array:
+        live = kernels_numpy.unpack(self.bits[LIVE])[: self.used].view(np.bool_)
+        return np.flatnonzero(live & (self.shard_of[: self.used] == shard))
+
+    def _mark(self, bitmap: int, rows: Array, value: bool) -> None:
+        masks = np.full(len(rows), int(value), np.uint64)
+        self.kernels.write_sets(rows, masks, bitmap, 1, self.bits)
+
+    def set_durable(self, rows: Array, value: bool) -> None:
+        self._mark(DURABLE, rows, value)
+
+    def is_durable(self, row: int) -> bool:
+        return bool((int(self.bits[DURABLE, row >> 6]) >> (row & 63)) & 1)
+
+    def durable(self, rows: Array) -> Array:
+        """Which of them are."""
+        found: Array = (self.bits[DURABLE, rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0
+        return found
+
+    def give_back(self, rows: Array) -> None:
+        if len(rows) == 1:
+            self.set_policy(int(rows[0]), -1)
+        else:
+            self.policy_of[rows] = -1
+            self._compact()
+        nothing = [None] * len(rows)
+        for column in self.columns.values():
+            column.write(rows, nothing)
+        self._mark(LIVE, rows, False)
+        self._mark(DURABLE, rows, False)
+        self.changed_s[rows] = 0
+        self.set_ends(rows, np.inf)
+        self._free += rows.tolist()
+
+    def set_ends(self, rows: Array, at_s: Array | float) -> None:
+        if not len(self.ends_s):
+            if np.isinf(at_s).all():
+                return
+            self.ends_s = np.full(self.capacity, np.inf)
+        self.ends_s[rows] = at_s
+
+    def write(self, rows: Array, cells: Mapping[str, Sequence[Any]]) -> None:
+        for name, listed in cells.items():
+            self.columns[name].write(rows, listed)
+
+    def read(self, row: int) -> dict[str, types.Value]:
+        found = {name: column.read(row) for name, column in self.columns.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def cells(self, rows: Array) -> dict[str, list[types.Value]]:
+        """The same of many rows, in columns."""
+        return {name: column.cells(rows) for name, column in self.columns.items()}
+
+    # -- policies
+
+    def _know(self, policy: int) -> None:
+        if policy >= len(self.spans):
+            more = max(64, policy + 1 - len(self.spans), len(self.spans) // 2)
+            self.spans = np.concatenate((self.spans, np.zeros((more, 3), np.int32)))
+            self._room_for = np.concatenate((self._room_for, np.zeros(more, np.int32)))
+
+    def set_policy(self, row: int, policy: int) -> None:
+        """-1: none, so that the receiver accepts nothing."""
+        held = int(self.policy_of[row])
+        if held == policy:
+            return
+        if held >= 0:
+            start, count, _ = self.spans[held].tolist()
+            place, moved = int(self._place[row]), int(self.members[start + count - 1])
+            self.members[place], self._place[moved] = moved, place
+            self.spans[held, 1:] = count - 1, -1
+        self.policy_of[row] = -1
+        if policy >= 0:
+            self._know(policy)
+            self._extend(policy, np.array([row], np.int64))
+
+    def _extend(self, policy: int, rows: Array) -> None:
+        """Rows that have no policy get this one."""
+        start, count, _ = self.spans[policy].tolist()
+        end = count + len(rows)
+        if end > self._room_for[policy]:
+            self._move(policy, 2 * end)
+            start = int(self.spans[policy, 0])
+        self.members[start + count : start + end] = rows
+        self._place[rows] = np.arange(start + count, start + end, dtype=np.int32)
+        self.spans[policy, 1:] = end, -1
+        self.policy_of[rows] = policy  # not before: it may be that all members were put together anew
+
+    def _move(self, policy: int, room: int) -> None:
+        """A stretch of members to the end, where there is more room."""
+        if self._members_end + room > len(self.members):
+            if self._members_end > 4 * max(1024, len(self)):
+                self._compact()
+            wanted = max(self._members_end + room, len(self.members) + len(self.members) // 4)
+            self.members = np.concatenate((self.members, np.zeros(wanted - len(self.members), np.int32)))
+        start, count, _ = self.spans[policy].tolist()
+        end = self._members_end
+        rows = self.members[start : start + count]
+        self.members[end : end + count] = rows
+        self._place[rows] = np.arange(end, end + count, dtype=np.int32)
+        self.spans[policy, 0], self._room_for[policy] = end, room
+        self._members_end = end + room
+
+    def tidy(self) -> None:
+        """Members that have moved left gaps, and those who came one after the other may stand together."""
+        if self._members_end > len(self):
+            self._compact()
+
+    def _compact(self) -> None:
+        self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
+
+    def set_policies(self, rows: Array, policies: Array) -> None:
+        """Of many rows that had none; -1: none now either."""
+        if (highest := int(policies.max(initial=-1))) < 0:
+            return
+        self._know(highest)
+        if len(rows) * MANY >= self.used:
+            self.policy_of[rows] = policies
+            self._compact()
+            return
+        order = np.argsort(policies, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(policies[order])) + 1):
+            if (policy := int(policies[some[0]])) >= 0:
+                self._extend(policy, rows[some])
+
+    def _lay_out(self, rows: Array) -> None:
+        policies = self.policy_of[rows]
+        rows = rows[np.argsort(policies, kind="stable")]
+        counts = np.bincount(policies, minlength=len(self.spans)).astype(np.int32)
+        starts = np.cumsum(counts, dtype=np.int32) - counts
+        self.members = rows.astype(np.int32)
+        some = np.flatnonzero(counts)
+        first, last = self.members[starts[some]], self.members[starts[some] + counts[some] - 1]
+        firsts = np.full(len(counts), -1, np.int32)
+        # Rows of one policy ascend here.
+        firsts[some] = np.where(last - first == counts[some] - 1, first, -1)
+        self.spans, self._room_for = np.stack((starts, counts, firsts), axis=1), counts
+        self._place[rows] = np.arange(len(rows), dtype=np.int32)
+        self._members_end = len(rows)
+
+    # -- addresses
+
+    def address(self, condition: ast.Condition) -> tuple[Array, int]:
+        """The rows where the condition is true, as a bitmap that is good until the next call; how many."""
+        # By identity: hashing a tree takes as long as reading a bitmap. Its program keeps a condition alive.
+        compiled = self._programs.get(id(condition))
+        if compiled is None or not compiled.holds():
+            compiled = self._compile(condition)
+        words = -(-self.used // 64)
+        out = self._out[:words]
+        if compiled.exactly:
+            self._work_out(compiled.exactly)
+        count = self.kernels.run(compiled.steps, self.bits, self._codes, self.capacity, out)
+        return out, int(count)
+
+    def _compile(self, condition: ast.Condition) -> Program:
+        if self._misses >= MISSES_MAX:
+            self._begin_anew()
+        wanted = normal_forms.negation_normal(condition)
+        made = Program()
+        made.steps = self._condition(wanted, made)
+        while not made.holds():  # a later clause cut the codes anew that an earlier one had used
+            made = Program()
+            made.steps = self._condition(wanted, made)
+        if len(made.exactly) > SCRATCHES:
+            made = Program()
+            made.exactly.append(condition)
+            made.steps = [(opcodes.BITMAP, SCRATCH, 0, 0)]
+        if not _needs_a_value(wanted):
+            made.steps.append((opcodes.NEXT, LIVE, 0, 0))
+        made.steps = np.array(made.steps, np.int64)
+        if made.exactly:
+            self._misses += 1
+        if len(self._programs) >= PROGRAMS_MAX:
+            self._programs.clear()
+        made.condition = condition
+        self._programs[id(condition)] = made
+        return made
+
+    def _begin_anew(self) -> None:
+        """Other constants are asked for than those that the edges were made for."""
+        self._misses = 0
+        for column in self.columns.values():
+            if isinstance(column, receiver_columns.Numbers) and column.is_full:
+                column.forget_edges()
+
+    def _condition(self, condition: ast.Condition, made: Program) -> list[receiver_columns.Step]:
+        if isinstance(condition, ast.And):
+            return _all([self._condition(part, made) for part in condition.operands])
+        if isinstance(condition, ast.Or):
+            first, *others = (self._condition(part, made) for part in condition.operands)
+            return first + [step for steps in others for step in (*steps, (opcodes.OR, 0, 0, 0))]
+        when, clause = (False, condition.operand) if isinstance(condition, ast.Not) else (True, condition)
+        assert not isinstance(clause, ast.Not | ast.And | ast.Or)
+        steps = self._clause(clause, made, when=when)
+        if steps is None:
+            steps = [(opcodes.BITMAP, SCRATCH + len(made.exactly), 0, 0)]
+            made.exactly.append(condition)
+        return steps
+
+    def _clause(self, clause: ast.Clause, made: Program, *, when: bool) -> list[receiver_columns.Step] | None:
+        if isinstance(clause, ast.Constant):
+            return receiver_columns.everything() if clause.value is when else receiver_columns.nothing()
+        if isinstance(clause, ast.Comparison):
+            if not isinstance(clause.left, ast.Name) or not isinstance(clause.right, ast.Literal):
+                return None
+            name = clause.left
+        else:
+            name = clause.name
+        column = self.columns.get(name.key)
+        if column is None:
+            is_null = isinstance(clause, ast.IsNull) and when
+            return receiver_columns.everything() if is_null else receiver_columns.nothing()
+        made.asked.append(column)
+        made.versions.append(column.version)
+        if isinstance(clause, ast.IsNull):
+            present = column.present()
+            if not present:
+                return None
+            return [*receiver_columns.everything(), *present, (opcodes.NOT, 0, 0, 0)] if when else present
+        return column.steps(clause, when=when)
+
+    def _work_out(self, conditions: list[ast.Condition]) -> None:
+        words = -(-self.used // 64)
+        rows = words * 64
+        names = {name.key for condition in conditions for name in ast.names(condition)}
+        asked = {name: column.exact(rows) for name, column in self.columns.items() if name in names}
+        whole = exact.Table(asked, rows=rows)
+        for place, condition in enumerate(conditions):
+            self.bits[SCRATCH + place, :words] = kernels_numpy.pack(columnar.evaluate(condition, whole))
+
+
+# Bitmaps are the cheapest to read; codes are read last, and only where something is left.
+_IN_PLACE: Final = {opcodes.BITMAP: opcodes.NEXT, opcodes.RANGE: opcodes.WITHIN}
+
+
+def _all(parts: list[list[receiver_columns.Step]]) -> list[receiver_columns.Step]:
+    """Steps for what is in all of them."""
+    ordered = sorted(parts, key=_dearness)
+    found = list(ordered[0])
+    for steps in ordered[1:]:
+        operation, a, b, c = steps[0]
+        if len(steps) == 1 and operation in _IN_PLACE:
+            found.append((_IN_PLACE[operation], a, b, c))
+        else:
+            found += [*steps, (opcodes.AND, 0, 0, 0)]
+    return found
+
+
+def _dearness(steps: list[receiver_columns.Step]) -> int:
+    return 1 if len(steps) > 1 else 2 * (steps[0][0] == opcodes.RANGE)
+
+
+def _needs_a_value(condition: ast.Condition) -> bool:
+    """Whether it is true of nobody who has no value at all, as is the row of one who has left."""
+    if isinstance(condition, ast.And):
+        return any(map(_needs_a_value, condition.operands))
+    if isinstance(condition, ast.Or):
+        return all(map(_needs_a_value, condition.operands))
+    return not isinstance(condition, ast.IsNull) and bool(ast.names(condition))

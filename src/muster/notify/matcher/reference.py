@@ -1,0 +1,58 @@
+"""The matcher in its plainest form: every receiver is asked, one after the other.
+
+It says what delivery means, in ten lines; the engine is held to it on random worlds, and measured beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from muster.predicates import ast, types
+from muster.predicates.backends import python
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    party: str
+    state: Mapping[str, types.Value]
+    policy: python.Matches
+
+
+def match(
+    receivers: Iterable[Receiver], attributes: Mapping[str, types.Value], address: python.Matches
+) -> list[str]:
+    """Those for whom the address is true of their state, and their policy of the event and its sender."""
+    return [
+        receiver.party
+        for receiver in receivers
+        if address(receiver.state.get) and receiver.policy(attributes.get)
+    ]
+
+
+class World:
+    """A set of receivers with the engine's interface, for tests and for comparison."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, Receiver] = {}
+
+    def join(self, party: str, state: Mapping[str, types.Value], policy: ast.Condition | None) -> None:
+        self._receivers[party] = Receiver(party, dict(state), _compiled(policy))
+
+    def update(self, party: str, values: Mapping[str, types.Value]) -> None:
+        held = self._receivers[party]
+        self._receivers[party] = Receiver(party, {**held.state, **values}, held.policy)
+
+    def set_policy(self, party: str, policy: ast.Condition | None) -> None:
+        held = self._receivers[party]
+        self._receivers[party] = Receiver(party, held.state, _compiled(policy))
+
+    def leave(self, party: str) -> None:
+        del self._receivers[party]
+
+    def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
+        return match(self._receivers.values(), attributes, python.compile(address))
+
+
+def _compiled(policy: ast.Condition | None) -> python.Matches:
+    return python.compile(ast.Constant(False) if policy is None else policy)

@@ -1,0 +1,298 @@
+"""What parties and events are described with: models, and the vocabulary that all models of a domain make up.
+
+A *model* names typed attributes.  A party's state is an instance of one; so is the content of an event, whose
+model bears the name of the event's type.  Names that begin with an underscore are *restricted*: a model may
+declare them, so that policies are typed, but only an authority can give them a value.
+
+A condition is checked where it is registered.  A policy speaks of events and, under ``sender.``, of whoever
+sent them, so it is checked against everything events and senders can be; an address speaks of one kind of
+receiver at least, so one model has to fit it.  Two models may give one name unlike types; then only what is
+wrong under each of them is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster.core import errors
+from muster.notify.matcher import policy_cache
+from muster.predicates import ast, limits, types
+from muster.predicates.analysis import cost, normal_forms, type_check
+from muster.predicates.syntax import parser
+from muster.predicates.syntax import printer as text_
+
+ATTRIBUTES_MAX: Final = 256
+CONJUNCTIONS_MAX: Final = 64
+REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies there are, and is told alone
+JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text
+EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
+
+# Policies stay in memory and are asked about every event: tighter than for a search.
+POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
+# Of one that was within them before it was written in its canonical form, which may be longer.
+KEPT_LIMITS: Final = limits.Limits(text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024)
+
+# Known of every sender, from the broker's subject.
+IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
+
+_just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: what is checked is often held next
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+
+State = Mapping[str, types.Value]
+
+
+class Kind(enum.Enum):
+    PARTY = "party"
+    EVENT = "event"
+
+
+class RestrictedClaim(errors.Forbidden):
+    """A party said of itself what only an authority can say of it."""
+
+    code = "restricted-claim"
+
+
+def restricted(name: str) -> bool:
+    return name.startswith("_")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    attributes: Mapping[str, types.Type] = field(hash=False)
+    kind: Kind = Kind.PARTY
+
+    def __post_init__(self) -> None:
+        if len(self.attributes) > ATTRIBUTES_MAX:
+            raise errors.LimitExceeded(f"a model has at most {ATTRIBUTES_MAX} attributes")
+        for name in (self.name, *self.attributes):
+            require_name(name)
+        if self.kind is Kind.EVENT and any(map(restricted, self.attributes)):
+            raise errors.InvalidInput(
+                f"the event {self.name} has a restricted attribute: an event's content is its sender's word"
+            )
+        for name, declared in self.attributes.items():
+            if declared.kind is types.Kind.SET and len(declared.domain) > 63:
+                raise errors.LimitExceeded(f"the domain of {name} has more than 63 words")
+
+    def require(self, state: State) -> dict[str, types.Value]:
+        """``state`` with floats for floats and no NULLs, if it fits; `RestrictedClaim` if it claims."""
+        values: dict[str, types.Value] = {}
+        for name, value in state.items():
+            if restricted(name):
+                raise RestrictedClaim(
+                    f"{name} is restricted: an authority grants it, its holder cannot claim it",
+                    hint="ask an authority for a grant (muster authority grant)",
+                )
+            declared = self.attributes.get(name)
+            if declared is None:
+                raise errors.InvalidInput(
+                    f"{self.name} has no attribute {name[:80]}",
+                    hint=type_check.nearest(name, self.attributes)
+                    or f"there are {', '.join(sorted(self.attributes)[:20])}",
+                )
+            require_sayable(name, value)
+            if not declared.accepts(value):
+                raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
+            values[name] = _fitting(declared, value)
+        return values
+
+
+def require_name(name: str) -> None:
+    """Of a model or an attribute."""
+    if not _NAME.match(name):
+        raise errors.InvalidInput(
+            f"{name[:80]!r} cannot be a name here: a letter, then letters, digits and _"
+        )
+
+
+def require_finite(name: str, values: Collection[object]) -> None:
+    # JSON would make NULL of infinity, MessagePack does not: two notifiers would not decide alike.
+    if math.inf in values or -math.inf in values:
+        raise errors.InvalidInput(f"{name} is infinite", hint="say a large number, or nothing")
+
+
+def require_sayable(name: str, value: types.Value) -> None:
+    """Every number that is kept or sent: whole ones have 64 bits, the others are finite."""
+    if value.__class__ is int and not types.INT_MIN <= value <= types.INT_MAX:
+        raise errors.InvalidInput(f"{name} is a whole number of more than 64 bits")
+    if value.__class__ is float:
+        require_finite(name, (value,))
+
+
+def _fitting(declared: types.Type, value: types.Value) -> types.Value:
+    if types.is_null(value):
+        return None
+    if declared.kind is types.Kind.FLOAT:
+        return float(value)  # type: ignore[arg-type]
+    if declared.kind is types.Kind.SET:
+        return frozenset(value)  # type: ignore[arg-type]
+    return value
+
+
+class Vocabulary:
+    """Every model of a domain."""
+
+    def __init__(self) -> None:
+        self.parties: dict[str, Model] = {}
+        self.events: dict[str, Model] = {}
+        self._policies: list[types.Model] | None = None
+        self._checked = policy_cache.Checked()
+
+    def add(self, model: Model) -> None:
+        self.require_growth(model)
+        self.of_kind(model.kind)[model.name] = model
+        self._policies = None
+        self.forget()
+
+    def require_growth(self, model: Model) -> None:
+        """`errors.Conflict` if it is not what is known under that name, or has become more."""
+        held = self.of_kind(model.kind).get(model.name)
+        if held is not None:
+            for name, declared in held.attributes.items():
+                if model.attributes.get(name) != declared:
+                    raise errors.Conflict(
+                        f"{model.name} has {name} as {declared}: a model can only grow",
+                        hint="give the changed model another name",
+                    )
+
+    def of_kind(self, kind: Kind) -> dict[str, Model]:
+        return self.parties if kind is Kind.PARTY else self.events
+
+    def party_model(self, name: str) -> Model:
+        if name not in self.parties:
+            raise errors.NotFound(
+                f"there is no model {name[:80]}",
+                hint=type_check.nearest(name, self.parties) or "define it first",
+            )
+        return self.parties[name]
+
+    def policy(self, text: str) -> ast.Condition:
+        """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
+        condition = parser.parse(text, home="event", scopes=("event", "sender"), bounds=POLICY_LIMITS)
+        _require(condition, self.policy_models(), text)
+        return condition
+
+    def policy_text(self, text: str) -> str:
+        """The same in its canonical form; nothing remains nothing."""
+        if not text:
+            return ""
+        kept = self._checked.get(text)
+        if kept is None:
+            condition = normal_forms.canonical(self.policy(text))
+            kept = text_.write(condition)
+            if len(_just_checked) >= JUST_CHECKED_MAX:
+                _just_checked.clear()
+            _just_checked[kept] = condition
+            if self._checked.bytes > REMEMBERED_MAX:
+                self.forget()
+            self._checked.add(text, kept)
+        return kept
+
+    def forget(self) -> None:
+        """Policies that were checked: of use while many join, and a lot of memory afterwards."""
+        self._checked.forget()
+        _just_checked.clear()
+
+    def address(self, text: str) -> ast.Condition:
+        condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
+        found: list[tuple[type_check.Problem, ...]] = []
+        for model in self.parties.values():
+            if not (problems := type_check.check(condition, model.attributes)):
+                return condition
+            found.append(problems)
+        if found or ast.names(condition):
+            best = min(found, key=len, default=()) or type_check.check(condition, {})
+            raise _fault(best[0], text)
+        return condition
+
+    def event(self, kind: str, content: State) -> dict[str, types.Value]:
+        """The content of an event of this type; of a type without a model, anything that has a kind."""
+        if not _NAME.match(kind) or restricted(kind):
+            raise errors.InvalidInput(f"{kind[:80]!r} cannot be a type of events")
+        if kind in self.events:
+            content = self.events[kind].require(content)
+        for name, value in content.items():
+            if not _NAME.match(name) or restricted(name):
+                raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
+            require_sayable(name, value)
+            if not types.is_null(value) and types.kind_of(value) is None:
+                raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
+        return dict(content)
+
+    def policy_models(self) -> list[types.Model]:
+        """All that a policy may speak of; several where models disagree about a type."""
+        if self._policies is None:
+            choices: dict[str, list[types.Type]] = {key: [kind] for key, kind in IDENTITY.items()}
+            for event in self.events.values():
+                choices.setdefault(event.name, []).append(types.BOOL)
+                for name, declared in event.attributes.items():
+                    choices.setdefault(name, []).append(declared)
+            for party in self.parties.values():
+                for name, declared in party.attributes.items():
+                    choices.setdefault(f"sender.{name}", []).append(declared)
+            distinct = {key: list(dict.fromkeys(found)) for key, found in choices.items()}
+            # The sets of one name are one to a policy: it may ask for any of their words.
+            for key, found in distinct.items():
+                sets = [one for one in found if one.kind is types.Kind.SET]
+                if len(sets) > 1:
+                    words = dict.fromkeys(word for one in sets for word in one.domain)
+                    joined = types.Type(types.Kind.SET, tuple(words))
+                    distinct[key] = [*(one for one in found if one.kind is not types.Kind.SET), joined]
+            variants = max(map(len, distinct.values()))
+            self._policies = [
+                {key: found[variant % len(found)] for key, found in distinct.items()}
+                for variant in range(variants)
+            ]
+        return self._policies
+
+
+def require_size(size: int) -> None:
+    """Of an event, as it travels."""
+    if size > EVENT_BYTES_MAX:
+        raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
+
+
+def take_checked(text: str) -> ast.Condition | None:
+    """The tree of a policy in its canonical form, if it was checked a moment ago: who asks first has it."""
+    return _just_checked.pop(text, None)
+
+
+def parse_policy(text: str) -> ast.Condition:
+    """One that was checked before."""
+    return parser.parse(text, home="event", scopes=("event", "sender"), bounds=KEPT_LIMITS)
+
+
+def canonical_text(policy: ast.Condition) -> str:
+    """How a policy is kept: equal ones are equal text."""
+    return text_.write(normal_forms.canonical(policy))
+
+
+def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:
+    """Its cost, and as how many conjunctions it is indexed; None: too many, so it is asked one by one."""
+    try:
+        parts: int | None = len(normal_forms.disjunctive_normal(condition, cap=CONJUNCTIONS_MAX))
+    except errors.LimitExceeded:
+        parts = None
+    return cost.measure(condition), parts
+
+
+def _require(condition: ast.Condition, models: list[types.Model], text: str) -> None:
+    remaining: dict[ast.Span, type_check.Problem] | None = None
+    for variant in models:
+        found = {problem.span: problem for problem in type_check.check(condition, variant)}
+        remaining = found if remaining is None else {at: remaining[at] for at in remaining if at in found}
+        if not remaining:
+            return
+    if remaining:
+        raise _fault(remaining[min(remaining)], text)
+
+
+def _fault(problem: type_check.Problem, text: str) -> errors.ParseError:
+    return errors.ParseError(problem.message, text=text, position=problem.span[0], hint=problem.hint)

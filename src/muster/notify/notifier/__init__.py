@@ -1,0 +1,1 @@
+"""The notifier process: events, grants, durable delivery, queries."""

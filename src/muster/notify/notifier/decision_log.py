@@ -1,0 +1,120 @@
+"""What was said and decided, kept for replay: in batches, a beat late, bounded. No part of any promise.
+
+A notifier's records are in the order in which things happened to it, and their times are those at which they
+took effect there: an event meets in them the states that it was decided by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.notify import protocol
+from muster.notify.notifier import state as common_
+from muster.predicates import types
+
+WAITING_MAX = 100_000
+WAITING_BYTES_MAX = 64 << 20
+BATCH = 500
+BATCH_BYTES = 4 << 20
+NAMES_MAX = 1000  # of receivers in one decision
+PARTIES_MAX = 4000  # in one change that is ours
+PARTY_BYTES = 50  # about, in a record
+
+Record = protocol.Define | protocol.Kept | protocol.Decided
+
+MODEL = subjects.logged(protocol.PART, "history", "model")
+CHANGE = subjects.logged(protocol.PART, "history", "change")
+DECISION = subjects.logged(protocol.PART, "history", "decision")
+_SUBJECTS: Final = {protocol.Define: MODEL, protocol.Kept: CHANGE, protocol.Decided: DECISION}
+
+
+class History:
+    def __init__(self, common: common_.Common) -> None:
+        self._common = common
+        self._waiting: deque[tuple[int, Record]] = deque()  # with their sizes, about
+        self._bytes = 0
+
+    async def start(self, stream: api.Stream) -> None:
+        self._stream = stream
+
+    def defined(self, define: protocol.Define) -> None:
+        self._add(PARTY_BYTES * (1 + len(define.attributes)), define)
+
+    def changed(
+        self, entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, size: int
+    ) -> None:
+        """What parties said, in force from now on."""
+        kept = tuple(protocol.Entry(process=process, changes=tuple(some)) for process, some in entries)
+        self._add(size, protocol.Kept(entries=kept, at_ms=_now_ms(), epoch=epoch))
+
+    def believed(self, parties: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
+        """What authorities say of receivers, from now on."""
+        places: dict[str, list[int]] = {}
+        for place, party in enumerate(parties):
+            places.setdefault(party.partition("/")[0], []).append(place)
+        for process, own in places.items():
+            for start in range(0, len(own), PARTIES_MAX):
+                some = own[start : start + PARTIES_MAX]
+                update = protocol.Update(
+                    parties=tuple(parties[place].partition("/")[2] for place in some),
+                    values={
+                        name: [protocol.cell(cells[place]) for place in some]
+                        for name, cells in columns.items()
+                    },
+                )
+                self.changed([(process, [update])], 0, PARTY_BYTES * len(some))
+
+    def decided(self, event: protocol.Event, sequence: int, parties: list[str]) -> None:
+        record = protocol.Decided(
+            event=event,
+            at_ms=_now_ms(),
+            sequence=sequence,
+            notifier=self._common.name,
+            to=tuple(parties[:NAMES_MAX]),
+            count=len(parties),
+        )
+        self._add(500 + PARTY_BYTES * len(record.to), record)
+
+    def _add(self, size: int, record: Record) -> None:
+        if len(self._waiting) >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:
+            self._common.count("history-dropped")
+            return
+        self._waiting.append((size, record))
+        self._bytes += size
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._common.settings.beat_s)
+            while self._waiting:
+                some = self._take()
+                try:
+                    # Encoded here, and not while somebody waits for the event.
+                    await self._stream.publish_batch([_outgoing(one) for one in some])
+                except errors.MusterError as error:
+                    self._common.count("history-dropped", len(some))
+                    common_.events.warning("history-dropped", error=error)
+
+    def _take(self) -> list[Record]:
+        some: list[Record] = []
+        total = 0
+        while self._waiting and len(some) < BATCH and (not some or total < BATCH_BYTES):
+            size, record = self._waiting.popleft()
+            some.append(record)
+            total += size
+        self._bytes -= total
+        return some
+
+
+def _outgoing(record: Record) -> api.Outgoing:
+    data = messages.encode(record, "msgpack" if isinstance(record, protocol.Kept) else "json")
+    return api.Outgoing(_SUBJECTS[type(record)], data)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,369 @@
+"""Durable events: stored, matched once, recorded, delivered, and delivered again until acknowledged.
+
+Every notifier follows the stream of events in order.  For each shard it holds, it finds who gets an event and
+stores that before it delivers; so whoever holds the shard next delivers to the same receivers, whatever has
+changed since, and to nobody twice but for want of an acknowledgement.  The client drops such repeats.
+
+What others go by (`Holding.floor`) is what is recorded, never what is merely known here: an event is
+forgotten when no shard's record needs it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from muster.bus import api
+from muster.bus.rpc import requests
+from muster.core import errors, messages, subjects
+from muster.notify import protocol
+from muster.notify.matcher import grant_scopes
+from muster.notify.notifier import decision_log, event_router, grants
+from muster.notify.notifier import state as common_
+from muster.notify.notifier.shards import members
+from muster.notify.notifier.shards import shard as shards_shard
+from muster.predicates import ast
+
+PART = protocol.PART
+EVENT = subjects.logged(PART, "event")
+IN_FLIGHT = 4096
+OWING_MAX = 2_000_000  # acknowledgements; with more, durable events are refused
+REDELIVERED_AT_ONCE = 1000
+EVENTS_REMEMBERED = 10_000
+BYTES_REMEMBERED = 64 << 20
+RETRY_S = 0.5
+
+
+class Durable:
+    def __init__(
+        self,
+        common: common_.Common,
+        others: members.Members,
+        beliefs: grants.Believing,
+        decides: event_router.Deciding,
+        past: decision_log.History,
+    ) -> None:
+        self._common = common
+        self._members = others
+        self._beliefs = beliefs
+        self._deciding = decides
+        self._history = past
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._dirty = asyncio.Event()
+        self._followed = 0
+        self._following: asyncio.Task[None] | None = None
+        self._remembered: collections.OrderedDict[int, tuple[protocol.Event, int]] = collections.OrderedDict()
+        self._remembered_bytes = 0
+
+    async def start(self, events: api.Stream, matches: api.Stream) -> None:
+        self._events, self._matches = events, matches
+
+    # -- from the sender
+
+    async def keep(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
+        """Store it, and then answer; returns when there is room for the next."""
+        if self._members.is_full:
+            raise errors.Overloaded(
+                f"{OWING_MAX:,} acknowledgements are owed already",
+                hint="receivers that stay away should leave (muster notify leave)",
+            )
+        await self._room.acquire()
+        self._common.spawn(self._store(event, waiting))
+
+    async def _store(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
+        try:
+            sequence = await self._events.publish(
+                EVENT, messages.encode(event, "msgpack"), message_id=f"{event.sender}:{event.id}"
+            )
+        except errors.MusterError as error:
+            common_.finish(waiting, error)
+        except BaseException:
+            common_.finish(waiting, common_.moving())
+            raise
+        else:  # an `api.Duplicate` cannot be encoded
+            common_.finish(waiting, protocol.Answer(sequence=int(sequence)))
+        finally:
+            self._room.release()
+
+    # -- a shard comes
+
+    async def replay(self, held: shards_shard.Holding) -> None:
+        """What its records say, and a record that it is ours: the one before us can add nothing any more."""
+        while True:
+            async for data, sequence in read(self._matches, held.matched_subject, held.matched_sequence + 1):
+                held.pending.replay(messages.decode(data, protocol.Matched))
+                held.matched_sequence = sequence
+            if not held.matched_sequence:
+                held.pending.position = (await self._events.state()).last_sequence
+            with contextlib.suppress(errors.Conflict):
+                await self._replace(held)
+                return
+
+    async def _replace(self, held: shards_shard.Holding) -> None:
+        """Everything that is owed, in place of all records there are."""
+        records = held.pending.whole(held.lease.epoch)
+        await self._append(held, records)
+        held.matched_bytes = 0
+        await self._matches.purge(
+            subject=held.matched_subject, before=held.matched_sequence - len(records) + 1
+        )
+
+    async def _append(self, held: shards_shard.Holding, records: list[protocol.Matched]) -> None:
+        floor = held.pending.floor
+        batch = [
+            api.Outgoing(
+                held.matched_subject,
+                messages.encode(record, "msgpack"),
+                expected_last_subject_sequence=held.matched_sequence if not place else None,
+            )
+            for place, record in enumerate(records)
+        ]
+        held.matched_sequence = await self._matches.publish_batch(batch)
+        held.matched_bytes += sum(len(one.data) for one in batch)
+        held.floor, held.recorded = max(held.floor, floor), records[-1].position
+
+    # -- matching, in the order of the stream
+
+    def follow(self) -> None:
+        """Follow the stream of events for all shards that are held: one that came may be behind."""
+        first = 1 + min(held.pending.position for held in self._common.held.values())
+        if self._following is not None and not self._following.done():
+            if first > self._followed:
+                return
+            self._following.cancel()
+        self._followed = first - 1
+        self._following = self._common.spawn(self._follow(first))
+
+    async def _follow(self, first: int) -> None:
+        while True:
+            try:
+                async with self._events.follow(first, gaps=True) as following:
+                    async for stored in following:
+                        self._followed = stored.sequence
+                        first = stored.sequence + 1
+                        self._came(stored)
+            except errors.Dropped as error:
+                # Events are purged when no shard needs them, so a shard that is held here has lost them;
+                # one that has moved on may have been the last to need them.
+                first = error.last + 1
+                if any(held.pending.position < error.last for held in self._common.held.values()):
+                    self._common.count("events-lost", first - error.first)
+                    common_.events.warning("events-lost", first=error.first, last=error.last)
+            except errors.Unavailable as error:
+                common_.events.warning("events-not-followed", error=error)
+                await asyncio.sleep(RETRY_S)
+
+    def _came(self, stored: api.StoredMessage) -> None:
+        try:
+            event = messages.decode(stored.data, protocol.Event)
+            address = self._deciding.address(event.address)
+        except errors.MusterError as error:
+            self._common.count("bad-event")
+            common_.events.warning("bad-event", sequence=stored.sequence, error=error)
+            return
+        self._remember(stored, event)
+        self._match(stored.sequence, event, address)
+
+    def _match(self, sequence: int, event: protocol.Event, address: ast.Condition) -> None:
+        late = {s: held for s, held in self._common.held.items() if held.pending.position < sequence}
+        if not late:
+            return
+        self._beliefs.expire()
+        engine = self._common.engine
+        reached: list[str] = []
+        by_shard: dict[protocol.Shard, tuple[list[str], list[str]]] = {}
+        for found in grant_scopes.find(engine, event, address):
+            table = engine.tables[found.table]
+            shards, durable = table.shard_of[found.rows].tolist(), table.durable(found.rows).tolist()
+            for party, shard, is_durable in zip(engine.names([found]), shards, durable, strict=True):
+                if shard in late:
+                    by_shard.setdefault(shard, ([], []))[not is_durable].append(party)
+                    reached.append(party)
+        for shard, held in late.items():
+            parties, passing = by_shard.get(shard, ((), []))
+            held.pending.match(sequence, parties)
+            if passing:
+                held.passing[sequence] = passing
+        self._history.decided(event, sequence, reached)
+        self._dirty.set()
+
+    # -- recording, and then delivering
+
+    async def record_all(self) -> None:
+        """Store who gets what before it is delivered; all that waits goes in one batch."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            dirty = [
+                held
+                for held in self._common.held.values()
+                if held.lease.held and (held.unstored or held.passing or held.pending.is_dirty)
+            ]
+            await asyncio.gather(*(self._record(held) for held in dirty))
+            await asyncio.sleep(0)
+
+    async def _record(self, held: shards_shard.Holding) -> None:
+        held.unstored += held.pending.records(held.lease.epoch)
+        passing, held.passing = held.passing, {}
+        try:
+            await self._append(held, held.unstored)
+        except errors.LimitExceeded as error:
+            # Nothing of it was stored, and it must be before anything else is.
+            common_.events.warning("matches-full", shard=held.shard, error=error)
+            self._common.count("matches-full")
+            held.passing = {**passing, **held.passing}
+            await asyncio.sleep(RETRY_S)
+            self._dirty.set()
+            return
+        except errors.MusterError as error:
+            # Somebody else holds the shard, or it cannot be known whether this was stored: begin anew.
+            common_.events.warning("record-refused", shard=held.shard, error=error)
+            self._common.count("record-refused")
+            held.doubtful.set()
+            return
+        records, held.unstored = held.unstored, []
+        try:
+            if held.matched_bytes > self._common.settings.stream_bytes // protocol.SHARDS // 4:
+                await self._replace(held)
+        except errors.MusterError as error:
+            common_.events.warning("record-refused", shard=held.shard, error=error)
+            held.doubtful.set()
+            return
+        for sequence, parties in passing.items():
+            await self._deliver_once(sequence, parties)
+        for record in records:
+            for sequence, matched in record.matched.items():
+                owing = held.pending.owed.get(sequence, ())
+                await self._deliver(held, sequence, [party for party in matched if party in owing])
+
+    async def _deliver_once(self, sequence: int, parties: list[str]) -> None:
+        with contextlib.suppress(errors.MusterError):
+            event = await self._event(sequence)
+            if event is not None:
+                await self._deciding.deliver(event, parties)
+
+    async def _deliver(self, held: shards_shard.Holding, sequence: int, parties: list[str]) -> None:
+        if not parties:
+            return
+        held.sent_at[sequence] = time.monotonic()
+        try:
+            event = await self._event(sequence)
+            if event is None:
+                self._common.count("event-gone")
+                held.pending.drop(sequence)
+                return
+            for process, names in event_router.by_process(parties):
+                if not held.lease.held:
+                    return
+                delivered = protocol.Delivered(
+                    to=tuple(names),
+                    event=event,
+                    shard=held.shard,
+                    epoch=held.lease.epoch,
+                    sequence=sequence,
+                    floor=held.floor,
+                )
+                await self._common.bus.publish(
+                    subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
+                )
+        except errors.MusterError as error:  # it comes again when its time is over
+            common_.events.warning("not-delivered", sequence=sequence, error=error)
+            return
+        self._common.count("delivered-durable", len(parties))
+
+    def _remember(self, stored: api.StoredMessage, event: protocol.Event) -> None:
+        if stored.sequence in self._remembered:
+            return
+        self._remembered[stored.sequence] = (event, len(stored.data))
+        self._remembered_bytes += len(stored.data)
+        while len(self._remembered) > EVENTS_REMEMBERED or self._remembered_bytes > BYTES_REMEMBERED:
+            _, (_, size) = self._remembered.popitem(last=False)
+            self._remembered_bytes -= size
+
+    async def _event(self, sequence: int) -> protocol.Event | None:
+        if sequence in self._remembered:
+            return self._remembered[sequence][0]
+        try:
+            stored = await self._events.get(sequence)
+        except errors.NotFound:
+            return None
+        found = messages.decode(stored.data, protocol.Event)
+        self._remember(stored, found)
+        return found
+
+    # -- acknowledgements
+
+    def acknowledged(self, pattern: str, message: api.Message) -> None:
+        """Not a request: receipts are not answered, because what is not acknowledged is delivered again."""
+        caller = requests.accept(message, pattern, self._common.refused, needs_reply=False)
+        if caller is None:
+            self._common.count("no-request")
+            return
+        process = caller.identity
+        try:
+            held = self._common.held_of(message.subject)
+            acked = messages.decode(message.data, protocol.Acked)
+        except errors.MusterError as error:
+            self._common.count(error.code)
+            return
+        for sequence, names in acked.events.items():
+            for name in names:
+                if held.pending.acknowledge(sequence, protocol.party_id(process, name)):
+                    self._common.count("acknowledged")
+        self._dirty.set()
+
+    def joined(self, held: shards_shard.Holding, parties: Iterable[str]) -> None:
+        """They may have come back: what they are owed is due now."""
+        some = frozenset(parties) if held.pending.owed else ()
+        for sequence, owing in held.pending.owed.items():
+            if not owing.isdisjoint(some):
+                held.sent_at.pop(sequence, None)
+
+    def left(self, held: shards_shard.Holding, party: str) -> None:
+        held.pending.forget(party)
+        self._dirty.set()
+
+    async def deliver_again(self) -> None:
+        settings = self._common.settings
+        while True:
+            await asyncio.sleep(min(1.0, settings.ack_wait_s / 2))
+            limit = time.monotonic() - settings.ack_wait_s
+            for held in list(self._common.held.values()):
+                if not held.lease.held:
+                    continue
+                for sequence in held.due(limit, REDELIVERED_AT_ONCE):
+                    if owing := held.pending.owed.get(sequence):
+                        self._common.count("redelivered", len(owing))
+                        await self._deliver(held, sequence, sorted(owing))
+                for sequence in [seq for seq in held.sent_at if seq not in held.pending.owed]:
+                    del held.sent_at[sequence]
+            with contextlib.suppress(errors.MusterError):
+                await self._forget_events()
+
+    async def _forget_events(self) -> None:
+        """Events that no shard needs any more; whoever holds shard 0 sees to it."""
+        if 0 not in self._common.held:
+            return
+        floors = self._members.floors()
+        if len(floors) == protocol.SHARDS and (floor := min(floors.values())) > 1:
+            await self._events.purge(before=floor)
+
+
+async def read(stream: api.Stream, subject: str, first: int) -> AsyncIterator[tuple[bytes, int]]:
+    """The messages of a subject from a sequence on: to what is the end now."""
+    while True:
+        state = await stream.state()
+        start = max(first, state.first_sequence)
+        if not state.messages or start > state.last_sequence:
+            return
+        try:
+            async for stored in stream.read(start, state.last_sequence, subject=subject):
+                first = stored.sequence + 1
+                yield stored.data, stored.sequence
+            return
+        except errors.NotFound:
+            # Another shard's snapshot took its own from the front. Of ours, nobody else takes any.
+            continue

@@ -1,0 +1,191 @@
+"""Events on their way: admitted where their sender is known, decided wherever receivers are held.
+
+An event goes to the shard of its sender.  There the sender's attributes are known; the event is checked, and
+passed to each notifier that may hold somebody it matches.  Senders take turns, so one that floods waits for
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+from muster.bus import api
+from muster.bus.rpc import server
+from muster.core import errors, messages, subjects
+from muster.notify import models, protocol
+from muster.notify.matcher import grant_scopes
+from muster.notify.notifier import decision_log, fair_queue, grants
+from muster.notify.notifier import state as common_
+from muster.notify.notifier.shards import members
+from muster.predicates import ast
+
+PART = protocol.PART
+EVERYBODY = "all"
+BY = "Muster-Notifier"
+ADDRESSES_MAX = 10_000
+NAMES_BYTES = 400_000  # in one delivery
+
+Waiting = asyncio.Future[protocol.Answer]
+Keep = Callable[[protocol.Event, Waiting], Awaitable[None]]
+
+
+class Deciding:
+    def __init__(
+        self,
+        common: common_.Common,
+        others: members.Members,
+        beliefs: grants.Believing,
+        past: decision_log.History,
+    ) -> None:
+        self._common = common
+        self._members = others
+        self._beliefs = beliefs
+        self._history = past
+        self._queue: fair_queue.FairQueue[tuple[server.Call, Waiting]] = fair_queue.FairQueue(
+            common.settings.sender_pending
+        )
+        # Decoded when it is its turn: what a sender floods with costs little.  A transient event that is sent
+        # again may be delivered again, and a durable one is stored once (`protocol.Send.id`).
+        self.send = server.Operation("event.*", self._sent, audited=False, decode=bytes, once=False)
+        self._addresses: dict[str, ast.Condition] = {}
+        self._version = -1  # of the vocabulary that they were checked against
+
+    async def start(self, keep: Keep) -> None:
+        """``keep``: what becomes of durable events."""
+        self._keep = keep
+        for hearer in (self._common.name, EVERYBODY):
+            await self._common.listen(subjects.logged(PART, "match", hearer), self._passed_on)
+
+    # -- admission
+
+    async def _sent(self, call: server.Call, data: bytes) -> protocol.Answer:
+        waiting: Waiting = asyncio.get_running_loop().create_future()
+        if not self._queue.put(call.identity, (call, waiting), len(data)):
+            most = self._common.settings.sender_pending
+            raise errors.Overloaded(f"{call.identity} has {most} events waiting already")
+        return await waiting
+
+    def close(self) -> None:
+        while self._queue:
+            common_.finish(self._queue.take()[1], common_.moving())
+
+    async def admit_all(self) -> None:
+        common = self._common
+        turn = 0
+        while True:
+            call, waiting = await self._queue.get()
+            try:
+                common.held_of(call.message.subject)
+                send = messages.decode(call.message.data, protocol.Send)
+                event, address = self.admit(call.identity, send)
+                if send.delivery == "durable":
+                    await self._keep(event, waiting)
+                else:
+                    await self._decide(event, address)
+                    common_.finish(waiting, protocol.Answer())
+            except errors.MusterError as error:
+                common_.finish(waiting, error)
+            except BaseException:
+                common_.finish(waiting, common_.moving())
+                raise
+            else:
+                common.count("admitted")
+            turn += 1
+            if turn % 16 == 0:
+                await asyncio.sleep(0)
+
+    def admit(
+        self, process: str, send: protocol.Send, *, state: models.State | None = None
+    ) -> tuple[protocol.Event, ast.Condition]:
+        """The event as it is believed: checked, and with the sender's attributes as they are now.
+
+        ``state``: the sender's, where another notifier holds it and somebody only asks what would be.
+        """
+        subjects.token(send.party)
+        address = self.address(send.address)
+        content = self._common.known.vocabulary.event(send.type, protocol.from_wire(send.content))
+        attributes, within = self._beliefs.of_sender(process, send.party, state)
+        event = protocol.Event(
+            id=send.id,
+            type=send.type,
+            sender=protocol.party_id(process, send.party),
+            content=protocol.to_wire(content),
+            attributes=protocol.to_wire(attributes),
+            within=within,
+            address=send.address,
+            at_ms=send.at_ms or int(time.time() * 1000),
+        )
+        models.require_size(len(messages.encode(event)))
+        return event, address
+
+    def address(self, text: str) -> ast.Condition:
+        if self._version != self._beliefs.version or len(self._addresses) >= ADDRESSES_MAX:
+            self._addresses.clear()
+            self._version = self._beliefs.version
+        found = self._addresses.get(text)
+        if found is None:
+            found = self._addresses[text] = self._common.known.vocabulary.address(text)
+        return found
+
+    # -- transient events
+
+    async def _decide(self, event: protocol.Event, address: ast.Condition) -> None:
+        """Deliver here, and pass it to the others who may hold somebody."""
+        await self._deliver_here(event, address)
+        attributes = event.believed()
+        for one in event.within:  # somebody believes it, whoever that is
+            attributes.update(
+                (f"sender.{name}", True) for name, held in one.attributes.items() if held is True
+            )
+        others = self._members.to_be_told(attributes, address)
+        bus = self._common.bus
+        if others is None:
+            everybody = subjects.logged(PART, "match", EVERYBODY)
+            await bus.publish(everybody, messages.encode(event), headers={BY: self._common.name})
+            return
+        for other in others:
+            await bus.publish(subjects.logged(PART, "match", other), messages.encode(event))
+
+    async def _passed_on(self, message: api.Message) -> None:
+        if message.headers.get(BY) == self._common.name:
+            return
+        event = messages.decode(message.data, protocol.Event)
+        await self._deliver_here(event, self.address(event.address))
+
+    async def _deliver_here(self, event: protocol.Event, address: ast.Condition) -> None:
+        self._beliefs.expire()
+        engine = self._common.engine
+        found = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
+        parties = engine.names(found)
+        self._history.decided(event, 0, parties)
+        await self.deliver(event, parties)
+
+    async def deliver(self, event: protocol.Event, parties: list[str]) -> None:
+        """Once, to whoever is there."""
+        for process, names in by_process(parties):
+            delivered = protocol.Delivered(to=tuple(names), event=event, shard=-1, epoch=0)
+            await self._common.bus.publish(
+                subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
+            )
+        self._common.count("delivered", len(parties))
+
+
+def by_process(parties: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Names of one process together, as many as fit into a message."""
+    found: dict[str, list[str]] = {}
+    for party in parties:
+        process, _, name = party.partition("/")
+        found.setdefault(process, []).append(name)
+    for process, names in found.items():
+        some: list[str] = []
+        size = 0
+        for name in names:
+            some.append(name)
+            size += 3 + 4 * len(name)
+            if size >= NAMES_BYTES:
+                yield process, some
+                some, size = [], 0
+        if some:
+            yield process, some

@@ -1,0 +1,255 @@
+"""What a notifier believes: the models of the domain, and what authorities granted to whom.
+
+Both live in the bucket ``notify``, which every notifier watches.  Whoever hands in a model, a grant or a list
+of revocations is answered when all notifiers have seen it.
+
+Restricted attributes of receivers stand in their columns like any other, written by us when a grant comes,
+goes or ends; those of a sender are looked up when it sends.  A grant that holds in a region, or for an
+audience, counts for the receivers there only, so an event carries it apart (`muster.notify.matcher.grant_scopes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import server
+from muster.core import errors, messages, subjects
+from muster.notify import authorities, models, protocol
+from muster.notify.matcher import matcher as engines
+from muster.notify.notifier import decision_log
+from muster.notify.notifier import state as common_
+from muster.notify.notifier.shards import members
+from muster.predicates import types
+from muster.trust import documents
+
+_JSON = msgspec.json.Encoder()
+PART = protocol.PART
+KNOWN = subjects.announced(PART, "known")
+REGION = authorities.REGION
+AT_ONCE = 5000  # parties: some milliseconds
+
+
+class Believing:
+    def __init__(self, common: common_.Common, others: members.Members, past: decision_log.History) -> None:
+        self._common = common
+        self._members = others
+        self._history = past
+        self._revision = 0
+        self._revisions: dict[str, int] = {}  # by key
+        self._changed = asyncio.Event()
+        self._next_end = float("inf")
+        self.version = 0  # of the vocabulary
+        self._server: server.Server | None = None
+
+    async def start(self, bucket: api.KeyValue) -> None:
+        self._bucket = bucket
+        ready = asyncio.Event()
+        self._common.spawn(self._watch(ready))
+        await ready.wait()
+        await self._common.listen(KNOWN, self._asked)
+        operations = [
+            server.Operation(
+                "define", self._defined, decode=lambda data: messages.decode(data, protocol.Define)
+            ),
+            server.Operation(
+                "trust", self._presented, decode=lambda data: messages.decode(data, protocol.Present)
+            ),
+        ]
+        self._server = server.Server(
+            self._common.bus, PART, operations, codec=common_.Codec(), group=PART, at_once=1
+        )
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+    # -- what all notifiers know
+
+    async def _watch(self, ready: asyncio.Event) -> None:
+        common = self._common
+        async with await self._bucket.watch() as watch:
+            async for entry in watch:
+                if entry is None:
+                    ready.set()
+                    continue
+                if entry.value is None:
+                    self._common.known.drop(entry.key)
+                    self._revisions.pop(entry.key, None)
+                else:
+                    await self._take(entry.key, entry.value)
+                    self._revisions[entry.key] = entry.revision
+                self.version += 1
+                for held in common.known.vocabulary.parties.values():
+                    common.engine.define(held)
+                self._revision = entry.revision
+                self._changed.set()
+
+    async def _take(self, key: str, value: bytes) -> None:
+        try:
+            holders = self._common.known.take(key, value)
+        except (errors.MusterError, msgspec.MsgspecError, documents.No) as error:
+            self._common.count("bad-record")
+            common_.events.warning("bad-record", key=key, error=error)
+            return
+        if holders:
+            await self._believe_of(holders)
+
+    async def _defined(self, call: server.Call, define: protocol.Define) -> protocol.Answer:
+        call.target = f"{define.of}:{define.name}"
+        value = messages.encode(define)
+        revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
+        self._history.defined(define)
+        await self._everybody_knows(revision)
+        return protocol.Answer(sequence=revision)
+
+    async def _presented(self, call: server.Call, present: protocol.Present) -> protocol.Answer:
+        knows = self._common.known
+
+        def judged() -> tuple[str, bytes, float | None]:
+            if present.revocations:
+                return knows.revocation_key(present.revocations), present.revocations.encode(), None
+            key, for_s = knows.grant_key(present.chain, now=time.time())
+            call.target = key
+            return key, _JSON.encode(present.chain), for_s
+
+        call.target = "revocations" if present.revocations else "grant"
+        revision = await self._put(judged)
+        await self._everybody_knows(revision)
+        return protocol.Answer(sequence=revision)
+
+    async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
+        """Keep what was judged by what is known; if another notifier kept something since, it is again."""
+        while True:
+            key, value, for_s = judged()
+            try:
+                if (revision := self._revisions.get(key)) is None:
+                    return await self._bucket.create(key, value, ttl_s=for_s)
+                return await self._bucket.update(key, value, revision=revision, ttl_s=for_s)
+            except (errors.AlreadyExists, errors.Conflict):
+                if (held := await self._bucket.get(key)) is not None:
+                    await self._until_known(held.revision)
+
+    async def _everybody_knows(self, revision: int) -> None:
+        """Wait until this notifier and the others have seen a revision of the bucket."""
+        await self._until_known(revision)
+        # Whoever does not answer is gone soon, and then nobody waits for it.
+        while others := len(self._members.others()):
+            answers = await self._common.bus.gather(
+                KNOWN, str(revision).encode(), enough=others + 1, timeout_s=self._common.settings.beat_s
+            )
+            if len(answers) > others:
+                return
+
+    async def _until_known(self, revision: int) -> None:
+        while self._revision < revision:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _asked(self, message: api.Message) -> None:
+        """Not a request: every notifier confirms an announcement of one of them, which gathers that."""
+
+        async def when_known() -> None:
+            with contextlib.suppress(ValueError, errors.MusterError):
+                await self._until_known(int(message.data))
+                await message.respond(b"known")
+
+        self._common.spawn(when_known())
+
+    # -- senders
+
+    def of_sender(
+        self, process: str, name: str, state: models.State | None = None
+    ) -> tuple[dict[str, Any], tuple[protocol.Within, ...]]:
+        """What policies may know of a sender: what it says of itself, and what authorities say of it."""
+        common = self._common
+        party = protocol.party_id(process, name)
+        if party in common.engine:
+            state = common.engine.state_of(party)
+        own = {key: value for key, value in (state or {}).items() if not models.restricted(key)}
+        believed = common.known.believed(process, name, now=time.time())
+        granted = {key: held.value for key, held in believed.everywhere.items()}
+        return {**own, **granted, "_process": process, "_party": party}, believed.within
+
+    # -- receivers
+
+    def believe(self, parties: Iterable[str]) -> None:
+        """Bring the restricted attributes of receivers to what is granted now."""
+        now = time.time()
+        engine, knows = self._common.engine, self._common.known
+        listed = list(dict.fromkeys(parties))
+        for number, places, rows in engine.places(listed):
+            table = engine.tables[number]
+            restricted = {key: held for key, held in table.model.attributes.items() if models.restricted(key)}
+            if not restricted:
+                continue
+            names = [listed[place] for place in places]
+            regions = table.columns[REGION].cells(rows) if REGION in table.columns else [None] * len(names)
+            # A process may have a million parties, and most of them are granted the same.
+            alike: dict[tuple[str, str, str], tuple[list[types.Value], float]] = {}
+            found: list[tuple[list[types.Value], float]] = []
+            for party, region in zip(names, regions, strict=True):
+                process, _, name = party.partition("/")
+                where = region if isinstance(region, str) and knows.has_regions(process) else ""
+                key = (process, name if knows.has_prefixes(process) else "", where)
+                if key not in alike:
+                    held, until = knows.of_receiver(process, name, where, now=now)
+                    fitting = {
+                        one: held[one]
+                        for one in held
+                        if one in restricted and restricted[one].accepts(held[one])
+                    }
+                    alike[key] = ([fitting.get(one) for one in restricted], until)
+                found.append(alike[key])
+            columns = {key: [cells[place] for cells, _ in found] for place, key in enumerate(restricted)}
+            ends_s = [until for _, until in found]
+            self._next_end = min(self._next_end, *(until for _, until in alike.values()))
+            engine.believe(number, rows, columns, ends_s)
+            self._history.believed(names, columns)
+
+    def believe_shard(self, shard: protocol.Shard) -> None:
+        """Of a shard that was read from its log, where nothing restricted stands."""
+        engine, knows = self._common.engine, self._common.known
+        for number, table in enumerate(engine.tables):
+            if any(map(models.restricted, table.model.attributes)):
+                parties = engine.names([engines.Found(number, table.rows_of(shard))])
+                self.believe(party for party in parties if knows.has_grants(party.partition("/")[0]))
+
+    async def _believe_of(self, processes: set[str]) -> None:
+        """Some at a time: events go on, and whoever handed it in is answered when it holds for all."""
+        engine = self._common.engine
+        if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
+            return
+        parties = [party for party in engine.parties() if party.partition("/")[0] in processes]
+        for start in range(0, len(parties), AT_ONCE):
+            self.believe(party for party in parties[start : start + AT_ONCE] if party in engine)
+            await asyncio.sleep(0)
+
+    def moved(self, process: str, change: protocol.Change) -> bool:
+        """Whether a change may bring its parties under other grants."""
+        match change:
+            case protocol.Join() | protocol.Joins():
+                return self._common.known.has_grants(process)
+            case protocol.Update():
+                return REGION in change.values and self._common.known.has_regions(process)
+        return False
+
+    def expire(self) -> None:
+        """Called before each decision: what has ended is not believed any more."""
+        now = time.time()
+        if now < self._next_end:
+            return
+        self.believe(self._common.engine.ended(now))
+        self._next_end = self._common.engine.next_end_s()
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._common.settings.beat_s)
+            self.expire()

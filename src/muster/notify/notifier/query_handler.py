@@ -1,0 +1,283 @@
+"""What people ask a notifier: who is there, who would be reached, why somebody was not."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.bus.rpc import error_replies, server
+from muster.core import errors, messages
+from muster.notify import models, protocol
+from muster.notify.matcher import grant_scopes
+from muster.predicates import types
+from muster.predicates.analysis import explanation
+from muster.trust import documents
+
+if TYPE_CHECKING:
+    from muster.notify.notifier import notifier as notifier_notifier
+
+NEAR_MISSES = 5
+LOOKED_AT = 2000
+PAGE_BYTES = 400_000
+NAME_BYTES = 16  # at the least, in an answer
+
+_JSON = msgspec.json.Encoder()
+
+
+class _Codec:
+    """Replies as `protocol.Told`, each with the shards that the notifier speaks for."""
+
+    def __init__(self, notifier: notifier_notifier.Notifier) -> None:
+        self._notifier = notifier
+
+    def result(self, value: protocol.Told) -> bytes:
+        return messages.encode(msgspec.structs.replace(value, shards=tuple(self._notifier.held)))
+
+    def error(self, error: errors.MusterError) -> bytes:
+        fault = error_replies.fault_of(error)
+        if isinstance(error, messages.TooLarge):
+            fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
+        return self.result(protocol.Told(notifier=self._notifier.name, fault=fault))
+
+
+def server_of(notifier: notifier_notifier.Notifier) -> server.Server:
+    """Every notifier answers each question, for the shards that it holds."""
+
+    def operation(name: str, answer: Answer) -> server.Operation:
+        async def answered(_: server.Call, ask: protocol.Ask) -> protocol.Told:
+            return answer(notifier, ask)
+
+        return server.Operation(
+            f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.Ask)
+        )
+
+    operations = [operation(name, answer) for name, answer in QUESTIONS.items()]
+    return server.Server(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
+
+
+def _models(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    known = notifier.known.vocabulary
+    models_of = {
+        f"{one.kind.value}.{one.name}": one for one in (*known.parties.values(), *known.events.values())
+    }
+    return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
+
+
+def _grants(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    now, chains = time.time(), notifier.known.chains()
+    return _page(notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now))
+
+
+def _revoked(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    held = notifier.known.revocations.lists.get(ask.expression)
+    facts = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
+    return protocol.Told(notifier=notifier.name, facts=facts)
+
+
+def _notifiers(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    return protocol.Told(notifier=notifier.name, count=1 + len(notifier.members.others()))
+
+
+def _counts(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
+    return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)
+
+
+def _page(
+    notifier: notifier_notifier.Notifier,
+    ask: protocol.Ask,
+    keys: Iterable[str],
+    made: Callable[[str], dict[str, Any]],
+) -> protocol.Told:
+    """Of what there may be any number of: as much as fits, in order, and where to go on."""
+    listed: list[dict[str, Any]] = []
+    size, last = 0, ""
+    for key in sorted(key for key in keys if key > ask.party):
+        if size > PAGE_BYTES:
+            return protocol.Told(notifier=notifier.name, parties=tuple(listed), facts={"next": last})
+        listed.append(made(key))
+        size += len(_JSON.encode(listed[-1]))
+        last = key
+    return protocol.Told(notifier=notifier.name, parties=tuple(listed))
+
+
+def _model(model: models.Model) -> dict[str, Any]:
+    attributes = {name: str(declared) for name, declared in model.attributes.items()}
+    return {"name": model.name, "of": model.kind.value, "attributes": attributes}
+
+
+def _shown(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
+    return {
+        "party": party,
+        "model": notifier.engine.model_of(party).name,
+        "state": protocol.to_wire(notifier.engine.state_of(party)),
+        "policy": notifier.engine.policy_of(party),
+        "delivery": "durable" if notifier.engine.is_durable(party) else "transient",
+    }
+
+
+def _parties(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    found: Iterable[str]
+    if ask.expression:
+        found = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
+    else:
+        found = notifier.engine.parties()
+    chosen = [party for party in found if party.startswith(ask.party)]
+    following = [party for party in chosen if party > ask.after] if ask.after else chosen
+    listed: list[dict[str, Any]] = []
+    size = 0
+    for party in heapq.nsmallest(ask.limit, following):
+        if size > PAGE_BYTES:
+            break
+        listed.append(_shown(notifier, party))
+        size += len(_JSON.encode(listed[-1]))
+    cut = {"next": listed[-1]["party"]} if len(listed) < len(following) else {}
+    return protocol.Told(notifier=notifier.name, count=len(chosen), parties=tuple(listed), facts=cut)
+
+
+def _require_room(ask: protocol.Ask, count: int) -> None:
+    """Before they are put together: a million that no answer holds would keep everybody else waiting."""
+    if min(ask.limit, count) * NAME_BYTES > messages.MAX_BYTES:
+        raise messages.TooLarge(f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer")
+
+
+def _who(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    """Those an address reaches and, of an event, those who accept it; and who only just is not among them."""
+    address = notifier.known.vocabulary.address(ask.expression)
+    engine = notifier.engine
+    meant = engine.means(address)
+    event = _event(notifier, ask) if ask.event is not None else None
+    reached = meant if event is None else engine.names(grant_scopes.find(engine, event, address))
+    _require_room(ask, len(reached))
+    near: list[dict[str, Any]] = []
+    taken = {*meant, *reached}
+    if event is not None:
+        refused = set(meant).difference(reached)
+        for party in heapq.nsmallest(NEAR_MISSES, refused):
+            believed = grant_scopes.believed_by(event, party, engine.state_of(party))
+            sides = _policy_sides(engine.policy_of(party), believed)
+            near.append({"party": party, "why": [why for side in sides.values() for why in side]})
+    for party in itertools.islice(engine.parties(), LOOKED_AT):
+        if len(near) >= NEAR_MISSES:
+            break
+        if party not in taken:
+            found = explanation.nearest(address, engine.state_of(party))
+            if len(found) == 1:  # one clause away
+                near.append({"party": party, "why": [f"address: {found[0]}"]})
+    listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
+    return protocol.Told(
+        notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
+    )
+
+
+def _explain(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    """Which side failed, which clause, what it found, since when, and who granted what is restricted."""
+    engine = notifier.engine
+    if ask.party not in engine:
+        return protocol.Told(notifier=notifier.name)
+    event = _event(notifier, ask)
+    state = engine.state_of(ask.party)
+    address = notifier.known.vocabulary.address(event.address)
+    missing = explanation.nearest(address, state)
+    because = missing or explanation.explain(address, state).because
+    failing = _policy_sides(engine.policy_of(ask.party), grant_scopes.believed_by(event, ask.party, state))
+    facts = {
+        "delivered": not missing and not failing,
+        "address": {"holds": not missing, "because": [str(one) for one in because]},
+        "event": {"holds": "event" not in failing, "because": failing.get("event", [])},
+        "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
+        "granted": _granted(notifier, event.sender),
+        "receiver_granted": {
+            key: grant for key, grant in _granted(notifier, ask.party).items() if grant["name"] in state
+        },
+        "state": protocol.to_wire(state),
+        "since_ms": 1000 * engine.changed_s(ask.party),
+    }
+    return protocol.Told(notifier=notifier.name, count=1, facts=facts)
+
+
+def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
+    """Of each restricted attribute of a party: its value, by whom, from when to when, and where it holds."""
+    process, _, name = party.partition("/")
+    believed = notifier.known.believed(process, name, now=time.time())
+    everywhere = (documents.Scope(), believed.everywhere)
+    listed = [
+        (key, held, scope) for scope, some in (everywhere, *believed.scoped) for key, held in some.items()
+    ]
+    found: dict[str, Any] = {}
+    for key, held, scope in listed:
+        shown: dict[str, Any] = {
+            "name": key,
+            "value": protocol.cell(held.value),
+            "by": held.granted.authority or "root",
+            "tier": held.granted.tier,
+            "since": notifier.known.issued_at(held.granted),
+            "until": held.granted.expires_at,
+        }
+        if scope.region or scope.audience:
+            shown["within"] = {"region": scope.region, "audience": list(scope.audience)}
+        found[key if key not in found else f"{key} ({len(found)})"] = shown
+    return found
+
+
+def _sender(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    """What a party says of itself, if it is held here: policies of all notifiers' parties may ask for it."""
+    if ask.party not in notifier.engine:
+        return protocol.Told(notifier=notifier.name)
+    state = protocol.to_wire(notifier.engine.state_of(ask.party))
+    return protocol.Told(notifier=notifier.name, count=1, facts={"state": state})
+
+
+def _event(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Event:
+    if ask.event is None:
+        raise errors.InvalidInput("explain what? name an event")
+    process, _, party = ask.sender.partition("/")
+    if not party:
+        raise errors.InvalidInput("whose event? name its sender as process/party")
+    return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
+
+
+def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, list[str]]:
+    """Which sides of a policy failed (``event``, ``sender``), each with the clauses that did."""
+    if not policy:
+        return {"event": ["it has no policy, so it accepts nothing"]}
+    sides: dict[str, list[str]] = {}
+    for finding in explanation.nearest(models.parse_policy(policy), attributes):
+        of_sender = any(key.startswith("sender.") for key, _ in finding.found)
+        sides.setdefault("sender" if of_sender else "event", []).append(str(finding))
+    return sides
+
+
+def _check(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+    condition = notifier.known.vocabulary.policy(ask.expression)
+    measured, parts = models.cost_of(condition)
+    facts = {
+        "canonical": models.canonical_text(condition),
+        "clauses": measured.clauses,
+        "depth": measured.depth,
+        "cost": measured.dearest.name.lower(),
+        "conjunctions": parts,
+        "indexed": parts is not None,
+    }
+    return protocol.Told(notifier=notifier.name, count=1, facts=facts)
+
+
+Answer = Callable[["service.Notifier", protocol.Ask], protocol.Told]
+
+QUESTIONS: dict[str, Answer] = {
+    "parties": _parties,
+    "who": _who,
+    "explain": _explain,
+    "sender": _sender,
+    "check": _check,
+    "models": _models,
+    "grants": _grants,
+    "revoked": _revoked,
+    "notifiers": _notifiers,
+    "counts": _counts,
+}

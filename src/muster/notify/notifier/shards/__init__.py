@@ -1,0 +1,1 @@
+"""Shards of receivers: ownership, log, snapshots, summaries."""

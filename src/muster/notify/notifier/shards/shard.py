@@ -1,0 +1,183 @@
+"""A shard in the hands of a notifier: what was said to it, and which of it holds.
+
+One writer for each shard.  Whatever waits when a write begins goes into it together, so the rate of changes
+does not depend on the time a sync takes.  Each write expects to be the next after the last one: a notifier
+that was deposed without knowing it cannot store anything any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from muster.bus import api, leases
+from muster.bus.rpc import error_replies
+from muster.core import errors, subjects
+from muster.notify import authorities, models, protocol
+from muster.notify.matcher import matcher as engines
+from muster.notify.notifier import fair_queue, pending_acks
+from muster.notify.notifier.shards import snapshots
+from muster.predicates import types
+
+CHANGES_WAITING_MAX = 1000  # messages of one process
+
+
+@dataclass(slots=True)
+class Said:
+    """Changes that wait for the writer."""
+
+    process: str
+    changes: Sequence[protocol.Change]
+    answer: asyncio.Future[protocol.Answer]
+    size: int
+
+
+@dataclass(slots=True)
+class Holding:
+    shard: protocol.Shard
+    lease: leases.Lease
+    sequence: int = 0  # of the last message in its log of parties
+    log_bytes: int = 0  # since the snapshot
+    log_messages: int = 0
+    snapshot_bytes: int = 0
+    matched_sequence: int = 0  # of the last in its log of matches
+    matched_bytes: int = 0  # since everything in it was replaced
+    pending: pending_acks.Pending = field(default_factory=pending_acks.Pending)
+    floor: int = 0  # of what is recorded: whoever holds the shard next needs no event below it
+    recorded: int = 0  # how far it is
+    doubtful: asyncio.Event = field(default_factory=asyncio.Event)  # what is stored is not known: begin anew
+    passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
+    unstored: list[protocol.Matched] = field(default_factory=list)
+    queue: fair_queue.FairQueue[Said] = field(
+        default_factory=lambda: fair_queue.FairQueue(CHANGES_WAITING_MAX)
+    )
+    subscriptions: list[api.Subscription] = field(default_factory=list)
+    sent_at: dict[int, float] = field(default_factory=dict)
+
+    def due(self, before: float, count: int) -> list[int]:
+        """Events that are to be delivered again, so many at most, because it was last done before then.
+
+        What waits longest: else the first that one who stays away is owed would come again and again, and
+        whoever returns would never get what is behind them.
+        """
+        sent_at = self.sent_at
+        found = (
+            (at, seq)
+            for seq in self.pending.owed
+            if seq <= self.recorded and (at := sent_at.get(seq, 0.0)) <= before
+        )
+        return [seq for _, seq in heapq.nsmallest(count, found)]
+
+    @property
+    def subject(self) -> str:
+        return subjects.logged(protocol.PART, "party", str(self.shard))
+
+    @property
+    def matched_subject(self) -> str:
+        return subjects.logged(protocol.PART, "matched", str(self.shard))
+
+
+class Checker:
+    """Decides which changes hold, given those before them in the same write."""
+
+    def __init__(
+        self, engine: engines.Engine, knows: authorities.Known, count: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._knows = knows
+        self._count = count
+        self._models: dict[str, models.Model | None] = {}  # of this write: None has left
+
+    def check(
+        self, process: str, changes: Sequence[protocol.Change], shard: protocol.Shard
+    ) -> tuple[list[protocol.Change], list[tuple[int, error_replies.Fault]]]:
+        accepted: list[protocol.Change] = []
+        refused: list[tuple[int, error_replies.Fault]] = []
+        for place, change in enumerate(changes):
+            try:
+                accepted.append(self._check(process, change, shard))
+            except errors.MusterError as error:
+                self._count(error.code)
+                refused.append((place, error_replies.fault_of(error)))
+        return accepted, refused
+
+    def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:
+        """The change as it is kept: policies in the form in which a reader of the log knows them again."""
+        vocabulary = self._knows.vocabulary
+        parties = snapshots.parties_of(process, change)
+        for party in parties:
+            if protocol.shard_of(party) != shard:
+                raise errors.InvalidInput(f"{party} does not belong to shard {shard}")
+        match change:
+            case protocol.Join():
+                subjects.token(change.party)
+                found = vocabulary.party_model(change.model)
+                found.require(protocol.from_wire(change.state))
+                kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
+                self._models[parties[0]] = found
+                return kept
+            case protocol.Joins():
+                self._check_joins(change, parties)
+                texts = tuple(map(vocabulary.policy_text, change.policies))
+                self._models.update(dict.fromkeys(parties, vocabulary.party_model(change.model)))
+                return msgspec.structs.replace(change, policies=texts, changed_s=[])
+            case protocol.SetPolicy():
+                self._model(parties[0])
+                return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
+            case protocol.Leave():
+                self._models[parties[0]] = None  # one who is not there has left already
+            case protocol.Update():
+                fitting = self._models_of(parties)
+                for attribute, cells in change.values.items():
+                    for one in fitting:
+                        _check_cells(one, attribute, cells, len(parties))
+        return change
+
+    def _check_joins(self, change: protocol.Joins, parties: list[str]) -> None:
+        for name in change.parties:
+            subjects.token(name)
+        found = self._knows.vocabulary.party_model(change.model)
+        for attribute, cells in change.values.items():
+            _check_cells(found, attribute, cells, len(parties))
+        if change.which and len(change.which) != len(parties):
+            raise errors.InvalidInput(f"{len(change.which)} policies for {len(parties)} parties")
+        if not all(0 <= one < len(change.policies) for one in change.which):
+            raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
+        if not all(0 <= place < len(parties) for place in change.durable):
+            raise errors.InvalidInput("a party is to be durable that does not join")
+        if len(set(parties)) != len(parties):
+            raise errors.InvalidInput("a party joins twice in one change")
+
+    def _models_of(self, parties: Sequence[str]) -> set[models.Model]:
+        if not self._models and (found := self._engine.models_of(parties)) is not None:
+            return found
+        return set(map(self._model, parties))
+
+    def _model(self, party: str) -> models.Model:
+        found = self._models.get(party)
+        if found is None and party not in self._models:
+            found = self._engine.known_model_of(party)
+        if found is None:
+            raise errors.NotFound(
+                f"there is no party {party[:160]}", hint="it has to advertise its state first"
+            )
+        return found
+
+
+def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], count: int) -> None:
+    if len(cells) != count:
+        raise errors.InvalidInput(f"{len(cells)} values of {attribute} for {count} parties")
+    declared = model.attributes.get(attribute)
+    if declared is None or models.restricted(attribute):
+        model.require({attribute: None})  # says what is wrong
+    assert declared is not None
+    if declared.kind is types.Kind.FLOAT and set(map(type, cells)) == {float}:
+        models.require_finite(attribute, cells)
+        return
+    for cell in cells:
+        model.require({attribute: frozenset(cell) if isinstance(cell, tuple) else cell})

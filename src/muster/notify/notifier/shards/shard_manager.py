@@ -1,0 +1,319 @@
+"""The shards of a notifier: gained and given up, their logs replayed and written.
+
+Receivers are spread over shards, shards over the notifiers there are (`placement`), each under a lease.  A
+notifier that gains a shard reads its log, appends a message of its own, and only then listens for it.  That
+message is the fence: what the holder before it had on the way can no longer be stored, so no change is
+acknowledged that the new holder does not know of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
+
+from muster.bus import api, leases
+from muster.bus.rpc import server
+from muster.core import errors, heap, messages, subjects
+from muster.notify import protocol
+from muster.notify.notifier import decision_log, durable_events, event_router, grants
+from muster.notify.notifier import state as common_
+from muster.notify.notifier.shards import members, placement, snapshots
+from muster.notify.notifier.shards import shard as shards_shard
+
+PART = protocol.PART
+BYTES_MAX = 450_000  # of what is said, in one write
+BATCH_BYTES = 4 << 20  # of a snapshot, stored at once
+BATCH = 100
+MUCH_BYTES = 8 << 20  # of what was said: the memory it passed through is worth giving back
+LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # no more than that in so long: it is quiet
+
+
+class Shards:
+    def __init__(
+        self,
+        common: common_.Common,
+        others: members.Members,
+        beliefs: grants.Believing,
+        decides: event_router.Deciding,
+        lasting: durable_events.Durable,
+        past: decision_log.History,
+    ) -> None:
+        self._common = common
+        self._members = others
+        self._beliefs = beliefs
+        self._deciding = decides
+        self._durable = lasting
+        self._history = past
+        self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
+        self._handled_bytes = 0  # of logs, written and replayed
+        self._change = server.Operation(
+            "change.*",
+            self._changed,
+            audited=False,  # the log of parties names the process
+            decode=lambda data: messages.decode(data, protocol.Changes),
+        )
+        self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
+
+    async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
+        self._log, self._leases = parties, all_leases
+
+    async def stop(self) -> None:
+        tasks = list(self._tenures.values())
+        for task in tasks:
+            _cancel(task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def serving(self, shards: Iterable[protocol.Shard]) -> None:
+        """Returns when all of these are held."""
+        wanted = set(shards)
+        while not wanted <= set(self._common.held):
+            self._common.moved.clear()
+            await self._common.moved.wait()
+
+    # -- gaining and losing
+
+    async def place(self) -> None:
+        """Gain the shards that are ours to hold, give up those that are not."""
+        while True:
+            self._common.moved.clear()
+            notifiers = [self._common.name, *self._members.others()]
+            for shard in range(protocol.SHARDS):
+                ours = placement.holder_of(shard, notifiers) == self._common.name
+                task = self._tenures.get(shard)
+                if ours and task is None:
+                    task = self._tenures[shard] = asyncio.create_task(self._tenure(shard))
+                    task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
+                elif not ours and task is not None:
+                    _cancel(task)
+            await self._common.moved.wait()
+
+    def _ended(self, shard: protocol.Shard, task: asyncio.Task[None]) -> None:
+        self._tenures.pop(shard, None)
+        if not task.cancelled() and (error := task.exception()):
+            self._common.count("shard-lost")
+            common_.events.warning("shard-lost", shard=shard, error=error)
+        self._common.moved.set()
+
+    async def _tenure(self, shard: protocol.Shard) -> None:
+        common = self._common
+        lease = await self._leases.acquire(protocol.lease_of(shard))
+        held = shards_shard.Holding(shard, lease)
+        writer: asyncio.Task[None] | None = None
+        try:
+            async with self._replaying:
+                await self._replay(held)
+            await self._durable.replay(held)
+            for kind, operation in (("change", self._change), ("event", self._deciding.send)):
+                pattern = subjects.said_by(PART, "*", kind, str(shard))
+                held.subscriptions.append(await common.serve(pattern, operation))
+            receipts = subjects.said_by(PART, "*", "ack", str(shard))
+            held.subscriptions.append(
+                await common.bus.subscribe(
+                    receipts, handler=functools.partial(self._durable.acknowledged, receipts)
+                )
+            )
+            await self._members.say(confirmed=True, also=(shard,))
+            common.held[shard] = held
+            self._durable.follow()
+            common.moved.set()
+            common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, parties=len(common.engine))
+            writer = asyncio.create_task(self._write(held))
+            await _first(writer, lease.lost.wait(), held.doubtful.wait())
+            if writer.done() and not writer.cancelled() and (error := writer.exception()):
+                raise error
+        finally:
+            common.held.pop(shard, None)
+            for subscription in held.subscriptions:
+                await subscription.close()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            while held.queue:
+                common_.finish(held.queue.take().answer, common_.moving())
+            common.engine.leave_shard(shard)
+            await lease.release()
+
+    async def _replay(self, held: shards_shard.Holding) -> None:
+        common = self._common
+        common.engine.leave_shard(held.shard)
+        replay = snapshots.Replay(common.engine, common.known, held.shard)
+        while True:
+            async for data, sequence in durable_events.read(self._log, held.subject, held.sequence + 1):
+                replay.take(data)
+                self._handled_bytes += len(data)
+                held.sequence = sequence
+            with contextlib.suppress(errors.Conflict):
+                held.sequence = await self._log.publish(
+                    held.subject,
+                    snapshots.kept((), held.lease.epoch),
+                    expected_last_subject_sequence=held.sequence,
+                )
+                break
+        replay.finish()
+        held.log_messages, held.log_bytes = replay.since_snapshot + 1, replay.bytes
+        for error in replay.refused:
+            common.count("replay-refused")
+            common_.events.warning("replay-refused", shard=held.shard, error=error)
+        self._beliefs.believe_shard(held.shard)
+
+    # -- changes
+
+    async def _changed(self, call: server.Call, changes: protocol.Changes) -> protocol.Answer:
+        """Answered when the changes are stored. Much may be slow: a request that is sent again while it
+        waits, or after its answer was lost, is the same one (`rpc.requests.REQUEST_ID`)."""
+        held = self._common.held_of(call.message.subject)
+        answer: asyncio.Future[protocol.Answer] = asyncio.get_running_loop().create_future()
+        said = shards_shard.Said(call.identity, changes.changes, answer, len(call.message.data))
+        if not held.queue.put(call.identity, said, said.size):
+            raise errors.Overloaded(f"{call.identity} has too many changes waiting")
+        return await answer
+
+    async def _write(self, held: shards_shard.Holding) -> None:
+        """The one writer of a shard's log."""
+        while True:
+            said = [await held.queue.get()]
+            size = said[0].size
+            while held.queue and size < BYTES_MAX:
+                said.append(held.queue.take())
+                size += said[-1].size
+            try:
+                await self._write_some(held, said)
+            finally:  # what is not known to be stored is sent again, which does no harm
+                for one in said:
+                    common_.finish(one.answer, common_.moving())
+            if self._is_long(held):
+                await self._shorten(held)
+
+    async def _write_some(self, held: shards_shard.Holding, said: list[shards_shard.Said]) -> None:
+        checker = shards_shard.Checker(self._common.engine, self._common.known, self._common.count)
+        entries, outcomes = [], []
+        for one in said:
+            accepted, refused = checker.check(one.process, one.changes, held.shard)
+            outcomes.append((one, refused))
+            if accepted:
+                entries.append((one.process, accepted))
+        if entries:
+            data = snapshots.kept(entries, held.lease.epoch)
+            try:
+                held.sequence = await self._log.publish(
+                    held.subject, data, expected_last_subject_sequence=held.sequence
+                )
+            except errors.LimitExceeded as error:
+                # Nothing was stored: it is full, or this was too much at once.
+                if len(said) > 1:
+                    for one in said:
+                        await self._write_some(held, [one])
+                    return
+                for one, _ in outcomes:
+                    common_.finish(one.answer, error)
+                return
+            held.log_messages += 1
+            held.log_bytes += len(data)
+            self._handled_bytes += len(data)
+            self._history.changed(entries, held.lease.epoch, len(data))
+            for process, accepted in entries:
+                for change in accepted:
+                    self._apply(held, process, change)
+            await self._members.widen()
+        for one, refused in outcomes:
+            common_.finish(one.answer, protocol.Answer(sequence=held.sequence, refused=tuple(refused)))
+
+    def _apply(self, held: shards_shard.Holding, process: str, change: protocol.Change) -> None:
+        common = self._common
+        snapshots.apply(common.engine, common.known, held.shard, process, change, int(time.time()))
+        common.count("changes")
+        if self._beliefs.moved(process, change):
+            self._beliefs.believe(snapshots.parties_of(process, change))
+        if isinstance(change, protocol.Join | protocol.Joins):
+            self._durable.joined(held, snapshots.parties_of(process, change))
+        elif isinstance(change, protocol.Leave):
+            self._durable.left(held, protocol.party_id(process, change.party))
+
+    async def give_back(self) -> None:
+        """After a wave of changes, when it is over: the memory that they passed through."""
+        given = 0
+        while True:
+            seen = self._handled_bytes
+            await asyncio.sleep(QUIET_S)
+            if self._handled_bytes - seen < LITTLE_BYTES and seen - given > MUCH_BYTES:
+                given = seen
+                self._common.known.vocabulary.forget()
+                self._common.engine.tidy()
+                await asyncio.to_thread(heap.give_back)
+
+    # -- snapshots
+
+    def _is_long(self, held: shards_shard.Holding) -> bool:
+        """Whether a snapshot is due: many messages, or much of this shard's part of the stream."""
+        settings = self._common.settings
+        part = settings.stream_bytes // protocol.SHARDS
+        return held.log_messages >= settings.snapshot_changes or held.log_bytes > max(
+            part // 4, min(part // 2, held.snapshot_bytes)
+        )
+
+    async def _shorten(self, held: shards_shard.Holding) -> None:
+        """Put a snapshot in place of the log; it counts when its last message is there."""
+        parts: list[bytes] = []
+        for data in snapshots.snapshot(self._common.engine, held.shard, held.lease.epoch):
+            parts.append(data)
+            await asyncio.sleep(0)
+        size = sum(map(len, parts))
+        used = (await self._log.state()).bytes
+        first = held.sequence + 1
+        try:
+            # A part of it would only take the room that is left.
+            if used + size > self._common.settings.stream_bytes:
+                raise errors.LimitExceeded(f"a snapshot of {size:,} bytes does not fit beside {used:,}")
+            for batch in _batches(parts):
+                await self._append(held, batch)
+        except errors.LimitExceeded as error:
+            common_.events.warning("snapshot-refused", shard=held.shard, error=error)
+            self._common.count("snapshot-refused")
+            held.log_bytes = held.log_messages = 0  # tried again, not at once
+            return
+        held.snapshot_bytes, held.log_bytes, held.log_messages = size, 0, 0
+        await self._log.purge(subject=held.subject, before=first)
+        self._common.count("snapshots")
+
+    async def _append(self, held: shards_shard.Holding, batch: list[bytes]) -> None:
+        held.sequence = await self._log.publish_batch(
+            [
+                api.Outgoing(
+                    held.subject, data, expected_last_subject_sequence=None if place else held.sequence
+                )
+                for place, data in enumerate(batch)
+            ]
+        )
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Once: what gives a shard up must not be cut short, or its lease would be renewed for ever."""
+    if not task.cancelling():
+        task.cancel()
+
+
+def _batches(parts: list[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for data in parts:
+        batch.append(data)
+        size += len(data)
+        if size >= BATCH_BYTES or len(batch) >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+async def _first(task: asyncio.Task[None], *others: Coroutine[Any, Any, object]) -> None:
+    """Returns when the task or one of the others is done; the others are ended."""
+    waits = [asyncio.ensure_future(other) for other in others]
+    try:
+        await asyncio.wait([task, *waits], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,259 @@
+"""A shard's log, and how it is kept short: a snapshot of the parties in place of the changes that made them.
+
+The parties stand in the snapshot in columns, thousands in a message, and are read back in columns: a million
+of them in seconds.  A snapshot may take many messages.  It counts only when its last one is there; one that
+was cut short (its writer died, the stream was full) is passed over, and what was before it still stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from muster.core import errors, messages
+from muster.notify import authorities, models, protocol
+from muster.notify.matcher import matcher as engines
+
+PARTIES: Final = 4000  # in a message, at first: halved where they do not fit
+BYTES_MAX: Final = 900_000
+
+Part = Literal["", "begin", "part", "end"]
+
+
+def kept(entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, snapshot: Part = "") -> bytes:
+    return messages.encode(
+        protocol.Kept(
+            entries=tuple(protocol.Entry(process=process, changes=tuple(some)) for process, some in entries),
+            at_ms=int(time.time() * 1000),
+            epoch=epoch,
+            snapshot=snapshot,
+        ),
+        "msgpack",
+    )
+
+
+# -- writing
+
+
+def snapshot(engine: engines.Engine, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
+    """The parties of a shard as messages. It may pause in between: only the shard's writer changes them."""
+    yield kept((), epoch, "begin")
+    for number, table in enumerate(engine.tables):
+        rows = table.rows_of(shard)
+        for start in range(0, len(rows), PARTIES):
+            yield from _written(engine, number, rows[start : start + PARTIES], epoch)
+    yield kept((), epoch, "end")
+
+
+def _written(engine: engines.Engine, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
+    data = kept(_joins(engine, table, rows), epoch, "part")
+    if len(data) <= BYTES_MAX or len(rows) == 1:
+        yield data
+        return
+    middle = len(rows) // 2
+    yield from _written(engine, table, rows[:middle], epoch)
+    yield from _written(engine, table, rows[middle:], epoch)
+
+
+def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, list[protocol.Change]]]:
+    table = engine.tables[number]
+    by_process: dict[str, tuple[list[str], list[int]]] = {}
+    for place, party in enumerate(engine.names([engines.Found(number, rows)])):
+        process, _, name = party.partition("/")
+        names, places = by_process.setdefault(process, ([], []))
+        names.append(name)
+        places.append(place)
+    cells = table.cells(rows)
+    held, durable, changed_s = table.policy_of[rows], table.durable(rows), table.changed_s[rows]
+    entries: list[tuple[str, list[protocol.Change]]] = []
+    for process, (names, places) in by_process.items():
+        numbers, which = np.unique(held[places], return_inverse=True)
+        texts = ("" if one < 0 else engine.policies.text(one) for one in numbers.tolist())
+        join = protocol.Joins(
+            parties=tuple(names),
+            model=table.model.name,
+            values={
+                name: [protocol.cell(listed[place]) for place in places]
+                for name, listed in cells.items()
+                if not models.restricted(name)
+            },
+            policies=tuple(texts),
+            which=which.tolist(),
+            durable=np.flatnonzero(durable[places]).tolist(),
+            changed_s=changed_s[places].tolist(),
+        )
+        entries.append((process, [join]))
+    return entries
+
+
+# -- reading
+
+
+class _Joining:
+    """Parties of one model that join together, in columns."""
+
+    def __init__(self) -> None:
+        self.parties: list[str] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._policies: dict[str, int] = {}  # text -> number
+        self._which: list[int] = []
+        self._durable: list[int] = []
+        self._changed_s: list[int] = []
+
+    def add(self, process: str, joins: protocol.Joins, at_s: int) -> None:
+        before, count = len(self.parties), len(joins.parties)
+        self.parties += [protocol.party_id(process, name) for name in joins.parties]
+        for name in joins.values.keys() - self._columns.keys():
+            self._columns[name] = [None] * before
+        for name, column in self._columns.items():
+            column += cells(joins.values[name]) if name in joins.values else [None] * count
+        numbers = [self._policies.setdefault(text, len(self._policies)) for text in joins.policies]
+        self._which += [numbers[one] for one in joins.which] or numbers[:1] * count
+        self._durable += [before + place for place in joins.durable]
+        self._changed_s += joins.changed_s or [at_s] * count
+
+    def join(self, engine: engines.Engine, model: models.Model, shard: protocol.Shard) -> None:
+        durable = np.zeros(len(self.parties), np.bool_)
+        durable[self._durable] = True
+        engine.join_many(
+            self.parties,
+            model,
+            {name: listed for name, listed in self._columns.items() if name in model.attributes},
+            list(self._policies),
+            np.array(self._which, np.int64),
+            durable=durable,
+            shard=shard,
+            at_s=np.array(self._changed_s, np.uint32),
+        )
+
+
+class Replay:
+    """Brings an engine to what a shard's log says: `take` each message, then `finish`."""
+
+    def __init__(self, engine: engines.Engine, knows: authorities.Known, shard: protocol.Shard) -> None:
+        self._engine = engine
+        self._knows = knows
+        self._shard = shard
+        self._joining: dict[str, _Joining] = {}  # by model
+        self._there: set[str] = set()  # the parties in it
+        self._snapshot: list[protocol.Kept] | None = None
+        self.since_snapshot = 0
+        self.bytes = 0
+        self.refused: list[errors.MusterError] = []
+
+    def take(self, data: bytes) -> None:
+        message = messages.decode(data, protocol.Kept)
+        self.since_snapshot += 1
+        self.bytes += len(data)
+        match message.snapshot:
+            case "begin":
+                self._snapshot = []
+            case "part":
+                if self._snapshot is not None:
+                    self._snapshot.append(message)
+            case "end":
+                if self._snapshot is not None:
+                    self._replace(self._snapshot)
+                    self._snapshot = None
+            case _:
+                self._snapshot = None
+                self._changes(message)
+
+    def finish(self) -> None:
+        for model, joining in self._joining.items():
+            try:
+                joining.join(self._engine, self._knows.vocabulary.party_model(model), self._shard)
+            except errors.MusterError as error:
+                self.refused.append(error)
+        self._joining.clear()
+        self._there.clear()
+
+    def _replace(self, snapshot: list[protocol.Kept]) -> None:
+        self._engine.leave_shard(self._shard)
+        self._joining.clear()
+        self._there.clear()
+        self.since_snapshot = self.bytes = 0
+        for message in snapshot:
+            self._changes(message)
+
+    def _changes(self, message: protocol.Kept) -> None:
+        for entry in message.entries:
+            for change in entry.changes:
+                if isinstance(change, protocol.Joins | protocol.Join):
+                    self._join(entry.process, joins_of(change), message.at_ms // 1000)
+                    continue
+                self.finish()
+                try:
+                    apply(
+                        self._engine, self._knows, self._shard, entry.process, change, message.at_ms // 1000
+                    )
+                except errors.MusterError as error:
+                    self.refused.append(error)
+
+    def _join(self, process: str, joins: protocol.Joins, at_s: int) -> None:
+        names = {protocol.party_id(process, name) for name in joins.parties}
+        if not self._there.isdisjoint(names):
+            self.finish()
+        self._there |= names
+        self._joining.setdefault(joins.model, _Joining()).add(process, joins, at_s)
+
+
+def joins_of(change: protocol.Join | protocol.Joins) -> protocol.Joins:
+    if isinstance(change, protocol.Joins):
+        return change
+    return protocol.Joins(
+        parties=(change.party,),
+        model=change.model,
+        values={name: [value] for name, value in change.state.items()},
+        policies=(change.policy,),
+        durable=[0] if change.delivery == "durable" else [],
+    )
+
+
+def cells(listed: list[protocol.Value]) -> list[Any]:
+    return [frozenset(cell) if cell.__class__ is tuple else cell for cell in listed]
+
+
+def apply(
+    engine: engines.Engine,
+    knows: authorities.Known,
+    shard: protocol.Shard,
+    process: str,
+    change: protocol.Change,
+    at_s: int,
+) -> None:
+    """A change that was checked, by this notifier or the one before it."""
+    match change:
+        case protocol.Join():
+            model = knows.vocabulary.party_model(change.model)
+            engine.join(
+                protocol.party_id(process, change.party),
+                model,
+                model.require(protocol.from_wire(change.state)),
+                change.policy,
+                durable=change.delivery == "durable",
+                shard=shard,
+                at_s=at_s,
+            )
+        case protocol.Joins():
+            joining = _Joining()
+            joining.add(process, change, at_s)
+            joining.join(engine, knows.vocabulary.party_model(change.model), shard)
+        case protocol.Update():
+            columns = {name: cells(listed) for name, listed in change.values.items()}
+            engine.update(parties_of(process, change), columns, at_s)
+        case protocol.SetPolicy():
+            party = protocol.party_id(process, change.party)
+            engine.set_policy(party, change.policy, at_s)
+        case protocol.Leave():
+            party = protocol.party_id(process, change.party)
+            if party in engine:
+                engine.leave(party)
+
+
+def parties_of(process: str, change: protocol.Change) -> list[str]:
+    names = change.parties if isinstance(change, protocol.Update | protocol.Joins) else (change.party,)
+    return [f"{process}/{name}" for name in names]

@@ -1,0 +1,70 @@
+"""What a notifier holds, in few words, so that an event is not sent where it cannot match.
+
+Two things rule a notifier out: no policy there accepts the event's type, or nobody there has the word that
+the address asks for.  A summary may say too much and never too little: before a change that widens it is
+acknowledged, every other notifier has heard of it (`muster.notify.notifier.notifier`).  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.notify import models, protocol
+from muster.notify.matcher import matcher, receiver_columns
+from muster.predicates import ast, types
+from muster.predicates.analysis import normal_forms
+
+Words = Mapping[str, tuple[str, ...]]
+
+
+def words_of(held: matcher.Engine) -> dict[str, tuple[str, ...]]:
+    """For each string that takes few values in every model, all of them.
+
+    None that is restricted: a grant begins and ends without anybody's change.
+    """
+    found: dict[str, set[str]] = {}
+    unknown: set[str] = set()
+    for table in held.tables:
+        for name, column in table.columns.items():
+            if models.restricted(name):
+                continue
+            is_string = isinstance(column, receiver_columns.Words) and column.kind is types.Kind.STRING
+            words = column.words_held() if isinstance(column, receiver_columns.Words) and is_string else None
+            if words is None:
+                unknown.add(name)
+            else:
+                found.setdefault(name, set()).update(words)
+    return {name: tuple(sorted(words)) for name, words in found.items() if name not in unknown}
+
+
+def is_wider(held: matcher.Engine, told: protocol.Summary | None) -> bool:
+    """Whether there is more now than others were told of."""
+    if told is None:
+        return True
+    accepts = held.policies.accepts()
+    if told.accepts is not None and (accepts is None or not accepts <= set(told.accepts)):
+        return True
+    now = words_of(held)
+    return any(name not in now or not set(now[name]) <= set(words) for name, words in told.words.items())
+
+
+def may_match(
+    summary: protocol.Summary, attributes: Mapping[str, types.Value], address: ast.Condition
+) -> bool:
+    if not summary.shards:
+        return False
+    if summary.accepts is not None and not any(attributes.get(name) is True for name in summary.accepts):
+        return False
+    condition = normal_forms.negation_normal(address)
+    parts = condition.operands if isinstance(condition, ast.And) else (condition,)
+    return not any(_absent(part, summary.words) for part in parts)
+
+
+def _absent(part: ast.Condition, words: Words) -> bool:
+    """Whether a clause asks for words that nobody there has."""
+    match part:
+        case ast.Comparison(operator="=", left=ast.Name() as name, right=ast.Literal(value=str() as word)):
+            return name.key in words and word not in words[name.key]
+        case ast.In():
+            return part.name.key in words and not set(part.words) & set(words[part.name.key])
+    return False

@@ -1,0 +1,140 @@
+"""What the parts of a notifier share: the connection, what is held and known, how things are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.bus import api
+from muster.bus.rpc import error_replies, requests, server
+from muster.core import errors, messages
+from muster.core.telemetry import log, metrics
+from muster.notify import authorities, protocol
+from muster.notify import settings as settings_
+from muster.notify.matcher import matcher as engines
+from muster.notify.notifier.shards import shard as shards_shard
+
+events = log.Events("notify")
+
+PENDING_MAX = 100_000  # requests to the shards of one notifier; those of one sender are bounded by its queues
+
+
+class Common:
+    def __init__(
+        self,
+        bus: api.Bus,
+        settings: settings_.Notify,
+        knows: authorities.Known,
+        engine: engines.Engine,
+        measure: metrics.Metrics,
+    ) -> None:
+        self.name = bus.identity
+        self.bus = bus
+        self.settings = settings
+        self.known = knows
+        self.engine = engine
+        self.held: dict[protocol.Shard, shards_shard.Holding] = {}
+        self.moved = asyncio.Event()  # members or shards changed
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.refused: collections.Counter[str] = collections.Counter()  # receipts whose sender is not certain
+        self._counter = measure.counter(
+            "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
+        )
+        self.server = server.Server(
+            bus, protocol.PART, (), codec=Codec(), pending_max=PENDING_MAX, on_outcome=self._count_failure
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[api.Subscription] = []
+
+    def count(self, outcome: str, number: int = 1) -> None:
+        self.counts[outcome] += number
+        self._counter.add(number, outcome=outcome)
+
+    def _count_failure(self, outcome: str) -> None:
+        if outcome != "done":
+            self.count(outcome)
+
+    # -- work
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"notifier {self.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.count("internal-error")
+            events.error("task-failed", error=error)
+
+    async def listen(self, subject: str, handler: api.Handler, *, group: str | None = None) -> None:
+        self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
+
+    async def serve(self, pattern: str, operation: server.Operation) -> api.Subscription:
+        """Requests to one shard: which ones this notifier serves changes with the shards that it holds."""
+
+        def received(message: api.Message) -> None:
+            caller = requests.accept(message, pattern, self.server.refused)
+            if caller is None:
+                self.count("no-request")
+            else:
+                self.server.submit(caller, operation)
+
+        return await self.bus.subscribe(pattern, handler=received)
+
+    async def close_ears(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    async def cancel_all(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- shards
+
+    def held_of(self, subject: str) -> shards_shard.Holding:
+        """The shard that a message is about; `errors.Unavailable` if it is not ours to decide for now."""
+        held = self.held.get(int(subject.rpartition(".")[2]))
+        if held is None or not held.lease.held:
+            self.count("not-held")
+            raise moving()
+        return held
+
+    def deciding(self) -> npt.NDArray[np.bool_]:
+        """By shard, whether this notifier decides for it now: not while its lease is in doubt."""
+        found = np.zeros(protocol.SHARDS, np.bool_)
+        for shard, held in self.held.items():
+            found[shard] = held.lease.held
+        return found
+
+
+def moving() -> errors.Unavailable:
+    return errors.Unavailable("this shard is on its way to another notifier, or back to this one")
+
+
+class Codec:
+    """Replies as `protocol.Answer`."""
+
+    def result(self, value: protocol.Answer) -> bytes:
+        return messages.encode(value)
+
+    def error(self, error: errors.MusterError) -> bytes:
+        return messages.encode(protocol.Answer(refused=((-1, error_replies.fault_of(error)),)))
+
+
+def finish(waiting: asyncio.Future[protocol.Answer], outcome: protocol.Answer | errors.MusterError) -> None:
+    """The outcome of a request whose handler waits for it, unless it does so no longer."""
+    if waiting.done():
+        return
+    if isinstance(outcome, errors.MusterError):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)

@@ -1,0 +1,171 @@
+"""What people ask about parties, models and grants; the notifiers answer (`muster.notify.notifier.query_handler`).
+
+Each notifier answers for the parties that it holds, so most questions go to all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import client as rpc
+from muster.bus.rpc import error_replies
+from muster.core import errors, messages, subjects
+from muster.notify import protocol
+
+PART = protocol.PART
+ANSWER_S = 5.0  # for answers; most have come long before
+SOON_S = 1.0
+
+
+async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
+    """All notifiers' answers: until every shard has been spoken for, or time is up.
+
+    Not `rpc.client`, which takes one answer.
+    """
+    subject = subjects.said_by(PART, bus.identity, "read", question)
+    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask())).count
+    while True:
+        replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
+        told = [messages.decode(reply.data, protocol.Told) for reply in replies]
+        spoken_for = {shard for one in told for shard in one.shards}
+        if enough is None or len(spoken_for) == protocol.SHARDS:
+            break
+        # Shards are moving, or somebody has just come: whoever answers soon is heard.
+        enough, timeout_s = None, min(timeout_s, SOON_S)
+    for one in told:
+        if one.fault is not None:
+            raise error_replies.error_of(one.fault)
+    if not told:
+        raise _nobody()
+    return told
+
+
+def _nobody() -> errors.Unavailable:
+    return errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
+
+
+async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.Told:
+    subject = subjects.said_by(PART, bus.identity, "read", question)
+    try:
+        reply = await rpc.exchange(
+            bus, subject, messages.encode(ask), timeout_s=ANSWER_S, waits=False, absent=_nobody()
+        )
+    except errors.TimedOut as error:
+        raise _nobody() from error
+    told = messages.decode(reply.data, protocol.Told)
+    if told.fault is not None:
+        raise error_replies.error_of(told.fault)
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    count: int  # of all that fit, whatever is listed
+    parties: list[dict[str, Any]]
+    near: list[dict[str, Any]]
+    next: str | None = None  # the name after which to go on; None: all are listed
+
+
+async def parties(
+    bus: api.Bus,
+    *,
+    where: str = "",
+    prefix: str = "",
+    after: str = "",
+    limit: int = 100,
+    timeout_s: float = ANSWER_S,
+) -> Listing:
+    """Parties in the order of their names, asked for in pages that fit into messages."""
+    listed: list[dict[str, Any]] = []
+    while True:
+        room = limit - len(listed)
+        ask = protocol.Ask(expression=where, party=prefix, after=after, limit=room)
+        told = await _everybody(bus, "parties", ask, timeout_s)
+        # A notifier that has more may hold parties between its last and another's.
+        ends = [str(one.facts["next"]) for one in told if "next" in one.facts]
+        page = sorted((party for one in told for party in one.parties), key=_name)
+        page = [party for party in page if not ends or _name(party) <= min(ends)]
+        listed += page[:room]
+        more = bool(page) and (bool(ends) or len(page) > room)
+        after = _name(listed[-1]) if listed else ""
+        if not more or len(listed) >= limit:
+            return Listing(sum(one.count for one in told), listed, [], after if more else None)
+
+
+def _name(party: dict[str, Any]) -> str:
+    return str(party["party"])
+
+
+async def who(
+    bus: api.Bus,
+    address: str,
+    *,
+    event: protocol.Send | None = None,
+    sender: str = "",
+    limit: int = 100,
+    timeout_s: float = ANSWER_S,
+) -> Listing:
+    """Who an address would reach; with an event, only those who would accept it from this sender."""
+    state = await _state_of(bus, sender, timeout_s) if event is not None else {}
+    ask = protocol.Ask(expression=address, event=event, sender=sender, state=state, limit=limit)
+    told = await _everybody(bus, "who", ask, timeout_s)
+    listed = sorted((party for one in told for party in one.parties), key=_name)
+    near = [miss for one in told for miss in one.facts.get("near", ())]
+    return Listing(sum(one.count for one in told), listed[:limit], near)
+
+
+async def explain(
+    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
+) -> dict[str, Any]:
+    state = await _state_of(bus, sender, timeout_s)
+    ask = protocol.Ask(event=event, sender=sender, state=state, party=receiver)
+    for one in await _everybody(bus, "explain", ask, timeout_s):
+        if one.count:
+            return dict(one.facts)
+    raise errors.NotFound(
+        f"there is no party {receiver[:160]}", hint="PROCESS/PARTY, as `muster notify parties` lists them"
+    )
+
+
+async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
+    """What a party says of itself; nothing if it only sends."""
+    for one in await _everybody(bus, "sender", protocol.Ask(party=party), timeout_s):
+        if one.count:
+            return msgspec.convert(one.facts["state"], protocol.Values)
+    return {}
+
+
+async def _pages(bus: api.Bus, question: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    ask = protocol.Ask()
+    while True:
+        told = await _anybody(bus, question, ask)
+        found += told.parties
+        if "next" not in told.facts:
+            return found
+        ask = protocol.Ask(party=told.facts["next"])
+
+
+async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
+    """Typed against the domain's models, with its cost; raises what is wrong with it."""
+    return dict((await _anybody(bus, "check", protocol.Ask(expression=policy))).facts)
+
+
+async def defined(bus: api.Bus) -> list[dict[str, Any]]:
+    """The models there are: those of parties, then those of events."""
+    return sorted(await _pages(bus, "models"), key=lambda one: str(one["of"]), reverse=True)
+
+
+async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
+    """The number of an authority's list of revocations, and what stands in it."""
+    told = (await _anybody(bus, "revoked", protocol.Ask(expression=issuer))).facts
+    return told["number"], frozenset(told["serials"])
+
+
+async def granted(bus: api.Bus) -> list[dict[str, Any]]:
+    """The grants there are, with whether each is believed."""
+    return sorted(await _pages(bus, "grants"), key=lambda one: (str(one["holder"]), one["expires_at"]))

@@ -1,0 +1,1 @@
+"""Rules, alert states, silences, alert notifications."""

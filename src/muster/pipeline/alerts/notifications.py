@@ -1,0 +1,257 @@
+"""Telling people: notices by webhook and by mail, to allowed addresses only.
+
+    receivers:
+      team-web: {webhook: "https://hooks.example/web"}
+      on-call:  {mail: [ann@example.org]}
+
+A webhook gets the alert as JSON in a POST; redirects are not followed.  Each receiver has a queue and a
+worker of its own, so that one that does not answer delays no other.  A notice is tried again with growing
+waits, and given up after `TRIES`.  A full queue refuses new alerts; for the end of an alert it drops its
+oldest notice instead, since a receiver that never hears of an end acts on what is over.  Whatever is given up
+or dropped is counted.  What is still queued when the process ends is sent by the next one, so a notice may
+arrive twice, and its ``id`` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import email.message
+import http.client
+import os
+import smtplib
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib import parse
+
+import msgspec
+
+from muster.core import errors, messages
+from muster.core.formats import yaml
+from muster.core.net import hosts
+from muster.core.settings import sections as core_settings
+from muster.core.telemetry import log
+from muster.pipeline import settings as settings_
+from muster.pipeline.alerts import tracker
+
+TRIES = 5
+FIRST_WAIT_S = 1.0
+TIMEOUT_S = 10.0
+QUEUE_MAX = 10_000
+
+
+class Receiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    webhook: str = ""
+    mail: tuple[str, ...] = ()
+
+
+def load(path: Path, settings: settings_.Pipeline) -> dict[str, Receiver]:
+    """The receivers of a file of rules; `errors.InvalidInput` for an address that is not allowed."""
+    told = yaml.read(path.read_text("utf-8"), str(path))
+    listed = told.get("receivers", {}) if isinstance(told, dict) else {}
+    try:
+        found = msgspec.convert(listed, dict[str, Receiver])
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"{path}: receivers: {error}") from error
+    for name, receiver in found.items():
+        refuse_forbidden(name, receiver, settings)
+    return found
+
+
+def refuse_forbidden(name: str, receiver: Receiver, settings: settings_.Pipeline) -> None:
+    if receiver.webhook and not _url_allowed(receiver.webhook, settings.webhooks_allowed):
+        raise errors.InvalidInput(
+            f"the receiver {name!r}: {receiver.webhook} is not allowed",
+            hint="pipeline.webhooks_allowed in the settings lists what is",
+        )
+    for address in receiver.mail:
+        if not _mail_allowed(address, settings.mail_allowed):
+            raise errors.InvalidInput(
+                f"the receiver {name!r}: mail to {address!r} is not allowed",
+                hint="pipeline.mail_allowed in the settings lists what is",
+            )
+    if receiver.mail:
+        mail_server(settings)
+
+
+def _url_allowed(url: str, allowed: Sequence[str]) -> bool:
+    """Same scheme, host and port, and a path below: prefixes of text would let other hosts in."""
+    try:
+        wanted = parse.urlsplit(url)
+        if wanted.scheme not in ("http", "https") or wanted.username or ".." in wanted.path.split("/"):
+            return False
+        for one in map(parse.urlsplit, allowed):
+            same = (one.scheme, one.hostname, one.port) == (wanted.scheme, wanted.hostname, wanted.port)
+            if same and (wanted.path + "/").startswith(one.path.rstrip("/") + "/"):
+                return True
+    except ValueError:
+        return False
+    return False
+
+
+def _mail_allowed(address: str, allowed: Sequence[str]) -> bool:
+    if not address.isprintable() or address.count("@") != 1 or any(mark in address for mark in " ,;<>\"'"):
+        return False
+    return address in allowed or f"@{address.partition('@')[2]}" in allowed
+
+
+class Sender:
+    def __init__(
+        self,
+        receivers: Mapping[str, Receiver],
+        settings: settings_.Pipeline,
+        *,
+        unsent: Sequence[tracker.Notice] = (),
+        count: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._receivers = receivers
+        self._settings = settings
+        self._queues: dict[str, collections.OrderedDict[str, tracker.Notice]] = {  # by receiver, by id
+            name: collections.OrderedDict() for name in receivers
+        }
+        self._more = {name: asyncio.Event() for name in receivers}
+        self._log = log.Events("pipeline")
+        self.sent = self.failed = 0
+        self._count = count
+        for notice in unsent:
+            self.add(notice)
+
+    def add(self, notice: tracker.Notice) -> None:
+        for name in notice.receivers:
+            queue = self._queues.get(name)
+            if queue is None or notice.id in queue:
+                continue
+            if len(queue) >= QUEUE_MAX:
+                self._fail()
+                self._log.warning("notice-dropped", receiver=name, notice=notice.id, queued=len(queue))
+                if notice.alert.state is not messages.AlertState.RESOLVED:
+                    continue
+                queue.popitem(last=False)
+            queue[notice.id] = notice
+            self._more[name].set()
+
+    def _fail(self) -> None:
+        self.failed += 1
+        self._count("notices-not-sent")
+
+    def unsent(self) -> list[tracker.Notice]:
+        """Each with the receivers that have not got it yet."""
+        found: dict[str, tuple[tracker.Notice, list[str]]] = {}
+        for name, queue in self._queues.items():
+            for id, notice in queue.items():
+                found.setdefault(id, (notice, []))[1].append(name)
+        return [tracker.Notice(notice.alert, tuple(names)) for notice, names in found.values()]
+
+    async def run(self, save: Callable[[], None]) -> None:
+        """Send what is queued, each receiver's one after the other, until cancelled."""
+        async with asyncio.TaskGroup() as workers:
+            for name in self._receivers:
+                workers.create_task(self._work(name, save), name=f"notices for {name}")
+
+    async def _work(self, name: str, save: Callable[[], None]) -> None:
+        receiver, queue, more = self._receivers[name], self._queues[name], self._more[name]
+        while True:
+            await more.wait()
+            more.clear()
+            while queue:
+                id, notice = next(iter(queue.items()))
+                try:
+                    await self._send(receiver, notice)
+                except Exception as error:  # noqa: BLE001  (a fault with one receiver must not end the pipeline)
+                    self._fail()
+                    self._log.error("notice-failed", receiver=name, notice=id, error=error)
+                queue.pop(id, None)
+                await asyncio.to_thread(save)
+
+    async def _send(self, receiver: Receiver, notice: tracker.Notice) -> None:
+        ways: list[Callable[[], None]] = []
+        if receiver.webhook:
+            ways.append(lambda: post(receiver.webhook, notice))
+        if receiver.mail:
+            ways.append(lambda: mail(receiver.mail, notice, self._settings))
+        for way in ways:
+            wait_s = FIRST_WAIT_S
+            for attempt in range(1, TRIES + 1):
+                try:
+                    await asyncio.to_thread(way)
+                    self.sent += 1
+                    break
+                except (
+                    OSError,
+                    http.client.HTTPException,
+                    smtplib.SMTPException,
+                    errors.MusterError,
+                ) as error:
+                    self._log.warning("notice-not-sent", notice=notice.id, attempt=attempt, error=error)
+                    if attempt == TRIES:
+                        self._fail()
+                    else:
+                        await asyncio.sleep(wait_s)
+                        wait_s *= 2
+
+
+def post(url: str, notice: tracker.Notice) -> None:
+    parts = parse.urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    path = parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    try:
+        connection.request(
+            "POST",
+            path,
+            body=msgspec.json.encode({"id": notice.id, "alert": notice.alert}),
+            headers={"Content-Type": "application/json"},
+        )
+        answer = connection.getresponse()
+        answer.read(64 << 10)
+        if not 200 <= answer.status < 300:
+            raise errors.Unavailable(f"the webhook answered {answer.status}")
+    finally:
+        connection.close()
+
+
+def mail(addresses: Sequence[str], notice: tracker.Notice, settings: settings_.Pipeline) -> None:
+    one = notice.alert
+    message = email.message.EmailMessage()
+    message["From"] = settings.mail_from
+    message["To"] = ", ".join(addresses)
+    message["Subject"] = _one_line(f"[{one.level.value}] {one.state.value}: {one.rule} {one.about}")
+    facts: dict[str, Any] = {"value": one.value, "id": notice.id, **one.labels}
+    lines = [
+        _one_line(one.reason),
+        "",
+        *(_one_line(f"{key}: {value}") for key, value in facts.items() if value is not None),
+    ]
+    message.set_content("\n".join(lines))
+    host, port = mail_server(settings)
+    security = settings.mail_security
+    if security == "off" and not hosts.is_loopback(host):
+        raise errors.InvalidInput("mail without TLS goes only to a server on loopback")
+    tls = ssl.create_default_context()
+    opened = (
+        smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=tls)
+        if security == "tls"
+        else smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+    )
+    with opened as server:
+        if security == "starttls":
+            server.starttls(context=tls)
+        if settings.mail_user:
+            server.login(settings.mail_user, core_settings.read_secret(settings.mail_password, os.environ))
+        server.send_message(message)
+
+
+def mail_server(settings: settings_.Pipeline) -> tuple[str, int]:
+    """Its host and port."""
+    host, _, port = settings.mail_server.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise errors.InvalidInput(
+            f"pipeline.mail_server is {settings.mail_server!r}: expected host:port (mail.example.org:465)"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)[:200]

@@ -1,0 +1,228 @@
+"""Alert rules: what is worth telling, in YAML.
+
+    rules:
+      - name: hot
+        level: node                       # node, group, zone or system
+        when: cpu_percent > 95            # a predicate over what is known at that level
+        until: cpu_percent < 80           # hysteresis; without it: NOT (when)
+        for: 30s                          # how long it must hold
+        severity: warning                 # info, warning or critical
+        summary: "{about} is at {value:.0f} %"
+        labels: {team: web}
+        notify: [team-web]
+      - name: silent
+        level: node
+        when: age_s > 3 * period_s
+      - name: no-data
+        level: group
+        only: [web, db]                   # these, whether or not anything was ever heard of them
+        when: reports = 0
+
+What a predicate may name at each level is `MODELS`.  A metric of the fleet's own, which no list holds, is
+``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of many.  So is what services on the
+machine report: ``own.shop_queue`` is the metric ``queue`` of the service ``shop``, and ``own.shop_up`` is 1
+or 0.  A rule that names something else, cannot be parsed or is wrong in any other way is refused with its
+name and the character at fault; all of a file or none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from muster.core import errors, messages, subjects, units
+from muster.core.formats import yaml
+from muster.core.reports import columns
+from muster.predicates import ast, types
+from muster.predicates.analysis import type_check
+from muster.predicates.syntax import parser
+
+Level = Literal["node", "group", "zone", "system"]
+
+_STRING, _INT, _FLOAT, _BOOL = (types.parse_type(name) for name in ("string", "int", "float", "bool"))
+
+Z = "_z"  # ends the names of scores: how far something is from its own history
+
+OWN = "own"  # the scope of metrics that are not standard
+_OWN_STATISTICS = ("mean", "min", "max")
+
+
+class _Open(dict[str, types.Type]):
+    """A model that also has the fleet's own metrics, whatever they are called."""
+
+    def __init__(self, fixed: Mapping[str, types.Type], endings: tuple[str, ...] = ()) -> None:
+        super().__init__(fixed)
+        self._endings = tuple(f"_{one}" for one in endings)
+
+    def __missing__(self, name: str) -> types.Type:
+        if name in self:
+            return _FLOAT
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name) or not isinstance(name, str):
+            return super().__contains__(name)
+        return name.startswith(f"{OWN}.") and (not self._endings or name.endswith(self._endings))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name, _FLOAT if name in self else default)
+
+
+_NODE = {
+    "machine": _STRING,
+    "group": _STRING,
+    "zone": _STRING,
+    "state": _STRING,
+    "period_s": _FLOAT,
+    "age_s": _FLOAT,  # since the machine was last heard of
+    **dict.fromkeys(columns.STANDARD_METRICS, _FLOAT),
+    **{f"{metric}{Z}": _FLOAT for metric in columns.STANDARD_METRICS},
+}
+#: Known of a machine when it is silent; a rule that names nothing else is looked at all the time.
+ALWAYS_KNOWN = frozenset({"machine", "group", "zone", "period_s", "age_s"})
+
+_STATISTICS = ("mean", "min", "max", "p50", "p95", "p99", "z")
+_MANY: dict[str, types.Type] = {
+    "name": _STRING,
+    "machines": _INT,
+    "reports": _INT,
+    "known": _INT,
+    "stale": _INT,
+    "stale_share": _FLOAT,
+    "dropped": _INT,
+    "partial": _BOOL,
+    **{f"{metric}_{one}": _FLOAT for metric in columns.STANDARD_METRICS for one in _STATISTICS},
+}
+#: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
+#: standard deviations.
+MODELS: Mapping[str, Mapping[str, types.Type]] = {
+    "node": _Open(_NODE),
+    **dict.fromkeys(("group", "zone", "system"), _Open(_MANY, _OWN_STATISTICS)),
+}
+
+RULES_MAX = 200
+FILE_BYTES_MAX = 1 << 20
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    level: Level
+    when: str
+    until: str = ""
+    for_s: Seconds = 0.0
+    severity: messages.Level = messages.Level.WARNING
+    summary: str = "{rule} holds of {about}"
+    labels: messages.Labels = {}
+    notify: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        subjects.token(self.name)
+        for text in filter(None, (self.when, self.until)):
+            type_check.require(_parsed(text), MODELS[self.level], text)
+        if self.only and self.level == "system":
+            raise errors.InvalidInput("`only` names groups, zones or machines; there is one system")
+        self.say("x", None)
+
+    @property
+    def condition(self) -> ast.Condition:
+        return _parsed(self.when)
+
+    @property
+    def release(self) -> ast.Condition:
+        """What ends it: true of something that is known and well again."""
+        if self.until:
+            return _parsed(self.until)
+        return ast.Not(self.condition)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return _named(self.when) | (_named(self.until) if self.until else frozenset())
+
+    @property
+    def measured(self) -> str | None:
+        """The number that an alert of this rule shows: the first it asks about."""
+        numbers = [
+            node.key
+            for node in ast.walk(self.condition)
+            if isinstance(node, ast.Name)
+            and (known := MODELS[self.level].get(node.key))
+            and known.kind.is_number
+        ]
+        return numbers[0] if numbers else None
+
+    def say(self, about: str, value: float | None) -> str:
+        try:
+            return self.summary.format(
+                rule=self.name, about=about, value=float("nan") if value is None else value
+            )
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise errors.InvalidInput(
+                f"summary: {error!r}; it may hold {{rule}}, {{about}} and {{value}}"
+            ) from error
+
+
+@functools.lru_cache(4 * RULES_MAX)
+def _parsed(text: str) -> ast.Condition:
+    return parser.parse(text, scopes=(OWN,))
+
+
+@functools.lru_cache(4 * RULES_MAX)
+def _named(text: str) -> frozenset[str]:
+    return frozenset(name.key for name in ast.names(_parsed(text)))
+
+
+def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:
+    """`errors.InvalidInput` says which rule is wrong, and how."""
+    if len(text) > FILE_BYTES_MAX:
+        raise errors.LimitExceeded(f"{source}: over {FILE_BYTES_MAX} characters of rules")
+    told = yaml.read(text, source)
+    listed = told.get("rules", []) if isinstance(told, dict) else told or []
+    if not isinstance(listed, list):
+        raise errors.InvalidInput(f"{source}: expected a list of rules")
+    if len(listed) > RULES_MAX:
+        raise errors.LimitExceeded(f"{source}: {len(listed)} rules are over {RULES_MAX}")
+    found: dict[str, Rule] = {}
+    for number, one in enumerate(listed, 1):
+        rule = _rule(one, f"{source}, rule {number}")
+        if rule.name in found:
+            raise errors.InvalidInput(f"{source}: two rules are called {rule.name!r}")
+        found[rule.name] = rule
+    return tuple(found.values())
+
+
+def load(path: Path) -> tuple[Rule, ...]:
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"cannot read the rules {str(path)!r}: {error}") from error
+
+
+def _rule(told: Any, where: str) -> Rule:
+    if not isinstance(told, dict):
+        raise errors.InvalidInput(f"{where}: expected a mapping with name, level and when")
+    name = told.get("name")
+    where = f"{where} ({name})" if isinstance(name, str) else where
+    settings = {("for_s" if key == "for" else key): value for key, value in told.items()}
+    try:
+        if isinstance(settings.get("for_s"), str):
+            settings["for_s"] = units.parse_duration_s(settings["for_s"])
+        return msgspec.convert(settings, Rule)
+    except msgspec.ValidationError as error:
+        # What __post_init__ raises arrives wrapped; the cause has the better words.
+        cause = error.__cause__
+        if isinstance(cause, errors.ParseError):
+            raise errors.InvalidInput(
+                f"{where}: {cause.message}\n{cause.pointer()}", hint=cause.hint
+            ) from error
+        raise errors.InvalidInput(f"{where}: {cause or error}") from error
+    except errors.ParseError as error:
+        raise errors.InvalidInput(f"{where}: {error.message}\n{error.pointer()}", hint=error.hint) from error
+    except errors.MusterError as error:
+        raise errors.InvalidInput(f"{where}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,325 @@
+"""The book of alerts: what is true, what somebody has in hand, and who is to be told. Pure.
+
+An alert is named by its rule and what it is about.  Its life, as a table (`NEXT`):
+
+    (none) ──begins──> pending ──ripe──> firing ──acknowledge──> acknowledged
+                                            │ ▲                        │
+                                    silence │ │ speak                  │
+                                            ▼ │                        │
+                                         silenced                      │
+    and from each of them ──ends──> resolved, after which it is forgotten
+
+*Begins* and *ends* are what the rule's predicates say, *ripe* that it has held for as long as the rule asks.
+A silence, or a maintenance window, covers alerts while it lasts; what it covers is *silenced* instead of
+firing, and fires when the silence is over.  An alert that was acknowledged stays so until it ends.
+
+**Time** is that of the stream: the broker's, as of the newest message read.  What an operator does carries
+the time of the operator's clock, which marks when it was done and moves no alert on.
+
+A judgement older than the last one about the same thing changes nothing, so a batch may be judged twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from muster.core import errors, messages
+from muster.core.messages import AlertState
+from muster.pipeline.alerts import rules
+from muster.predicates import types
+from muster.predicates.analysis import type_check
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+
+_STRING = types.parse_type("string")
+#: What a silence may ask about.
+SILENCE_MODEL = dict.fromkeys(("rule", "about", "level", "severity", "group"), _STRING)
+
+REMEMBER_S = 3600.0  # a resolved alert is remembered so long, lest a repeated judgement bring it back
+FORGET_S = 86400.0  # an alert about a group or zone of which nothing was reported for so long ends
+SILENCES_MAX = 10_000
+
+
+class Event(enum.Enum):
+    BEGINS = "begins"
+    RIPE = "ripe"
+    ENDS = "ends"
+    ACKNOWLEDGE = "acknowledge"
+    SILENCE = "silence"
+    SPEAK = "speak"
+
+
+NEXT: Mapping[tuple[AlertState, Event], AlertState] = {
+    (AlertState.RESOLVED, Event.BEGINS): AlertState.PENDING,
+    (AlertState.PENDING, Event.RIPE): AlertState.FIRING,
+    (AlertState.PENDING, Event.ENDS): AlertState.RESOLVED,
+    (AlertState.FIRING, Event.ENDS): AlertState.RESOLVED,
+    (AlertState.FIRING, Event.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
+    (AlertState.FIRING, Event.SILENCE): AlertState.SILENCED,
+    (AlertState.ACKNOWLEDGED, Event.ENDS): AlertState.RESOLVED,
+    (AlertState.SILENCED, Event.SPEAK): AlertState.FIRING,
+    (AlertState.SILENCED, Event.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
+    (AlertState.SILENCED, Event.ENDS): AlertState.RESOLVED,
+}
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A rule is, or is not, true of something, as of a time."""
+
+    rule: str
+    about: str
+    on: bool
+    at_ms: int
+    value: float | None = None
+    group: str = ""
+
+
+class Entry(msgspec.Struct):
+    rule: str
+    about: str
+    state: AlertState = AlertState.RESOLVED
+    on: bool = False
+    began_ms: int = 0  # when it became true  # equivalent: set by the first judgement
+    since_ms: int = 0  # when this state began  # equivalent: set by the first judgement
+    judged_ms: int = -1  # equivalent: any time before all judgements
+    value: float | None = None
+    group: str = ""
+    by: str = ""  # who acknowledged it
+    told: bool = False  # people were told that it fires, so they are told when it ends
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody is told of what ``covers`` selects. One that starts later is a maintenance window."""
+
+    id: str
+    covers: str
+    from_ms: messages.TimeMs
+    until_ms: messages.TimeMs
+    by: str = ""
+    reason: str = ""
+
+    def is_on(self, now_ms: int) -> bool:
+        return self.from_ms <= now_ms < self.until_ms
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """To be told to these receivers."""
+
+    alert: messages.Alert
+    receivers: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        one = self.alert
+        return f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}"
+
+
+class Outcome(msgspec.Struct):
+    alerts: list[messages.Alert] = msgspec.field(default_factory=list)
+    notices: list[Notice] = msgspec.field(default_factory=list)
+
+
+class Memory(msgspec.Struct):
+    """What a book keeps over a restart."""
+
+    version: int = 1
+    now_ms: int = 0
+    entries: list[Entry] = msgspec.field(default_factory=list)
+    silences: list[Silence] = msgspec.field(default_factory=list)
+
+
+#: The states by how much they need attention.
+_URGENCY = (
+    AlertState.FIRING,
+    AlertState.PENDING,
+    AlertState.ACKNOWLEDGED,
+    AlertState.SILENCED,
+    AlertState.RESOLVED,
+)
+
+
+def urgency(alert: messages.Alert) -> tuple[int, int, str, str]:
+    """The order of a list: those that need attention first."""
+    return _URGENCY.index(alert.state), alert.since_ms, alert.rule, alert.about
+
+
+def key_of(alert: messages.Alert) -> str:
+    """Its name: the order of pages."""
+    return f"{alert.rule} {alert.about}"
+
+
+class Book:
+    def __init__(
+        self, known: Iterable[rules.Rule], memory: Memory | None = None, *, forget_s: float = FORGET_S
+    ) -> None:
+        self._rules = {rule.name: rule for rule in known}
+        self._forget_ms = int(forget_s * 1000)
+        memory = memory or Memory()
+        self._now_ms = memory.now_ms
+        # Of a rule that is gone from the file nothing remains.
+        self._entries = {(one.rule, one.about): one for one in memory.entries if one.rule in self._rules}
+        self._silences = {one.id: one for one in memory.silences}
+        self._covers: dict[str, Callable[[Callable[[str], Any]], bool]] = {}
+
+    # What is there
+
+    def alerts(self) -> list[messages.Alert]:
+        """All that are not resolved, those that need somebody first."""
+        open_ = [one for one in self._entries.values() if one.state is not AlertState.RESOLVED]
+        return sorted(map(self._alert, open_), key=urgency)
+
+    def silences(self) -> list[Silence]:
+        return sorted(self._silences.values(), key=lambda one: one.until_ms)
+
+    def on(self) -> frozenset[tuple[str, str]]:
+        """Which rules are true of what."""
+        return frozenset(key for key, entry in self._entries.items() if entry.on)
+
+    def memory(self) -> Memory:
+        return Memory(
+            now_ms=self._now_ms, entries=list(self._entries.values()), silences=list(self._silences.values())
+        )
+
+    # What happens
+
+    def judge(self, judgements: Sequence[Judgement], now_ms: int) -> Outcome:
+        """What a batch found, and that it is ``now_ms``."""
+        outcome = Outcome()
+        for one in judgements:
+            if one.rule not in self._rules:
+                continue
+            entry = self._entries.get((one.rule, one.about))
+            if entry is None:
+                if not one.on:
+                    continue
+                entry = self._entries[one.rule, one.about] = Entry(one.rule, one.about)
+            if one.at_ms < entry.judged_ms:
+                continue
+            entry.judged_ms, entry.group = one.at_ms, one.group
+            if one.value is not None:  # a window in which nothing was measured says nothing newer
+                entry.value = one.value
+            if one.on != entry.on:
+                entry.on = one.on
+                if one.on:
+                    entry.began_ms = one.at_ms
+                self._step(entry, Event.BEGINS if one.on else Event.ENDS, one.at_ms, outcome)
+        self._pass_time(now_ms, outcome)
+        return outcome
+
+    def tick(self, now_ms: int) -> Outcome:
+        outcome = Outcome()
+        self._pass_time(now_ms, outcome)
+        return outcome
+
+    def acknowledge(self, rule: str, about: str, by: str, now_ms: int) -> Outcome:
+        entry = self._entries.get((rule, about))
+        if entry is None or entry.state is AlertState.RESOLVED:
+            raise errors.NotFound(f"no alert of {rule!r} about {about!r} is open")
+        if (entry.state, Event.ACKNOWLEDGE) not in NEXT:
+            raise errors.Conflict(f"the alert of {rule!r} about {about!r} is {entry.state.value}")
+        outcome = Outcome()
+        entry.by = by
+        self._step(entry, Event.ACKNOWLEDGE, now_ms, outcome)
+        return outcome
+
+    def silence(self, silence: Silence, now_ms: int) -> Outcome:
+        type_check.require(parser.parse(silence.covers), SILENCE_MODEL, silence.covers)
+        for name, time_ms in (("begin", silence.from_ms), ("end", silence.until_ms)):
+            if not 0 <= time_ms <= messages.TIME_MS_MAX:
+                raise errors.InvalidInput(
+                    f"the silence would {name} at {time_ms} ms: expected 0 to {messages.TIME_MS_MAX}"
+                )
+        if silence.until_ms <= max(silence.from_ms, now_ms):
+            raise errors.InvalidInput("the silence would be over before it began")
+        if len(self._silences) >= SILENCES_MAX:
+            raise errors.LimitExceeded(f"there are {SILENCES_MAX} silences already")
+        self._silences[silence.id] = silence
+        self._covers.pop(silence.id, None)
+        return self.tick(self._now_ms)
+
+    def unsilence(self, id: str) -> Outcome:
+        if self._silences.pop(id, None) is None:
+            raise errors.NotFound(f"no silence is called {id!r}")
+        self._covers.pop(id, None)
+        return self.tick(self._now_ms)
+
+    # Inside
+
+    def _pass_time(self, now_ms: int, outcome: Outcome) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+        for gone in [one.id for one in self._silences.values() if one.until_ms <= self._now_ms]:
+            del self._silences[gone]
+            self._covers.pop(gone, None)
+        for key, entry in list(self._entries.items()):
+            rule = self._rules[entry.rule]
+            if entry.state is AlertState.RESOLVED:
+                if self._now_ms - entry.judged_ms > REMEMBER_S * 1000:
+                    del self._entries[key]
+            elif rule.level in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
+                entry.on = False
+                self._step(entry, Event.ENDS, self._now_ms, outcome)
+            elif entry.state is AlertState.PENDING:
+                ripe_ms = entry.began_ms + int(rule.for_s * 1000)
+                if self._now_ms >= ripe_ms:
+                    self._step(entry, Event.RIPE, ripe_ms, outcome)
+            elif entry.state is AlertState.FIRING and self._is_silenced(entry):
+                self._step(entry, Event.SILENCE, self._now_ms, outcome)
+            elif entry.state is AlertState.SILENCED and not self._is_silenced(entry):
+                self._step(entry, Event.SPEAK, self._now_ms, outcome)
+
+    def _step(self, entry: Entry, event: Event, at_ms: int, outcome: Outcome) -> None:
+        entry.state = NEXT[entry.state, event]
+        entry.since_ms = at_ms
+        rule = self._rules[entry.rule]
+        if entry.state is AlertState.PENDING and rule.for_s == 0:
+            self._step(entry, Event.RIPE, at_ms, outcome)
+            return
+        if entry.state is AlertState.FIRING and self._is_silenced(entry):
+            entry.state = NEXT[entry.state, Event.SILENCE]
+        alert = self._alert(entry)
+        outcome.alerts.append(alert)
+        tell = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.told)
+        if tell and rule.notify:
+            outcome.notices.append(Notice(alert, rule.notify))
+        if entry.state is AlertState.FIRING:
+            entry.told = True
+        elif entry.state is AlertState.RESOLVED:
+            entry.told, entry.by = False, ""
+
+    def _is_silenced(self, entry: Entry) -> bool:
+        rule = self._rules[entry.rule]
+        facts = {
+            "rule": entry.rule,
+            "about": entry.about,
+            "level": rule.level,
+            "severity": rule.severity.value,
+            "group": entry.group,
+        }
+        for one in self._silences.values():
+            if one.is_on(self._now_ms):
+                if one.id not in self._covers:
+                    self._covers[one.id] = python.compile(parser.parse(one.covers))
+                if self._covers[one.id](facts.get):
+                    return True
+        return False
+
+    def _alert(self, entry: Entry) -> messages.Alert:
+        rule = self._rules[entry.rule]
+        labels = {**rule.labels, **({"group": entry.group} if entry.group else {})}
+        if entry.by:
+            labels["acknowledged_by"] = entry.by
+        return messages.Alert(
+            rule=entry.rule,
+            about=entry.about,
+            level=rule.severity,
+            state=entry.state,
+            since_ms=entry.since_ms,
+            at_ms=max(entry.judged_ms, entry.since_ms),
+            value=entry.value,
+            reason=rule.say(entry.about, entry.value),
+            labels=labels,
+        )

@@ -1,0 +1,195 @@
+"""The monthly report: one HTML page that needs nothing else, with plots drawn as SVG."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from muster.core import errors
+from muster.pipeline.batch import rule_replay
+from muster.pipeline.history import search
+
+GROUPS_SHOWN = 20
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 60, 20
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left}"
+    "td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}"
+)
+
+
+def page(root: Path, month: str, *, demand: Sequence[rule_replay.Demand] | None = None) -> str:
+    """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it.
+
+    ``demand``: who asked for which metadata from where (`batch.demand`), if that is to be shown too.
+    """
+    from_ms, to_ms = bounds(month)
+    system = _by_hour(root, from_ms, to_ms)
+    if not system:
+        raise errors.NotFound(f"the history has nothing of {month}")
+    plots: list[tuple[str, list[tuple[int, float | None]]]] = [
+        ("Machines that reported", [(hour, one["machines"]) for hour, one in system]),
+        ("Stale machines", [(hour, one["stale"]) for hour, one in system]),
+        ("CPU, mean over the fleet, %", [(hour, one.get("cpu_percent")) for hour, one in system]),
+        ("Memory, mean over the fleet, %", [(hour, one.get("memory_percent")) for hour, one in system]),
+        ("Load, mean over the fleet", [(hour, one.get("load_1m")) for hour, one in system]),
+    ]
+    parts = [f"<h1>The fleet in {html.escape(month)}</h1>", _summary(system)]
+    for heading, points in plots:
+        known = [(hour, float(value)) for hour, value in points if value is not None]
+        if known:
+            parts += [f"<h2>{html.escape(heading)}</h2>", plot(known, from_ms, to_ms)]
+    parts += ["<h2>Busiest groups</h2>", _groups(root, from_ms, to_ms)]
+    parts += ["<h2>Alerts</h2>", _alerts(root, from_ms, to_ms)]
+    if demand is not None:
+        parts += ["<h2>Demand for metadata</h2>", _demand(demand)]
+    body = "\n".join(parts)
+    title = f"The fleet in {html.escape(month)}"
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style>\n{body}\n</html>\n"
+    )
+
+
+def plot(points: Sequence[tuple[int, float]], from_ms: int, to_ms: int) -> str:
+    """A line over time, with its greatest and least value named."""
+    most, least = max(value for _, value in points), min(0.0, *(value for _, value in points))
+    span = (most - least) or 1.0
+
+    def place(at_ms: int, value: float) -> str:
+        across = _LEFT + (at_ms - from_ms) / (to_ms - from_ms) * (_WIDTH - _LEFT)
+        down = (_HEIGHT - _BOTTOM) * (1 - (value - least) / span) + 5
+        return f"{across:.1f},{down:.1f}"
+
+    line = " ".join(place(*point) for point in points)
+    floor = _HEIGHT - _BOTTOM + 5
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 10}" role="img">'
+        f'<path d="M{_LEFT} 5V{floor}H{_WIDTH}" fill="none" stroke="#999"/>'
+        f'<text x="{_LEFT - 6}" y="14" font-size="12" text-anchor="end">{most:.4g}</text>'
+        f'<text x="{_LEFT - 6}" y="{floor}" font-size="12" text-anchor="end">{least:.4g}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#1769aa" stroke-width="1.5"/></svg>'
+    )
+
+
+def bounds(month: str) -> tuple[int, int]:
+    try:
+        first = datetime.datetime.strptime(month, "%Y-%m").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        raise errors.InvalidInput(f"{month!r} is not a month: write one like 2030-01") from None
+    following = (first + datetime.timedelta(days=32)).replace(day=1)
+    return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
+
+
+def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
+    """Of each hour: the most machines, the most stale, and the mean of each metric."""
+    wanted = search.Query(
+        "levels",
+        "level = 'system'",
+        from_ms,
+        to_ms,
+        ("from", "machines", "stale", "metric", "count", "sum"),
+    )
+    hours: dict[int, dict[str, float]] = {}
+    sums: dict[tuple[int, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for part in search.search(root, wanted):
+        columns = [part.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
+        starts = part.column("from").cast(pa.int64()).to_pylist()
+        for at_ms, machines, stale, metric, count, total in zip(starts, *columns, strict=True):
+            hour = at_ms // 3_600_000 * 3_600_000
+            one = hours.setdefault(hour, {"machines": 0, "stale": 0})
+            one["machines"] = max(one["machines"], machines)
+            one["stale"] = max(one["stale"], stale)
+            if metric is not None:
+                sums[hour, metric][0] += total
+                sums[hour, metric][1] += count
+    for (hour, metric), (total, count) in sums.items():
+        if count:
+            hours[hour][metric] = total / count
+    return sorted(hours.items())
+
+
+def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
+    rows: list[tuple[str, Any]] = [
+        ("hours with reports", len(system)),
+        ("most machines", max(one["machines"] for _, one in system)),
+        ("most stale machines", max(one["stale"] for _, one in system)),
+    ]
+    return _table(("", ""), rows)
+
+
+def _groups(root: Path, from_ms: int, to_ms: int) -> str:
+    """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
+    wanted = search.Query(
+        "levels",
+        "level = 'group' AND metric = 'cpu_percent'",
+        from_ms,
+        to_ms,
+        ("name", "machines", "stale", "count", "sum", "p95"),
+    )
+    found: dict[str, list[float]] = {}
+    for one in search.search(root, wanted):
+        table = pa.Table.from_batches([one]).group_by("name")
+        sums = [("count", "sum"), ("sum", "sum"), ("machines", "max"), ("stale", "max"), ("p95", "max")]
+        for row in table.aggregate(sums).to_pylist():
+            counts = (row["count_sum"], row["sum_sum"])
+            most = (row["machines_max"], row["stale_max"], row["p95_max"] or 0.0)
+            before = found.get(row["name"], [0.0] * 5)
+            found[row["name"]] = [
+                *(old + new for old, new in zip(before[:2], counts, strict=True)),
+                *(max(old, new) for old, new in zip(before[2:], most, strict=True)),
+            ]
+    if not found:
+        return "<p>No group reported.</p>"
+    ranked = sorted(found.items(), key=lambda item: -item[1][1] / (item[1][0] or 1))[:GROUPS_SHOWN]
+    rows = [
+        (name, int(machines), int(stale), round(total / (count or 1), 1), round(p95, 1))
+        for name, (count, total, machines, stale, p95) in ranked
+    ]
+    return _table(("group", "machines", "stale at most", "CPU, mean %", "highest p95 %"), rows)
+
+
+def _demand(found: Sequence[rule_replay.Demand]) -> str:
+    if not found:
+        return "<p>Nobody reported any.</p>"
+    rows = [
+        (
+            one.key,
+            round(one.total),
+            ", ".join(f"{zone} {round(n)}" for zone, n in sorted(one.by_zone.items())),
+            ", ".join(one.place_in),
+        )
+        for one in found[:GROUPS_SHOWN]
+    ]
+    return _table(("key", "accesses", "from", "copies would be near in"), rows)
+
+
+def _zones(by_zone: Mapping[str, float]) -> str:
+    return ", ".join(f"{zone} {round(times)}" for zone, times in sorted(by_zone.items()))
+
+
+def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    wanted = search.Query("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
+    for part in search.search(root, wanted):
+        counts.update((row["rule"], row["severity"]) for row in part.to_pylist())
+    if not counts:
+        return "<p>None fired.</p>"
+    return _table(("rule", "severity", "times"), [(*key, times) for key, times in counts.most_common()])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    def cell(value: Any) -> str:
+        kind = ' class="n"' if isinstance(value, int | float) else ""
+        return f"<td{kind}>{html.escape(str(value))}</td>"
+
+    titles = "".join(f"<th>{html.escape(title)}</th>" for title in head)
+    lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{titles}</tr>{lines}</table>"

@@ -1,0 +1,438 @@
+"""Whom a policy would have let past notifications through to, asked of what notifiers keep, with Spark.
+
+Notifiers keep every change of a party's state and every event they decided about, in one stream whose schema
+is in docs/reference/notify.md.  From the changes each party's states become rows with the moments between
+which they held; an event meets those that held when it was decided.  Its own address, and the policy that is
+asked about, are SQL that Spark runs (`muster.predicates.backends.sql`), so they mean what they mean to a notifier.
+
+What the stream no longer holds is not known: a party whose beginning was dropped is met from its next one on.
+Nor is what authorities granted to receivers; what they granted to senders was kept with the event.
+
+Values travel as text with a letter before it that says what they are, so that one column can hold all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from muster.core import errors
+from muster.pipeline.source import session
+from muster.predicates import ast, types
+from muster.predicates.backends import dialects, sql
+from muster.predicates.syntax import parser
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHANGE, DECISION = "notify-kept/1", "notify-decided/1"
+LISTENS = "(policy)"  # whether it has one, as if that were an attribute
+REGION = "region"  # the attribute by which a grant's scope knows where a receiver is
+ADDRESSES_AT_ONCE = 100
+LISTED_MAX = 10_000
+
+_VALUES = pa.map_(pa.string(), pa.string())
+_CHANGES = pa.schema(
+    [
+        ("at_ms", pa.int64()),
+        ("sequence", pa.int64()),
+        ("place", pa.int32()),  # in the message
+        ("party", pa.string()),
+        ("what", pa.string()),  # join, update or leave
+        ("model", pa.string()),
+        ("said", _VALUES),
+    ]
+)
+_EVENTS = pa.schema(
+    [
+        ("at_ms", pa.int64()),
+        ("sequence", pa.int64()),
+        ("id", pa.string()),
+        ("sender", pa.string()),
+        ("type", pa.string()),
+        ("address", pa.string()),
+        ("content", _VALUES),
+        ("attributes", _VALUES),
+        (
+            "within",
+            pa.list_(
+                pa.struct(
+                    [("attributes", _VALUES), ("region", pa.string()), ("audience", pa.list_(pa.string()))]
+                )
+            ),
+        ),
+        ("reached", pa.int64()),
+    ]
+)
+_CHANGE_COLUMNS = (
+    "at_ms bigint, sequence bigint, place int, party string, what string, model string, "
+    "said map<string,string>"
+)
+_EVENT_COLUMNS = (
+    "at_ms bigint, sequence bigint, id string, sender string, type string, address string, "
+    "content map<string,string>, attributes map<string,string>, "
+    "within array<struct<attributes: map<string,string>, region: string, audience: array<string>>>, "
+    "reached bigint"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What parties and events are described with, by the names of their models."""
+
+    parties: Mapping[str, types.Model]
+    events: Mapping[str, types.Model]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One event of the past: whom it reached, and whom it would have."""
+
+    at_ms: int
+    type: str
+    sender: str
+    id: str
+    reached: int
+    would_reach: int
+
+
+class Replay(msgspec.Struct, frozen=True):
+    events: int
+    reached: int  # deliveries, as they were decided
+    deliveries: int  # as they would have been
+    receivers: int  # different parties
+    told: list[Told]  # the newest, bounded
+
+
+def replay(
+    spark: SparkSession,
+    access: Mapping[str, str],
+    stream: str,
+    models: Models,
+    policy: str,
+    *,
+    address: str | None = None,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+) -> Replay:
+    """As if every party that had a policy had had this one. ``address``: in place of the senders' own.
+
+    ``access`` are the options of `source` that say how to reach the bus.  The policy has been checked against
+    the models by whoever asks.
+    """
+    session.activate(spark)
+    raw = spark.read.format("muster").options(**access, streams=stream, onLoss="skip").load().cache()
+    try:
+        events = _events(spark, raw, from_ms, to_ms)
+        return _meet(spark, raw, events, models, policy, address)
+    finally:
+        raw.unpersist()
+
+
+def _events(spark: SparkSession, raw: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
+    """Each once, though several notifiers decided about their own parties."""
+    raw.mapInArrow(_decisions, _EVENT_COLUMNS).createOrReplaceTempView("past_decisions")
+    bounds = [f"at_ms >= {from_ms}"] if from_ms is not None else []
+    bounds += [f"at_ms < {to_ms}"] if to_ms is not None else []
+    kept = ("type", "address", "content", "attributes", "within")
+    return spark.sql(
+        f"""
+        SELECT sender, id, min(struct(at_ms, sequence, 0 AS place)) AS at, sum(reached) AS reached,
+               {", ".join(f"first({name}) AS {name}" for name in kept)}
+        FROM past_decisions WHERE {" AND ".join(bounds) or "TRUE"} GROUP BY sender, id
+        """
+    )
+
+
+def _meet(
+    spark: SparkSession,
+    raw: DataFrame,
+    events: DataFrame,
+    models: Models,
+    policy: str,
+    address: str | None,
+) -> Replay:
+    events = events.cache()
+    try:
+        events.createOrReplaceTempView("past_events")
+        given = [row["address"] for row in spark.sql("SELECT DISTINCT address FROM past_events").collect()]
+        meant = {one: parser.parse(one if address is None else address, home="receiver") for one in given}
+        asked = {name.key for condition in meant.values() for name in ast.names(condition)}
+        asked |= {LISTENS, REGION}
+        raw.mapInArrow(_changes, _CHANGE_COLUMNS).createOrReplaceTempView("past_changes")
+        spark.sql(_versions(sorted(asked))).createOrReplaceTempView("past_states")
+        accepts = _accepts(policy, models)
+        parts = [
+            spark.sql(
+                f"""
+                SELECT e.sender, e.id, v.party FROM (
+                    SELECT struct(e.*) AS e, struct(v.*) AS v, {_BELIEVED} AS believed
+                    FROM past_events e JOIN past_states v
+                      ON v.began <= e.at AND (v.ended IS NULL OR e.at < v.ended)
+                ) WHERE ({_means(some, models)}) AND ({accepts})
+                """
+            )
+            for some in _in_parts(meant)
+        ]
+        counts: dict[tuple[str, str], int] = {}
+        receivers = 0
+        if parts:
+            told = parts[0]
+            for one in parts[1:]:
+                told = told.unionAll(one)
+            told = told.cache()
+            try:
+                found = told.groupBy("sender", "id").count().collect()
+                counts = {(row["sender"], row["id"]): row["count"] for row in found}
+                receivers = told.select("party").distinct().count()
+            finally:
+                told.unpersist()
+        total = spark.sql("SELECT count(*) AS n, sum(reached) AS reached FROM past_events").collect()[0]
+        listed = spark.sql(
+            f"""
+            SELECT at.at_ms AS at_ms, type, sender, id, reached FROM past_events
+            ORDER BY at DESC LIMIT {LISTED_MAX}
+            """
+        ).collect()
+    finally:
+        events.unpersist()
+    return Replay(
+        total["n"],
+        total["reached"] or 0,
+        sum(counts.values()),
+        receivers,
+        [
+            Told(
+                row["at_ms"],
+                row["type"],
+                row["sender"],
+                row["id"],
+                row["reached"],
+                counts.get((row["sender"], row["id"]), 0),
+            )
+            for row in reversed(listed)
+        ],
+    )
+
+
+def _in_parts(meant: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:
+    """A statement of all conditions at once could be too long."""
+    left = iter(meant.items())
+    while some := dict(itertools.islice(left, ADDRESSES_AT_ONCE)):
+        yield some
+
+
+# Conditions
+
+
+def _versions(asked: Sequence[str]) -> str:
+    """Each party's states: what was said last of each attribute, between two changes."""
+    quote, word = dialects.SPARK.identifier, dialects.SPARK.string
+    last = ", ".join(
+        f"last(IF(what = 'join' OR map_contains_key(said, {word(name)}), "
+        f"named_struct('v', try_element_at(said, {word(name)})), NULL), true) OVER held AS {quote(name)}"
+        for name in asked
+    )
+    return f"""
+        SELECT party, model, began, ended, {", ".join(f"{quote(name)}.v AS {quote(name)}" for name in asked)}
+        FROM (
+            SELECT party, began, last(model, true) OVER held AS model, {last},
+                   lead(began) OVER (PARTITION BY party ORDER BY began) AS ended
+            FROM (
+                SELECT *, sum(IF(what = 'update', 0, 1)) OVER (PARTITION BY party ORDER BY began) AS life
+                FROM (SELECT *, struct(at_ms, sequence, place) AS began FROM past_changes)
+            )
+            WINDOW held AS (PARTITION BY party, life ORDER BY began)
+        )
+        WHERE model IS NOT NULL AND {quote(LISTENS)}.v = 'b:true'
+    """
+
+
+def _means(meant: Mapping[str, ast.Condition], models: Models) -> str:
+    word = dialects.SPARK.string
+    whens = []
+    for text, condition in meant.items():
+        by_model = " ".join(
+            f"WHEN {word(name)} THEN {_address(condition, model)}" for name, model in models.parties.items()
+        )
+        whens.append(f"WHEN {word(text)} THEN CASE v.model {by_model} ELSE FALSE END")
+    return f"CASE e.address {' '.join(whens)} ELSE FALSE END"
+
+
+def _address(condition: ast.Condition, model: types.Model) -> str:
+    quote = dialects.SPARK.identifier
+    return sql.write(condition, model, column=lambda key: _typed(f"v.{quote(key)}", model[key]))
+
+
+def _accepts(policy: str, models: Models) -> str:
+    """Of events of each type by its model; of a type without one, by what any event may have."""
+    condition = parser.parse(policy, home="event")
+    word = dialects.SPARK.string
+    senders: dict[str, types.Type] = {"sender._process": types.STRING, "sender._party": types.STRING}
+    for party in models.parties.values():
+        for name, declared in party.items():
+            senders.setdefault(f"sender.{name}", declared)
+    anything: dict[str, types.Type] = {}
+    for event in models.events.values():
+        for name, declared in event.items():
+            anything.setdefault(name, declared)
+
+    def written(kind: str | None, content: types.Model) -> str:
+        model = {**content, **senders} | ({kind: types.BOOL} if kind else {})
+
+        def column(key: str) -> str:
+            if key == kind:
+                return "TRUE"
+            name = key.removeprefix("sender.")
+            place = "e.content" if name == key else "believed"
+            return _typed(f"try_element_at({place}, {word(name)})", model[key])
+
+        return sql.write(condition, model, column=column)
+
+    whens = " ".join(f"WHEN {word(kind)} THEN {written(kind, one)}" for kind, one in models.events.items())
+    others = written(None, anything)
+    return f"CASE e.type {whens} ELSE {others} END" if whens else others
+
+
+#: The sender's attributes as this receiver believes them: a grant may hold in a region or for an audience.
+_BELIEVED = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
+    (w.region = '' OR substr(v.`{REGION}`, 3) = w.region
+        OR startswith(v.`{REGION}`, concat('s:', w.region, '/'))
+        OR startswith(v.`{REGION}`, concat('s:', w.region, '.')))
+    AND (size(w.audience) = 0 OR array_contains(w.audience, v.party)
+        OR array_contains(w.audience, split_part(v.party, '/', 1))),
+    map_concat(map_filter(known, (k, x) -> NOT map_contains_key(w.attributes, k)), w.attributes),
+    known))"""
+
+
+def _typed(text: str, declared: types.Type) -> str:
+    """What a text with its letter says, if that is of the type."""
+    match declared.kind:
+        case types.Kind.STRING:
+            return f"IF(left({text}, 1) = 's', substr({text}, 3), NULL)"
+        case types.Kind.INT:
+            return f"try_cast(IF(left({text}, 1) = 'i', substr({text}, 3), NULL) AS BIGINT)"
+        case types.Kind.FLOAT:
+            return f"try_cast(IF(left({text}, 1) IN ('i', 'f'), substr({text}, 3), NULL) AS DOUBLE)"
+        case types.Kind.BOOL:
+            return f"try_cast(IF(left({text}, 1) = 'b', substr({text}, 3), NULL) AS BOOLEAN)"
+        case types.Kind.SET:
+            return f"from_json(IF(left({text}, 1) = 'w', substr({text}, 3), NULL), 'array<string>')"
+
+
+# From messages to rows: in Spark's Python workers
+
+
+def _changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        told = _messages(batch, CHANGE)
+        yield _rows((row for sequence, one in told for row in _change_rows(sequence, one)), _CHANGES)
+
+
+def _decisions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield _rows((_event_row(sequence, told) for sequence, told in _messages(batch, DECISION)), _EVENTS)
+
+
+def _rows(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _messages(batch: pa.RecordBatch, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What cannot be read is passed over: the stream is notifiers' own, and no promise hangs on it."""
+    for sequence, data in zip(
+        batch.column("sequence").to_pylist(), batch.column("data").to_pylist(), strict=True
+    ):
+        try:
+            told = msgspec.json.decode(data) if data[:1] == b"{" else msgspec.msgpack.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if isinstance(told, dict) and told.get("kind") == kind:
+            yield sequence, told
+
+
+def _change_rows(sequence: int, told: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    places = itertools.count()
+    for entry in told.get("entries", ()):
+        process = entry["process"]
+        for change in entry["changes"]:
+            for party, what, model, said in _changed(change):
+                yield told["at_ms"], sequence, next(places), f"{process}/{party}", what, model, said
+
+
+def _changed(change: dict[str, Any]) -> Iterator[tuple[str, str, str | None, list[tuple[str, str | None]]]]:
+    match change["change"]:
+        case "join":
+            said = {**change.get("state", {}), LISTENS: bool(change.get("policy"))}
+            yield change["party"], "join", change["model"], _texts(said)
+        case "joins":
+            policies, which = change.get("policies", [""]), change.get("which")
+            for place, (party, said) in enumerate(_by_party(change)):
+                said[LISTENS] = bool(policies[which[place] if which else 0])
+                yield party, "join", change["model"], _texts(said)
+        case "update":
+            for party, said in _by_party(change):
+                yield party, "update", None, _texts(said)
+        case "policy":
+            yield change["party"], "update", None, _texts({LISTENS: bool(change["policy"])})
+        case "leave":
+            yield change["party"], "leave", None, []
+
+
+def _by_party(change: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Values stand in columns."""
+    values = change.get("values", {})
+    for place, party in enumerate(change["parties"]):
+        yield party, {name: column[place] for name, column in values.items()}
+
+
+def _event_row(sequence: int, told: dict[str, Any]) -> tuple[Any, ...]:
+    event = told["event"]
+    within = [
+        {
+            "attributes": _texts(one["attributes"]),
+            "region": one.get("region", ""),
+            "audience": list(one.get("audience", ())),
+        }
+        for one in event.get("within", ())
+    ]
+    return (
+        told["at_ms"],
+        sequence,
+        event["id"],
+        event["sender"],
+        event["type"],
+        event.get("address", "TRUE"),
+        _texts(event.get("content", {})),
+        _texts(event.get("attributes", {})),
+        within,
+        told.get("count", 0),
+    )
+
+
+def _texts(values: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    return [(name, _text(value)) for name, value in values.items()]
+
+
+def _text(value: Any) -> str | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return f"b:{'true' if value else 'false'}"
+        case str():
+            return f"s:{value}"
+        case int():
+            return f"i:{value}"
+        case float():
+            return f"f:{value!r}"
+        case list() | tuple():
+            return f"w:{json.dumps(value)}"
+    raise errors.InvalidInput(f"a value of no type: {value!r:.80}")

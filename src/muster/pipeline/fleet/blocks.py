@@ -1,0 +1,216 @@
+"""Reports as numbers: what a message says, taken apart once, and many messages joined into a block.
+
+Everything that can be wrong with a message is found while it is taken apart (`Piece.of`), before anything is
+remembered of it; what is done with a block afterwards is arithmetic on arrays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from muster.core import health
+from muster.core.reports import columns
+from muster.pipeline.fleet import cells, node_columns
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+ROWS = 32_768  # of one block: some megabytes, which a cache can hold
+EXTRA_MAX = 256  # metrics that are not standard, of one shard in one micro-batch
+STATES = tuple(state.value for state in health.State)
+_PERIOD_MS_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Reports that came in one message."""
+
+    sequence: int  # of the stream
+    stored_ms: int
+    batch: pa.RecordBatch  # columns of `reports.node_schema`
+    facts: columns.Facts
+
+
+@dataclass(slots=True)
+class Block:
+    """A row for each report. ``metrics`` has a row for each metric, and NaN where none was measured."""
+
+    machines: list[pa.StringArray]
+    stored_ms: Ints
+    reported_ms: Ints
+    boot: Ints
+    sequence: Ints
+    period_ms: Ints
+    group: Ints
+    zone: Ints
+    state: Ints  # places in `STATES`; the number after the last is a word that we do not know
+    partial: Bools
+    metrics: Floats
+    extra_row: Ints  # metrics that are not standard: which row, which of ``words``, and what
+    extra_word: Ints
+    extra_value: Floats
+    dropped: list[tuple[int, columns.Facts]]  # with a row of the message that told of it
+
+    def __len__(self) -> int:
+        return len(self.stored_ms)
+
+    @classmethod
+    def of(cls, arrival: Arrival, known: node_columns.Roll, words: dict[str, int]) -> Block:
+        """Of one message; raises what pyarrow and numpy raise where something in it does not hold.
+
+        ``words`` are the names of metrics that are not standard, and grows.
+        """
+        batch = arrival.batch
+        rows = batch.num_rows
+        metrics = np.empty((len(cells.METRICS), rows))
+        for row, name in enumerate(cells.METRICS):
+            metrics[row] = batch.column(name).to_numpy(zero_copy_only=False)
+        states = batch.column("state").dictionary_encode()
+        code = [
+            STATES.index(word) if word in STATES else len(STATES) for word in states.dictionary.to_pylist()
+        ]
+        period_ms = np.nan_to_num(batch.column("period_s").to_numpy() * 1000)
+        partial = batch.column("partial").to_numpy(zero_copy_only=False)
+        return cls(
+            [batch.column("machine")],
+            np.full(rows, arrival.stored_ms),
+            batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000,
+            batch.column("boot").to_numpy(),
+            batch.column("sequence").to_numpy(),
+            np.clip(period_ms, 0, _PERIOD_MS_MAX).astype(np.int64),
+            known.group_codes(batch.column("group")),
+            known.zone_codes(batch.column("zone")),
+            np.array(code)[states.indices.to_numpy()],
+            np.ones(rows, np.bool_) if arrival.facts.partial else partial,
+            metrics,
+            *_joined(_extra(batch.column("extra"), words), _services(batch.column("services"), words)),
+            [(0, arrival.facts)] if arrival.facts.dropped else [],
+        )
+
+    @classmethod
+    def join(cls, parts: list[Block]) -> Block:
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(len(one) for one in parts)]).tolist()
+
+        def joined(name: str) -> npt.NDArray[Any]:
+            return np.concatenate([getattr(one, name) for one in parts])
+
+        return replace(
+            parts[0],
+            **{name: joined(name) for name in (*_NUMBERS, "partial", "extra_word", "extra_value")},
+            machines=[machines for one in parts for machines in one.machines],
+            metrics=np.concatenate([one.metrics for one in parts], axis=1),
+            extra_row=np.concatenate([at + one.extra_row for at, one in zip(starts, parts, strict=False)]),
+            dropped=[
+                (start + row, facts)
+                for start, one in zip(starts, parts, strict=False)
+                for row, facts in one.dropped
+            ],
+        )
+
+    def take(self, rows: Ints) -> Block:
+        """These rows, in this order. The names of machines are not taken along."""
+        back = np.full(len(self), -1)
+        back[rows] = np.arange(len(rows))
+        extra_row = back[self.extra_row]
+        left = extra_row >= 0
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in (*_NUMBERS, "partial")},
+            machines=[],
+            metrics=self.metrics[:, rows],
+            extra_row=extra_row[left],
+            extra_word=self.extra_word[left],
+            extra_value=self.extra_value[left],
+            dropped=[(max(0, int(back[at])), facts) for at, facts in self.dropped],
+        )
+
+
+Extra = tuple[Ints, Ints, Floats]  # rows, words, values
+_NOTHING: Extra = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+
+
+def _joined(one: Extra, other: Extra) -> Extra:
+    if not len(other[0]):
+        return one
+    rows, words, values = (np.concatenate(parts) for parts in zip(one, other, strict=True))
+    return rows, words, values
+
+
+def _services(found: pa.ListArray, words: dict[str, int]) -> Extra:
+    """Of a service ``shop``: its metrics as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
+    if found.null_count == len(found):
+        return _NOTHING
+    ends = found.offsets.to_numpy()
+    row = np.repeat(np.arange(len(found)), np.diff(ends))
+    name, state, _, metrics = found.values.slice(ends[0], len(row)).flatten()
+    name = name.fill_null("").dictionary_encode()
+    services, service = name.dictionary.to_pylist(), name.indices.to_numpy()
+    up = np.array([_word(_plain(f"{one}_up"), words) for one in services], np.int64)[service]
+    is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.State.UP.value).astype(np.float64)
+    inner = metrics.offsets.to_numpy()
+    size = np.diff(inner)
+    key = metrics.keys.slice(inner[0], size.sum()).dictionary_encode()
+    keys = key.dictionary.to_pylist()
+    pair = np.repeat(service, size) * len(keys) + key.indices.to_numpy()
+    pairs, which = np.unique(pair, return_inverse=True)
+    word = np.array(
+        [
+            _word(_plain(f"{services[one // len(keys)]}_{keys[one % len(keys)]}"), words)
+            for one in pairs.tolist()
+        ],
+        np.int64,
+    )[which]
+    value = metrics.items.slice(inner[0], size.sum()).to_numpy(zero_copy_only=False).astype(np.float64)
+    rows, codes, values = _joined((row, up, is_up), (np.repeat(row, size), word, value))
+    good = np.isfinite(values) & (codes >= 0)
+    return rows[good], codes[good], values[good]
+
+
+def _plain(name: str) -> str:
+    """As a predicate can say it."""
+    return re.sub(r"\W", "_", name)
+
+
+def _extra(found: pa.MapArray, words: dict[str, int]) -> Extra:
+    if found.null_count == len(found):
+        return _NOTHING
+    ends = found.offsets.to_numpy()
+    row = np.repeat(np.arange(len(found)), np.diff(ends))
+    # The keys and items of a slice are those of the whole.
+    names = found.keys.slice(ends[0], len(row)).dictionary_encode()
+    code = np.array([*(_word(name, words) for name in names.dictionary.to_pylist()), -1], np.int64)
+    word = code[names.indices.fill_null(-1).to_numpy()]
+    value = found.items.slice(ends[0], len(row)).to_numpy(zero_copy_only=False).astype(np.float64)
+    good = np.isfinite(value) & (word >= 0)
+    return row[good], word[good], value[good]
+
+
+def _word(name: str, words: dict[str, int]) -> int:
+    return words.setdefault(name, len(words)) if name in words or len(words) < EXTRA_MAX else -1
+
+
+_NUMBERS = ("stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
+
+
+def joined(parts: Iterable[Block]) -> Iterator[Block]:
+    """In order, as many together as make a block."""
+    waiting: list[Block] = []
+    rows = 0
+    for part in parts:
+        if waiting and rows + len(part) > ROWS:
+            yield Block.join(waiting)
+            waiting, rows = [], 0
+        waiting.append(part)
+        rows += len(part)
+    if waiting:
+        yield Block.join(waiting)

@@ -1,0 +1,280 @@
+"""Rules about single machines, and what is usual for each of them: columns in, changes out. Pure.
+
+A rule's truth about every machine is a column of the roll; only changes of it are told.  Rules that ask about
+nothing but silence are looked at for all machines at every batch, the others for those that reported.
+
+**What is usual.**  A million machines cannot keep their past.  So of each metric that some rule asks about as
+``<metric>_z``, each machine keeps two running figures of its own: its level, and how far it mostly is from
+it.  Both move towards what is measured by a little each time (at first by more, so that they settle quickly),
+and a value far out moves them no further than one at the edge of what is usual: a few odd values do not make
+the odd usual, but a new level becomes so in time.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.pipeline.alerts import rules
+from muster.pipeline.fleet import blocks, cells, node_columns
+from muster.predicates import types
+from muster.predicates.backends import columnar, columns
+
+Array = npt.NDArray[Any]
+
+_MEMORY = 120  # reports: what is older weighs less than what is newer
+_LEAST = 20  # reports of a machine before anything about it is called odd
+_EDGE = 3.0  # standard deviations: as far as a value can pull
+_TO_SIGMA = 1.2533  # from the mean absolute deviation, of a normal distribution
+_LEAST_SPREAD = 0.01  # of the level: what never changed at all would make any change infinitely odd
+
+
+class Change(msgspec.Struct, array_like=True, frozen=True):
+    """A rule began or ceased to be true of a machine."""
+
+    rule: str
+    machine: str
+    group: str
+    on: bool
+    at_ms: int
+    value: float | None
+
+
+class Changes:
+    """Of one batch.  Of each rule at most ``most`` beginnings are reported; the others are deferred: their
+    machines are judged again in the next batch.  Ends are never deferred."""
+
+    def __init__(self, most: int) -> None:
+        self.reported: list[Change] = []
+        self.deferred: collections.Counter[str] = collections.Counter()  # by rule
+        self._most = most
+        self._begun: collections.Counter[str] = collections.Counter()
+
+    def admit(self, rule: str, beginnings: Array) -> Array:
+        """Which of these rows may begin now."""
+        admitted = beginnings[: max(0, self._most - self._begun[rule])]
+        self._begun[rule] += len(admitted)
+        if len(admitted) < len(beginnings):
+            self.deferred[rule] += len(beginnings) - len(admitted)
+        return admitted
+
+
+class Judge:
+    def __init__(self, known: Iterable[rules.Rule]) -> None:
+        self._rules = [rule for rule in known if rule.level == "node"]
+        self._about_silence = [rule for rule in self._rules if rule.names <= rules.ALWAYS_KNOWN]
+        self._about_reports = [rule for rule in self._rules if not rule.names <= rules.ALWAYS_KNOWN]
+        self._scored = sorted(
+            {
+                name[: -len(rules.Z)]
+                for rule in self._rules
+                for name in rule.names
+                if name.endswith(rules.Z) and not name.startswith(f"{rules.OWN}.")
+            }
+        )
+
+    @property
+    def wanted(self) -> Mapping[str, tuple[Any, float]]:
+        """The columns that the roll needs."""
+        return {
+            **node_columns.COLUMNS,
+            **{f"on {rule.name}": (np.bool_, 0) for rule in self._rules},
+            **{
+                f"{what} {name}": kind
+                for name in self._scored
+                for what, kind in (
+                    ("level", (np.float32, 0.0)),
+                    ("spread", (np.float32, 0.0)),
+                    ("taught", (np.uint8, 0)),
+                )
+            },
+        }
+
+    def reports(
+        self,
+        known: node_columns.Roll,
+        block: blocks.Block,
+        place: Array,
+        words: Sequence[str],
+        changes: Changes,
+        *,
+        judged_ms: int,
+    ) -> None:
+        """``words`` are the names of the metrics that are not standard.
+
+        Judged by the broker's clock, which a machine cannot set back; never earlier than ``judged_ms``, when
+        the reports before these were judged, nor than an earlier report of the same machine.
+        """
+        if not self._about_reports:
+            return
+        rounds = list(node_columns.rounds(place, block.sequence))
+        at_ms = np.maximum(block.stored_ms, judged_ms)
+        if len(rounds) > 1:
+            latest_ms = np.full(len(known), judged_ms)
+            for rows in rounds:
+                at_ms[rows] = latest_ms[place[rows]] = np.maximum(at_ms[rows], latest_ms[place[rows]])
+        table = self._table(known, block, place, words, rounds)
+        for rule in self._about_reports:
+            value = table.columns[rule.measured].values if rule.measured else None
+            for rows in rounds:
+                self._compare(known, rule, table, rows, place[rows], at_ms, value, changes)
+
+    def look(self, known: node_columns.Roll, clock_ms: int, changes: Changes) -> None:
+        """Rules about silence: of every machine, whether or not it was heard of just now."""
+        rows = len(known)
+        if not rows or not self._about_silence:
+            return
+        of = known.of
+        age_s = (clock_ms - of["heard_ms"]) / 1000
+        found = {
+            "group": _coded(of["group"], known.groups),
+            "zone": _coded(of["zone"], known.zones),
+            "period_s": columns.Column(types.Kind.FLOAT, of["period_ms"] / 1000),
+            "age_s": columns.Column(types.Kind.FLOAT, age_s),
+        }
+        if any("machine" in rule.names for rule in self._about_silence):
+            found["machine"] = _strings(known.names.array)
+        table = columns.Table(found, rows=rows)
+        every = np.arange(rows)
+        for rule in self._about_silence:
+            value = table.columns[rule.measured].values if rule.measured else None
+            at_ms = np.full(rows, clock_ms)
+            self._compare(known, rule, table, slice(None), every, at_ms, value, changes)
+
+    def forget(self, known: node_columns.Roll, gone: Array, clock_ms: int, changes: Changes) -> None:
+        """No rule is true of a machine that is forgotten."""
+        groups = list(known.groups)
+        for rule in self._rules:
+            for at in np.flatnonzero(gone & known.of[f"on {rule.name}"]).tolist():
+                group = groups[int(known.of["group"][at])]
+                changes.reported.append(Change(rule.name, known.names[at], group, False, clock_ms, None))
+
+    def _table(
+        self,
+        known: node_columns.Roll,
+        block: blocks.Block,
+        place: Array,
+        words: Sequence[str],
+        rounds: list[Any],
+    ) -> columns.Table:
+        names = {name for rule in self._about_reports for name in rule.names}
+        found: dict[str, columns.Column] = {}
+        for name in names:
+            match name:
+                case "age_s":
+                    values: Array = (block.stored_ms - block.reported_ms) / 1000
+                    found[name] = columns.Column(types.Kind.FLOAT, values)
+                case "period_s":
+                    found[name] = columns.Column(types.Kind.FLOAT, block.period_ms / 1000)
+                case "machine":
+                    found[name] = _strings(known.names.array.take(pa.array(place)))
+                case "group" | "zone":
+                    found[name] = _coded(
+                        getattr(block, name), known.groups if name == "group" else known.zones
+                    )
+                case "state":
+                    found[name] = columns.Column(
+                        types.Kind.STRING, block.state + 1, (*blocks.STATES, "other")
+                    )
+                case _ if name.startswith(f"{rules.OWN}."):
+                    own = _own(block, words, name.removeprefix(f"{rules.OWN}."))
+                    found[name] = columns.Column(types.Kind.FLOAT, own)
+                case _ if name.endswith(rules.Z):
+                    metric = name[: -len(rules.Z)]
+                    scores = self._scores(known, metric, block, place, rounds)
+                    found[name] = columns.Column(types.Kind.FLOAT, scores)
+                case _:
+                    found[name] = columns.Column(types.Kind.FLOAT, block.metrics[cells.METRICS.index(name)])
+        return columns.Table(found, rows=len(block))
+
+    def _scores(
+        self, known: node_columns.Roll, metric: str, block: blocks.Block, place: Array, rounds: list[Any]
+    ) -> Array:
+        """How far each value is from what its machine mostly says, in standard deviations; and learn it."""
+        values = block.metrics[cells.METRICS.index(metric)]
+        scores = np.full(len(values), np.nan)
+        level, spread, taught = (known.of[f"{what} {metric}"] for what in ("level", "spread", "taught"))
+        for rows in rounds:
+            value, at = values[rows], place[rows]
+            good = np.isfinite(value)
+            value, at = value[good].astype(np.float32), at[good]
+            times = taught[at].astype(np.float32)
+            away = value - level[at]
+            floor = np.maximum(np.abs(level[at]) * _LEAST_SPREAD, 1e-6)
+            sigma = np.maximum(spread[at] * _TO_SIGMA, floor)
+            settled = times >= _LEAST
+            here = np.full(len(good), np.nan)
+            here[good] = np.where(settled, away / sigma, np.nan)
+            scores[rows] = here
+            away = np.where(settled, np.clip(away, -_EDGE * sigma, _EDGE * sigma), away)
+            pull = np.maximum(1 / (times + 1), np.float32(1 / _MEMORY))
+            level[at] += pull * away
+            spread[at] += np.where(times > 0, pull * (np.abs(away) - spread[at]), 0)
+            taught[at] = np.minimum(times + 1, _MEMORY)
+        return scores
+
+    def _compare(
+        self,
+        known: node_columns.Roll,
+        rule: rules.Rule,
+        table: columns.Table,
+        rows: Any,
+        place: Array,
+        at_ms: Array,
+        value: Array | None,
+        changes: Changes,
+    ) -> None:
+        on = known.of[f"on {rule.name}"]
+        when = columnar.evaluate(rule.condition, table)[rows]
+        was = on[place]
+        if not when.any() and not was.any():
+            return
+        now = np.where(was, ~columnar.evaluate(rule.release, table)[rows], when)
+        beginnings = np.flatnonzero(now & ~was)
+        now[beginnings] = False
+        if rule.only:  # it says nothing about other machines
+            names = known.names.array.take(pa.array(place[beginnings]))
+            beginnings = beginnings[
+                pc.is_in(names, value_set=pa.array(rule.only, pa.string())).to_numpy(False)
+            ]
+        now[changes.admit(rule.name, beginnings)] = True
+        changed = np.flatnonzero(now != was)
+        on[place] = now
+        if not len(changed):
+            return
+        at_ms = at_ms[rows]
+        measured = None if value is None else value[rows]
+        groups = list(known.groups)
+        for row in changed.tolist():
+            at = int(place[row])
+            figure = None if measured is None or not np.isfinite(measured[row]) else float(measured[row])
+            group = groups[int(known.of["group"][at])]
+            changes.reported.append(
+                Change(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
+            )
+
+
+def _coded(codes: Array, words: Mapping[str, int]) -> columns.Column:
+    return columns.Column(types.Kind.STRING, codes + 1, tuple(words))
+
+
+def _strings(words: pa.StringArray) -> columns.Column:
+    encoded = words.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    return columns.Column(types.Kind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
+
+
+def _own(block: blocks.Block, words: Sequence[str], name: str) -> Array:
+    """The values of a metric that is not standard; NaN where a report has none."""
+    values = np.full(len(block), np.nan)
+    if name in words:
+        those = block.extra_word == words.index(name)
+        values[block.extra_row[those]] = block.extra_value[those]
+    return values

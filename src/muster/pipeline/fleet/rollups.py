@@ -1,0 +1,309 @@
+"""What the driver makes of a batch: reports of groups, zones and the system, judged by the rules. Pure.
+
+Shards close a window in the same batch, since they are told the same clock; so the upper levels are sums over
+the cells at hand, and nothing has to be kept between batches but the baselines of anomaly detection.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from muster.core.reports import columns
+from muster.pipeline import protocol
+from muster.pipeline.alerts import rules, tracker
+from muster.pipeline.fleet import cells, node_rules, state
+from muster.predicates.backends import python
+
+ALL = "*"  # the group of a zone's report: every group
+GROUPS_LISTED = 1000  # in a system report
+METRICS_LISTED = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")  # of each of them, in short
+
+#: Scales the median of absolute deviations to the standard deviation of a normal distribution.
+_MAD_TO_SIGMA = 1.4826
+_LEAST_SPREAD = 0.01  # of the median: what never changed at all would make any change infinitely odd
+
+
+@dataclass(slots=True)
+class Many:
+    """A level's sums over one window."""
+
+    level: str
+    name: str
+    from_ms: int
+    cell: cells.Cell = field(default_factory=cells.Cell)
+    known: int = 0
+    stale: int = 0
+    top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values, and whose
+    gone: bool = False  # all of its machines were forgotten
+    _figures: cells.Floats | None = None
+
+    @property
+    def about(self) -> str:
+        return self.level if self.level == "system" else f"{self.level}:{self.name}"
+
+    @property
+    def figures(self) -> cells.Floats:
+        """As `cells.Cell.figures`, worked out once."""
+        if self._figures is None:
+            self._figures = self.cell.figures()
+        return self._figures
+
+    def add(self, closed: state.Closed, most: int) -> None:
+        self.cell.add(cells.Cell.unpack(closed.cell))
+        self.known += closed.known
+        self.stale += closed.stale
+        for name, found in closed.top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
+
+
+def levels(closed: Iterable[state.Closed], top: int = 10) -> list[Many]:
+    """Groups, zones and the system, for each window in turn."""
+    found: dict[tuple[int, str, str], Many] = {}
+    for one in closed:
+        key = (one.from_ms, one.level, one.name)
+        many = found.get(key)
+        if many is None:
+            many = found[key] = Many(one.level, one.name, one.from_ms, gone=one.gone)
+        many.gone &= one.gone
+        many.add(one, top)
+    return [found[key] for key in sorted(found)]
+
+
+class Baselines:
+    """The recent history of each metric's mean, of each group, zone and the system: what is usual here.
+
+    The robust z-score of a value is its distance from the median, in units of the median absolute deviation:
+    a few odd values among those remembered do not move it.
+    """
+
+    def __init__(self, length: int = 120, least: int = 20) -> None:
+        self._length = length
+        self._least = least  # remembered values, before anything is called odd
+        self._kept: dict[tuple[str, str], collections.deque[np.ndarray[Any, Any]]] = {}
+        self._last_ms: dict[tuple[str, str], int] = {}
+
+    def scores(self, level: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """How odd each of ``means`` is; and remember them. NaN where it cannot be said."""
+        key = (level, name)
+        kept = self._kept.setdefault(key, collections.deque(maxlen=self._length))
+        scores = np.full(len(means), np.nan)
+        if len(kept) >= self._least:
+            past = np.stack(kept)
+            known = (~np.isnan(past)).sum(axis=0) >= self._least
+            if known.any():
+                middle = np.nanmedian(past[:, known], axis=0)
+                spread = np.nanmedian(np.abs(past[:, known] - middle), axis=0) * _MAD_TO_SIGMA
+                floor = np.maximum(np.abs(middle) * _LEAST_SPREAD, 1e-9)
+                scores[known] = (means[known] - middle) / np.maximum(spread, floor)
+        if at_ms > self._last_ms.get(key, -1):  # a batch that is done again teaches nothing
+            kept.append(means)
+            self._last_ms[key] = at_ms
+        return scores
+
+
+def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
+    """What rules may ask about this level: the attributes of `rules.MODELS`."""
+    cell = many.cell
+    found: dict[str, Any] = {
+        "name": many.name or many.level,
+        "machines": cell.heard(),
+        "reports": cell.total,
+        "known": many.known,
+        "stale": many.stale,
+        "stale_share": many.stale / many.known if many.known else 0.0,
+        "dropped": sum(cell.dropped.values()),
+        "partial": cell.partial,
+    }
+    of = many.figures.tolist()
+    for at, name in enumerate(cells.METRICS):
+        if of[0][at]:
+            found[f"{name}_mean"] = of[1][at] / of[0][at]
+            found |= {
+                f"{name}_{part}": of[row][at]
+                for row, part in enumerate(cells.FIGURES)
+                if row > 1 and of[row][at] == of[row][at]
+            }
+    for name, one in cell.extra.items():
+        if one.count:
+            mean = one.sum / one.count
+            found |= {
+                f"{rules.OWN}.{name}_{part}": value
+                for part, value in (("mean", mean), ("min", one.min), ("max", one.max))
+            }
+    if scores is not None:
+        found |= {
+            f"{name}{rules.Z}": float(score)
+            for name, score in zip(cells.METRICS, scores, strict=True)
+            if not np.isnan(score)
+        }
+    return found
+
+
+def means(cell: cells.Cell) -> np.ndarray[Any, Any]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
+
+
+def rollups(many: Many) -> dict[str, columns.Rollup]:
+    counts, sums, *rest = many.figures.tolist()
+    found = {
+        name: columns.Rollup(
+            count=int(counts[at]),
+            sum=sums[at],
+            **{
+                part: row[at]
+                for part, row in zip(cells.FIGURES[2:], rest, strict=True)
+                if row[at] == row[at]  # not NaN
+            },
+        )
+        for at, name in enumerate(cells.METRICS)
+        if counts[at]
+    }
+    for name, one in many.cell.extra.items():
+        found[name] = columns.Rollup(count=one.count, sum=one.sum, min=one.min, max=one.max)
+    return found
+
+
+class Judge:
+    """Applies the rules about groups, zones and the system, and passes on what shards said of machines."""
+
+    def __init__(self, known: Sequence[rules.Rule], baselines: Baselines, window_ms: int) -> None:
+        self._rules = [
+            (rule, python.compile(rule.condition), python.compile(rule.release))
+            for rule in known
+            if rule.level != "node"
+        ]
+        self.scored = {  # levels of which a rule asks for scores
+            rule.level for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
+        }
+        self._baselines = baselines
+        self._window_ms = window_ms
+
+    def judge(self, found: Sequence[Many], on_before: Set[tuple[str, str]]) -> list[tracker.Judgement]:
+        """``on_before``: which rules were true of what, so far."""
+        judgements: list[tracker.Judgement] = []
+        is_on = dict.fromkeys(on_before, True)
+        for many in self._expected(found):
+            applying = [one for one in self._rules if _applies(one[0], many)]
+            if not applying:
+                continue
+            scores = None
+            if many.level in self.scored:
+                scores = self._baselines.scores(many.level, many.name, many.from_ms, means(many.cell))
+            known = facts(many, scores)
+            for rule, when, until in applying:
+                key = (rule.name, many.about)
+                if many.gone and many.name not in rule.only:
+                    on = False
+                else:
+                    on = not until(known.get) if is_on.get(key) else when(known.get)
+                is_on[key] = on
+                value = known.get(rule.measured) if rule.measured else None
+                judgements.append(
+                    tracker.Judgement(
+                        rule.name,
+                        many.about,
+                        on,
+                        many.from_ms + self._window_ms,
+                        None if value is None else float(value),
+                        many.name if many.level == "group" else "",
+                    )
+                )
+        return judgements
+
+    def _expected(self, found: Sequence[Many]) -> list[Many]:
+        """With those that rules name and of which nothing was heard."""
+        there = {(many.level, many.name, many.from_ms) for many in found}
+        windows = {many.from_ms for many in found}
+        missing = {
+            (rule.level, name, from_ms)
+            for rule, _, _ in self._rules
+            for name in rule.only
+            for from_ms in windows
+        } - there
+        return sorted(
+            [*found, *(Many(level, name, from_ms) for level, name, from_ms in missing)],
+            key=lambda many: (many.from_ms, many.level, many.name),
+        )
+
+
+def _applies(rule: rules.Rule, many: Many) -> bool:
+    return rule.level == many.level and (not rule.only or many.name in rule.only)
+
+
+def of_machines(changes: Iterable[node_rules.Change]) -> list[tracker.Judgement]:
+    return [
+        tracker.Judgement(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
+        for one in changes
+    ]
+
+
+def group_report(many: Many, window_ms: int) -> columns.GroupReport:
+    zone = many.name if many.level == "zone" else None
+    return columns.GroupReport(
+        group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many, window_ms)
+    )
+
+
+def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> columns.SystemReport:
+    """With its groups in short: the rest of their metrics is in their own reports."""
+    listed = tuple(
+        columns.GroupReport(
+            group=one.name,
+            from_ms=one.from_ms,
+            to_ms=one.from_ms + window_ms,
+            machines=one.cell.heard(),
+            reports=one.cell.total,
+            stale=one.stale,
+            states=one.cell.states,
+            metrics=_in_short(one),
+        )
+        for one in list(groups)[:GROUPS_LISTED]
+    )
+    return columns.SystemReport(groups=listed, **_common(many, window_ms))
+
+
+def _in_short(many: Many) -> dict[str, columns.Rollup]:
+    found = {}
+    for name in METRICS_LISTED:
+        count, total, *_, p95, _ = many.figures[:, cells.METRICS.index(name)].tolist()
+        if count:
+            p95 = None if p95 != p95 else round(p95, 4)
+            found[name] = columns.Rollup(count=int(count), sum=round(total, 4), p95=p95)
+    return found
+
+
+def top(many: Many, window_ms: int) -> protocol.Top:
+    return protocol.Top(
+        from_ms=many.from_ms,
+        to_ms=many.from_ms + window_ms,
+        metrics={name: list(found) for name, found in _ranked(many).items()},
+    )
+
+
+def _ranked(many: Many) -> dict[str, tuple[columns.Ranked, ...]]:
+    return {
+        name: tuple(columns.Ranked(machine, value) for value, machine in found)
+        for name, found in many.top.items()
+    }
+
+
+def _common(many: Many, window_ms: int) -> Mapping[str, Any]:
+    cell = many.cell
+    return {
+        "from_ms": many.from_ms,
+        "to_ms": many.from_ms + window_ms,
+        "machines": cell.heard(),
+        "reports": cell.total,
+        "stale": many.stale,
+        "states": cell.states,
+        "metrics": rollups(many),
+        "oldest_ms": cell.oldest_ms,
+        "dropped": cell.dropped,
+        "partial": cell.partial,
+    }

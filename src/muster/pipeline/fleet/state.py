@@ -1,0 +1,483 @@
+"""What the pipeline remembers of the fleet: pure, in columns, and small enough for Spark's state.
+
+The groups of the fleet are divided into shards (`shard_of`), and a shard is one key of Spark's state store:
+one `Fleet`, read, fed with the messages of a micro-batch, moved to the batch's clock, and written back.  Of
+each machine there are a few numbers (`roll`); of each open window, a cell for each group and each zone
+(`cells`).
+
+**Time.**  Two clocks matter.  A report says when it was made (event time), and the broker says when it was
+stored (`stored_ms`), which no machine can falsify and which is the same when a batch is replayed.  A report
+belongs to the window of its event time; a window closes when the broker's clock has passed its end by the
+watermark's delay.  So one machine whose clock is in the future cannot close windows for all others; its
+reports are refused (`FUTURE`).  A report for a closed window is `LATE`, a repeat `DUPLICATED`.
+
+**Summaries.**  Where channels merged and node detail ended, cells are added to from their summaries instead:
+the same figures, but for what only single machines have (ranks, staleness, rules about nodes).
+
+Nothing here reads a clock or the network: the same messages give the same results.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from muster.core import duplicates, errors, messages
+from muster.pipeline.alerts import rules
+from muster.pipeline.fleet import blocks, cells, node_columns, node_rules, summaries
+
+FUTURE = "future"
+DUPLICATED = "duplicated"
+LATE = "late"
+UNUSABLE = "unusable"
+
+LAYOUT = 2  # of what `Fleet.pack` makes
+UNREADABLE = "the state of the fleet in Spark's checkpoint cannot be read"  # by which others know the error
+
+_CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+Arrival = blocks.Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is fixed while a job runs: plain data, since it travels to the executors."""
+
+    window_s: float = 10.0
+    delay_s: float = 10.0  # of the watermark
+    skew_s: float = 60.0  # how far ahead of the broker a machine's clock may be
+    stale_after: float = 3.0  # periods
+    forget_s: float = 86400.0
+    top: int = 10
+    top_metrics: tuple[str, ...] = ("cpu_percent", "memory_percent")
+    rules: tuple[rules.Rule, ...] = ()
+    changes_max: int = 1000  # beginnings of one rule by one shard in one batch; the rest is deferred
+
+    @property
+    def window_ms(self) -> int:
+        return max(1, int(self.window_s * 1000))
+
+
+class Closed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A window that is over: of a group, whole; of a zone or the system, this shard's share of it."""
+
+    level: str
+    name: str
+    from_ms: int
+    known: int
+    stale: int
+    cell: list[Any]  # packed
+    top: dict[str, list[tuple[float, str]]] = {}
+    gone: bool = False  # its last machine here was forgotten: nothing more will be reported of it
+
+
+class Output(msgspec.Struct, array_like=True):
+    clock_ms: int
+    closed: list[Closed] = msgspec.field(default_factory=list)
+    changes: list[node_rules.Change] = msgspec.field(default_factory=list)
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    machines: int = 0
+    summaries: int = 0  # the last that was read of their stream
+
+    def count(self, reason: str, number: int) -> None:
+        if number:
+            self.counts[reason] = self.counts.get(reason, 0) + number
+
+
+class Unreadable(errors.Conflict):
+    """State that another version wrote, under a label that does not say so."""
+
+    code = "state-unreadable"
+
+
+def shard_of(group: str, shards: int) -> int:
+    return zlib.crc32(group.encode()) % shards
+
+
+class Fleet:
+    """The groups of one shard."""
+
+    def __init__(self, plan: Plan, known: node_columns.Roll | None = None) -> None:
+        self._plan = plan
+        self._judge = node_rules.Judge(plan.rules)
+        self.roll = node_columns.Roll(self._judge.wanted) if known is None else known
+        self._clock_ms = 0
+        self._closed_ms = 0  # windows that end here or before are closed
+        self._open: dict[tuple[int, str, int], cells.Cell] = {}  # by window's start, level, code in the roll
+        self._heard = duplicates.Windows(_CHANNELS_MAX)  # messages of channels that merge
+
+    def feed(
+        self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
+    ) -> Output:
+        """All that one micro-batch brought to this shard; ``clock_ms`` is the latest `stored_ms` in it."""
+        output = Output(max(clock_ms, self._clock_ms))
+        changes = node_rules.Changes(self._plan.changes_max)
+        words: dict[str, int] = {}
+        judged_ms = self._clock_ms
+        for block in blocks.joined(self._apart(arrivals, words, output)):
+            self._take(block, list(words), output, changes, judged_ms)
+            judged_ms = max(judged_ms, int(block.stored_ms.max()))
+        for one in sorted(summaries, key=lambda one: one.sequence):
+            self._take_summaries(one, output)
+        self._clock_ms = output.clock_ms
+        self._close(output, changes)
+        self._judge.look(self.roll, self._clock_ms, changes)
+        output.changes = changes.reported
+        for rule, number in changes.deferred.items():
+            output.count(f"deferred {rule}", number)
+        output.machines = len(self.roll)
+        return output
+
+    # Taking reports in
+
+    def _apart(
+        self, arrivals: Iterable[Arrival], words: dict[str, int], output: Output
+    ) -> Iterator[blocks.Block]:
+        for arrival in sorted(arrivals, key=lambda one: one.sequence):
+            try:
+                yield blocks.Block.of(arrival, self.roll, words)
+            except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
+                # One message that nobody foresaw must not stop the whole fleet's query for good.
+                output.count(UNUSABLE, arrival.batch.num_rows)
+
+    def _take(
+        self,
+        block: blocks.Block,
+        words: Sequence[str],
+        output: Output,
+        changes: node_rules.Changes,
+        judged_ms: int,
+    ) -> None:
+        place = self.roll.places(block.machines)
+        skew_ms = int(self._plan.skew_s * 1000)
+        future = block.reported_ms > block.stored_ms + skew_ms
+        if future.any():
+            output.count(FUTURE, int(future.sum()))
+            rows = np.flatnonzero(~future)
+            block, place = block.take(rows), place[rows]
+        window = block.reported_ms // self._plan.window_ms * self._plan.window_ms
+        late = window + self._plan.window_ms <= self._closed_ms
+        fresh = np.ones(len(block), np.bool_)
+        new = np.zeros(len(block), np.bool_)  # the first of its machine in its window
+        of = self.roll.of
+        for some in node_columns.rounds(place, block.sequence):
+            at = place[some]
+            fresh[some] = self.roll.unseen(at, block.boot[some], block.sequence[some])
+            counted = fresh[some] & ~late[some]
+            new[some] = self.roll.first_in_window(at, window[some], counted, self._plan.window_ms)
+            of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[some])
+            of["period_ms"][at] = block.period_ms[some]
+            of["zone"][at] = block.zone[some]
+            of["group"][at] = block.group[some]
+        output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
+        output.count(LATE, int((fresh & late).sum()))
+        kept = fresh & ~late
+        if not kept.all():
+            rows = np.flatnonzero(kept)
+            block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
+        if len(block):
+            self._judge.reports(self.roll, block, place, words, changes, judged_ms=judged_ms)
+            for level, code in (("group", block.group), ("zone", block.zone)):
+                self._roll_up(level, block, code, window, place, new, words)
+
+    def _roll_up(
+        self,
+        level: str,
+        block: blocks.Block,
+        code: Ints,
+        window: Ints,
+        place: Ints,
+        new: npt.NDArray[np.bool_],
+        words: Sequence[str],
+    ) -> None:
+        """Into the cells of one level: rows in the order of their cells, then all cells at once."""
+        stride = int(code.max()) + 1
+        key = window * stride + code
+        metrics, reported, state, partial = block.metrics, block.reported_ms, block.state, block.partial
+        order = None
+        if (np.diff(key) < 0).any():
+            order = np.argsort(key, kind="stable")
+            key, place, new, metrics = key[order], place[order], new[order], metrics[:, order]
+            reported, state, partial = reported[order], state[order], partial[order]
+        starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+        targets = [
+            self._open.setdefault((one // stride, level, one % stride), cells.Cell())
+            for one in key[starts].tolist()
+        ]
+        cells.fold(targets, metrics, starts)
+        sizes = np.diff(starts, append=len(key))
+        cell_of = np.repeat(np.arange(len(starts)), sizes)
+        stated = np.bincount(
+            cell_of * (len(blocks.STATES) + 1) + state, minlength=len(starts) * (len(blocks.STATES) + 1)
+        ).reshape(len(starts), -1)  # equivalent: numpy takes any negative size for the one that is left
+        for target, total, machines_, oldest, some, counts in zip(
+            targets,
+            sizes.tolist(),
+            np.add.reduceat(new, starts, dtype=np.int64).tolist(),
+            np.minimum.reduceat(reported, starts).tolist(),
+            np.logical_or.reduceat(partial, starts).tolist(),
+            stated.tolist(),
+            strict=True,  # equivalent: of equal length
+        ):
+            target.total += total
+            target.machines += machines_
+            target.oldest_ms = min(oldest, target.oldest_ms or oldest)
+            target.partial |= some
+            cells.add_counts(
+                target.states,
+                {word: count for word, count in zip((*blocks.STATES, "other"), counts, strict=True) if count},
+            )
+        if len(block.extra_row):
+            row = block.extra_row if order is None else np.argsort(order)[block.extra_row]
+            _fold_extra(targets, cell_of[row], block.extra_word, block.extra_value, words)
+        if level == "group" and self._plan.top:
+            self._rank(targets, metrics, cell_of, place)
+        for first, facts in block.dropped:
+            at = first if order is None else int(np.flatnonzero(order == first)[0])
+            cells.add_counts(targets[cell_of[at]].dropped, facts.dropped)
+
+    def _rank(self, targets: Sequence[cells.Cell], metrics: cells.Floats, cell_of: Ints, place: Ints) -> None:
+        most = self._plan.top
+        for name in self._plan.top_metrics:
+            values = metrics[cells.METRICS.index(name)]
+            least = np.array([_least(target, name, most) for target in targets])
+            rows = np.flatnonzero(values > least[cell_of])  # mostly few reach the ranks any more
+            here = cell_of[rows]
+            starts = np.flatnonzero(np.r_[True, here[1:] != here[:-1]]) if len(here) else here
+            for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(here)], strict=False):
+                some = rows[start:end]
+                if len(some) > most:
+                    some = some[np.argpartition(values[some], -most)[-most:]]
+                targets[here[start]].rank(name, values[some], place[some], most)
+
+    # Summaries
+
+    def _take_summaries(self, arrival: Arrival, output: Output) -> None:
+        facts = arrival.facts
+        verdict = self._heard.observe(facts.channel, facts.boot, facts.sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            reason = LATE if verdict is duplicates.Verdict.LATE else DUPLICATED
+            output.count(reason, arrival.batch.num_rows)
+            return
+        try:
+            group, zone = (
+                codes(arrival.batch.column(name)).tolist()
+                for name, codes in (("group", self.roll.group_codes), ("zone", self.roll.zone_codes))
+            )
+            rows = [summaries.Summary.of(row) for row in arrival.batch.to_pylist()]
+        except (messages.Malformed, pa.ArrowException, ValueError, TypeError, LookupError):
+            output.count(UNUSABLE, arrival.batch.num_rows)
+            return
+        lost = dict(facts.dropped)
+        for row, group_code, zone_code in zip(rows, group, zone, strict=True):  # equivalent: of equal length
+            window = row.from_ms // self._plan.window_ms * self._plan.window_ms
+            if row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
+                output.count(FUTURE, 1)
+            elif window + self._plan.window_ms <= self._closed_ms:
+                output.count(LATE, 1)
+            else:
+                output.count("summaries", 1)
+                for level, code in (("group", group_code), ("zone", zone_code)):
+                    cell = self._open.setdefault((window, level, code), cells.Cell())
+                    row.add_to(cell)
+                    cell.partial |= facts.partial
+                    cells.add_counts(cell.dropped, lost)
+                lost = {}  # told once
+
+    # Closing windows
+
+    def _close(self, output: Output, changes: node_rules.Changes) -> None:
+        width = self._plan.window_ms
+        closing_ms = (self._clock_ms - int(self._plan.delay_s * 1000)) // width * width
+        if closing_ms <= self._closed_ms:
+            return
+        last = closing_ms - width
+        gone = self._forget(changes)
+        of = self.roll.of
+        stale = self._clock_ms - of["heard_ms"] > of["period_ms"] * self._plan.stale_after
+        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+            names = list(words)
+            known = np.bincount(of[level], minlength=len(names))
+            silent = np.bincount(of[level][stale], minlength=len(names))
+            # The last window, whether or not anything was reported in it.
+            if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
+                for code in np.flatnonzero(known).tolist():
+                    self._open.setdefault((last, level, code), cells.Cell())
+            ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
+            whole: dict[int, _Whole] = {}
+            for key in ready:
+                cell = self._open.pop(key)
+                start_ms, _, code = key
+                top = self._named(cell)
+                told = (int(known[code]), int(silent[code]))
+                if level == "group":
+                    whole.setdefault(start_ms, _Whole()).add(cell, told, top, self._plan.top)
+                output.closed.append(_closed(level, names[code], start_ms, told, cell, top))
+            for name in gone[level]:
+                output.closed.append(_closed(level, name, last, (0, 0), cells.Cell(), {}, gone=True))
+            if level == "group" and gone[level]:
+                whole.setdefault(last, _Whole())  # an empty system is one, too
+            for start_ms, one in whole.items():
+                told = (len(self.roll), int(stale.sum())) if start_ms == last else (one.known, one.stale)
+                output.closed.append(_closed("system", "", start_ms, told, one.cell, one.top))
+        self._closed_ms = closing_ms
+
+    def _named(self, cell: cells.Cell) -> dict[str, list[tuple[float, str]]]:
+        """Its ranks, with the names of the machines."""
+        found = {
+            name: [
+                (value, self.roll.names[at])
+                for value, at in zip(values.tolist(), places.tolist(), strict=True)  # equivalent: as many
+            ]
+            for name, (values, places) in cell.ranks.items()
+        }
+        cell.ranks = {}
+        return found
+
+    def _forget(self, changes: node_rules.Changes) -> dict[str, list[str]]:
+        """Forget machines; the names of the groups and zones of which none is left, by level."""
+        gone = self._clock_ms - self.roll.of["heard_ms"] > self._plan.forget_s * 1000
+        if not gone.any():
+            return {"group": [], "zone": []}
+        self._judge.forget(self.roll, gone, self._clock_ms, changes)
+        left = {level: np.unique(self.roll.of[level][gone]).tolist() for level in ("group", "zone")}
+        names = {
+            level: [list(words)[code] for code in left[level]]
+            for level, words in (("group", self.roll.groups), ("zone", self.roll.zones))
+        }
+        moved = self.roll.keep(~gone)
+        for cell in self._open.values():
+            for name, (values, at) in cell.ranks.items():
+                here = moved[at] >= 0
+                cell.ranks[name] = values[here], moved[at][here]
+        self._renumber()
+        return {
+            "group": [name for name in names["group"] if name not in self.roll.groups],
+            "zone": [name for name in names["zone"] if name not in self.roll.zones],
+        }
+
+    def _renumber(self) -> None:
+        """Groups and zones of which nobody is left free their codes."""
+        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+            used = sorted(
+                {*np.unique(self.roll.of[level]).tolist(), *(key[2] for key in self._open if key[1] == level)}
+            )
+            names = list(words)
+            words.clear()
+            words.update((names[old], code) for code, old in enumerate(used))
+            table = np.zeros(len(names) + 1, np.int32)
+            table[used] = np.arange(len(used))
+            self.roll.of[level] = table[self.roll.of[level]]
+            self._open = {
+                (start, kind, int(table[code]) if kind == level else code): cell
+                for (start, kind, code), cell in self._open.items()
+            }
+
+    # To bytes and back
+
+    def pack(self) -> bytes:
+        """All but the names of machines (`roll.Names`)."""
+        open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
+        return msgspec.msgpack.encode(
+            (LAYOUT, self._clock_ms, self._closed_ms, self._heard.remembered(), self.roll.pack(), open_cells)
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes, plan: Plan, names: node_columns.Names) -> Fleet:
+        try:
+            return cls._unpacked(msgspec.msgpack.decode(data), plan, names)
+        except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+            raise Unreadable(f"{UNREADABLE}: {error}") from error
+
+    @classmethod
+    def _unpacked(cls, told: Sequence[Any], plan: Plan, names: node_columns.Names) -> Fleet:
+        if told[0] != LAYOUT:
+            raise ValueError(f"it is of layout {told[0]!r:.20}, and this is layout {LAYOUT}")
+        _, clock_ms, closed_ms, heard, packed, open_cells = told
+        fleet = cls(plan, node_columns.Roll.unpack(packed, names, node_rules.Judge(plan.rules).wanted))
+        fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
+        fleet._heard = duplicates.Windows(
+            _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in heard.items()}
+        )
+        fleet._open = {
+            (start, level, code): cells.Cell.unpack(cell) for start, level, code, cell in open_cells
+        }
+        return fleet
+
+
+class _Whole:
+    """The system's share in one shard: the sum of its groups."""
+
+    def __init__(self) -> None:
+        self.cell = cells.Cell()
+        self.known = self.stale = 0
+        self.top: dict[str, list[tuple[float, str]]] = {}
+
+    def add(
+        self, cell: cells.Cell, told: tuple[int, int], top: Mapping[str, list[tuple[float, str]]], most: int
+    ) -> None:
+        self.cell.add(cell)
+        self.known += told[0]
+        self.stale += told[1]
+        for name, found in top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
+
+
+def _closed(
+    level: str,
+    name: str,
+    start_ms: int,
+    told: tuple[int, int],
+    cell: cells.Cell,
+    top: dict[str, list[tuple[float, str]]],
+    *,
+    gone: bool = False,
+) -> Closed:
+    known, stale = told
+    return Closed(
+        level=level,
+        name=name,
+        from_ms=start_ms,
+        known=known,
+        stale=stale,
+        cell=cell.pack(),
+        top=top,
+        gone=gone,
+    )
+
+
+def _least(cell: cells.Cell, name: str, most: int) -> float:
+    """What a value must be above to be ranked."""
+    ranked = cell.ranks.get(name)
+    return float(ranked[0][-1]) if ranked is not None and len(ranked[0]) >= most else -np.inf
+
+
+def _fold_extra(
+    targets: Sequence[cells.Cell], cell_of: Ints, word: Ints, value: cells.Floats, words: Sequence[str]
+) -> None:
+    key = cell_of * len(words) + word
+    order = np.argsort(key, kind="stable")
+    key, value = key[order], value[order]
+    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    counts = np.diff(starts, append=len(key))
+    parts = (
+        np.add.reduceat(value, starts),
+        np.minimum.reduceat(value, starts),
+        np.maximum.reduceat(value, starts),
+    )
+    for one, count, total, least, most in zip(
+        key[starts].tolist(),
+        counts.tolist(),
+        *(part.tolist() for part in parts),
+        strict=True,  # equivalent: of equal length
+    ):
+        targets[one // len(words)].fold_extra(words[one % len(words)], cells.Extra(count, total, least, most))

@@ -1,0 +1,1 @@
+"""History tables: write, compact, search."""

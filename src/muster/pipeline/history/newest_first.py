@@ -1,0 +1,128 @@
+"""The history from its end: the newest rows first, a page at a time.
+
+The footers say when a file's rows end.  Files are read in that order, a few at a time, until no other can
+hold anything newer than what has been found: a page of the last minute costs little, whatever lies before it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from muster.core import errors
+from muster.pipeline.history import search, tables
+
+FILES_AT_ONCE = 16
+SHOWN_MAX = 200_000  # of one millisecond: so many have to be held to find those behind them
+EVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+
+#: What tells rows of one time apart, so that there is one order.
+TELLING = {
+    tables.NODES: ("machine", "boot", "sequence"),
+    tables.LEVELS: ("level", "name", "metric"),
+    tables.ALERTS: ("rule", "about", "state"),
+    tables.DAYS: ("machine", "metric"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a page ended: the millisecond of its last row, and how many rows of that one were shown."""
+
+    at_ms: int
+    shown: int
+
+    def __str__(self) -> str:
+        return f"{self.at_ms}.{self.shown}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        at_ms, _, shown = text.partition(".")
+        if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in (at_ms, shown)):
+            raise errors.InvalidInput(
+                f"{text[:40]!r} is no place in the history", hint="use it as it was told"
+            )
+        if int(shown) > SHOWN_MAX:
+            raise errors.LimitExceeded(f"over {SHOWN_MAX:,} rows of one moment", hint="narrow the search")
+        return cls(int(at_ms), int(shown))
+
+
+def page(
+    root: Path, asked: search.Query, limit: int, after: Mark | None = None
+) -> tuple[pa.Table, Mark | None]:
+    """At most ``limit`` rows behind the mark of the page before, and the mark of this one if there are more.
+
+    Rows that are written meanwhile are newer, and move nothing.
+    """
+    try:
+        return _page(root, asked, limit, after)
+    except FileNotFoundError:  # compaction took a batch in meanwhile
+        return _page(root, asked, limit, after)
+
+
+def _page(root: Path, asked: search.Query, limit: int, after: Mark | None) -> tuple[pa.Table, Mark | None]:
+    time = search.KINDS.get(asked.kind, "")
+    files = sorted(((_end(path, time), path) for path in search.paths(root, asked.kind)), reverse=True)
+    whole = search.dataset_of([path for _, path in files])
+    if whole is None:
+        return pa.table({}), None
+    shown = asked.columns or tuple(whole.schema.names)
+    skip = 0
+    if after is not None:
+        skip = after.shown
+        asked = replace(asked, to_ms=min(after.at_ms + 1, asked.to_ms or after.at_ms + 1))
+    keys = (time, *TELLING[asked.kind])
+    wanted = replace(asked, columns=tuple(dict.fromkeys((*shown, *keys))), limit=None)
+    found = _gather(files, whole.schema, wanted, keys, skip + limit + 1)
+    rows = found.slice(skip, limit)
+    if found.num_rows <= skip + limit:
+        return rows.select(shown), None
+    moments = [_ms(moment) for moment in rows.column(time).to_pylist()]
+    before = skip if after is not None and moments[-1] == after.at_ms else 0
+    return rows.select(shown), Mark(moments[-1], before + moments.count(moments[-1]))
+
+
+def _gather(
+    files: list[tuple[datetime.datetime, str]], schema: pa.Schema, wanted: search.Query, keys: Any, most: int
+) -> pa.Table:
+    """The first ``most`` rows in the order of ``keys``, the first of which is a time and goes backwards."""
+    time, *telling = keys
+    order = [(time, "descending"), *((name, "ascending") for name in telling)]
+    best = schema.empty_table().select(wanted.columns)
+    for start in range(0, len(files), FILES_AT_ONCE):
+        if best.num_rows == most and files[start][0] < best.column(time)[-1].as_py():
+            break
+        some = [path for _, path in files[start : start + FILES_AT_ONCE]]
+        for batch in search.scan(ds.dataset(some, schema=schema, format="parquet"), wanted):
+            found = pa.Table.from_batches([batch])
+            if best.num_rows == most:
+                found = found.filter(pc.greater_equal(found.column(time), best.column(time)[-1]))
+            if found.num_rows:
+                best = pa.concat_tables([best, found]).sort_by(order).slice(0, most)
+    return best
+
+
+def _end(path: str, column: str) -> datetime.datetime:
+    """The latest time in a file; where its footer does not say, it may be any."""
+    ends = list(_ends(path, column))
+    return max(ends, default=EVER)
+
+
+def _ends(path: str, column: str) -> Iterator[datetime.datetime]:
+    footer = pq.read_metadata(path)
+    place = footer.schema.names.index(column)
+    for number in range(footer.num_row_groups):
+        told = footer.row_group(number).column(place).statistics
+        yield told.max if told is not None and told.has_min_max else EVER
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return (moment - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(milliseconds=1)

@@ -1,0 +1,151 @@
+"""Reports of groups, zones and the system, and alerts, as rows of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from muster.core import messages
+from muster.pipeline.fleet import cells, rollups
+from muster.pipeline.history import tables
+
+_UNKNOWN = (np.nan,) * 3  # quantiles
+_TIME = pa.timestamp("ms", tz="UTC")
+
+SCHEMA = pa.schema(
+    [
+        ("level", pa.string()),
+        ("name", pa.string()),
+        ("from", _TIME),
+        ("to", _TIME),
+        ("machines", pa.int64()),
+        ("reports", pa.int64()),
+        ("known", pa.int64()),
+        ("stale", pa.int64()),
+        ("partial", pa.bool_()),
+        ("metric", pa.string()),
+        ("count", pa.int64()),
+        ("sum", pa.float64()),
+        ("min", pa.float64()),
+        ("max", pa.float64()),
+        ("p50", pa.float64()),
+        ("p95", pa.float64()),
+        ("p99", pa.float64()),
+    ]
+)
+
+ALERT_SCHEMA = pa.schema(
+    [
+        ("rule", pa.string()),
+        ("about", pa.string()),
+        ("severity", pa.string()),
+        ("state", pa.string()),
+        ("since", _TIME),
+        ("at", _TIME),
+        ("value", pa.float64()),
+        ("reason", pa.string()),
+        ("group", pa.string()),
+    ]
+)
+
+
+def rows(found: Sequence[rollups.Many], window_ms: int) -> pa.Table:
+    """One row for each metric; one without a metric where nothing was reported."""
+    figures = np.stack([many.figures for many in found])  # level by figure by metric
+    which, metric = np.nonzero(figures[:, 0])
+    extra = [
+        (number, name, one)
+        for number, many in enumerate(found)
+        for name, one in sorted(many.cell.extra.items())
+    ]
+    empty = sorted(set(range(len(found))) - set(which.tolist()) - {number for number, _, _ in extra})
+    listed = np.concatenate([which, [number for number, _, _ in extra], empty]).astype(np.int64)
+    values = np.concatenate(
+        [
+            figures[which, :, metric],
+            np.array([[one.count, one.sum, one.min, one.max, *_UNKNOWN] for _, _, one in extra]).reshape(
+                -1, 7
+            ),
+            np.full((len(empty), 7), np.nan),
+        ]
+    )
+    names = [*(cells.METRICS[at] for at in metric.tolist()), *(name for _, name, _ in extra)]
+    of = pa.array(listed)
+    from_ms = pa.array([many.from_ms for many in found])
+    heads: dict[str, pa.Array] = {
+        "level": pa.array([many.level for many in found]),
+        "name": pa.array([many.name for many in found]),
+        "from": from_ms.cast(_TIME),
+        "to": pc.add(from_ms, window_ms).cast(_TIME),
+        "machines": pa.array([many.cell.heard() for many in found]),
+        "reports": pa.array([many.cell.total for many in found]),
+        "known": pa.array([many.known for many in found]),
+        "stale": pa.array([many.stale for many in found]),
+        "partial": pa.array([many.cell.partial for many in found]),
+    }
+    numbers = {
+        name: pa.array(values[:, row], from_pandas=True).cast(SCHEMA.field(name).type)
+        for row, name in enumerate(cells.FIGURES)
+    }
+    metrics = pa.array([*names, *(None for _ in empty)], pa.string())
+    known = {**{name: column.take(of) for name, column in heads.items()}, "metric": metrics, **numbers}
+    return pa.Table.from_arrays([known[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def write(found: Sequence[rollups.Many], window_ms: int, root: Path, run: str, batch: int) -> None:
+    if found:
+        folder = tables.batch_folder(root, tables.LEVELS, run, batch)
+        tables.write(rows(found, window_ms), folder / "part-0.parquet")
+
+
+def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch: int) -> None:
+    if changed:
+        listed = [
+            (
+                one.rule,
+                one.about,
+                one.level.value,
+                one.state.value,
+                one.since_ms,
+                one.at_ms,
+                one.value,
+                one.reason,
+                one.labels.get("group"),
+            )
+            for one in changed
+        ]
+        folder = tables.batch_folder(root, tables.ALERTS, run, batch)
+        tables.write(_table(listed, ALERT_SCHEMA), folder / "part-0.parquet")
+
+
+def teach(baselines: rollups.Baselines, root: Path, wanted: Collection[str], *, files: int = 200) -> None:
+    """What is usual at these levels, from the latest of the history: nothing has to be learnt anew."""
+    if not wanted:
+        return
+    found: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
+    place = {name: row for row, name in enumerate(cells.METRICS)}
+    paths = sorted(tables.files(root, tables.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
+    for path in paths:
+        table = pq.read_table(path, columns=["level", "name", "from", "metric", "count", "sum"])
+        table = table.filter(pc.is_in(table.column("level"), pa.array(sorted(wanted))))
+        table = table.filter(pc.is_in(table.column("metric"), pa.array(cells.METRICS)))
+        columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
+        from_ms = table.column("from").cast(pa.int64()).to_pylist()
+        for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):
+            means = found.setdefault((at_ms, level, name), np.full(len(place), np.nan))
+            means[place[metric]] = total / count
+    for at_ms, level, name in sorted(found):
+        baselines.scores(level, name, at_ms, found[at_ms, level, name])
+
+
+def _table(listed: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = zip(*listed, strict=True)
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

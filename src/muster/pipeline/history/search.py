@@ -1,0 +1,179 @@
+"""Searching the history: a predicate over Parquet files, without Spark.
+
+The files are read in batches of columns; what the predicate asks about is evaluated over whole columns
+(`muster.predicates.backends.columnar`), so a search costs what reading those columns costs, and nothing is started for
+it.  Files whose times lie outside the period asked for are not opened beyond their footers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from muster.core import errors
+from muster.pipeline.history import tables
+from muster.predicates import ast, types
+from muster.predicates.analysis import type_check
+from muster.predicates.backends import columnar, columns
+from muster.predicates.syntax import parser
+
+#: What is searched, and its column of time.
+KINDS = {tables.NODES: "reported_at", tables.LEVELS: "from", tables.ALERTS: "at", tables.DAYS: "hour"}
+
+STATISTICS = ("count", "mean", "min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    kind: str = tables.NODES
+    where: str = "TRUE"
+    from_ms: int | None = None
+    to_ms: int | None = None
+    columns: tuple[str, ...] = ()  # empty: all
+    limit: int | None = None
+
+
+def search(root: Path, query: Query) -> Iterator[pa.RecordBatch]:
+    """The rows where the predicate is true, in no particular order."""
+    dataset = dataset_of(paths(root, query.kind))
+    if dataset is not None:
+        yield from scan(dataset, query)
+
+
+def scan(dataset: ds.Dataset, query: Query) -> Iterator[pa.RecordBatch]:
+    model = _model(dataset.schema)
+    condition = parser.parse(query.where)
+    type_check.require(condition, model, query.where)
+    for name in query.columns:
+        if name not in dataset.schema.names:
+            hint = type_check.nearest(name, dataset.schema.names)
+            raise errors.InvalidInput(f"{query.kind} have no column {name!r}", hint=hint)
+    asked = {name.key for name in ast.names(condition)}
+    shown = query.columns or tuple(dataset.schema.names)
+    scanner = dataset.scanner(
+        columns=list(dict.fromkeys((*shown, *sorted(asked)))), filter=_period(query, dataset.schema)
+    )
+    left = query.limit
+    for batch in scanner.to_batches():
+        if not batch.num_rows:
+            continue
+        mask = columnar.evaluate(condition, _table(batch, asked, model))
+        found = batch.filter(pa.array(mask)).select(list(shown))
+        if left is not None:
+            found = found.slice(0, left)
+            left -= found.num_rows
+        if found.num_rows:
+            yield found
+        if left == 0:
+            return
+
+
+def summarise(root: Path, query: Query, *, of: str, by: Sequence[str]) -> pa.Table:
+    """Count, mean, least and greatest of ``of`` for each combination of ``by``, most first."""
+    wanted = tuple(dict.fromkeys((*by, of)))
+    narrowed = Query(query.kind, query.where, query.from_ms, query.to_ms, wanted)
+    parts = []
+    for batch in search(root, narrowed):
+        part = pa.Table.from_batches([batch])
+        parts.append(
+            part.group_by(list(by)).aggregate([(of, "count"), (of, "sum"), (of, "min"), (of, "max")])
+        )
+    if not parts:
+        return pa.table({name: [] for name in (*by, *STATISTICS)})
+    summed = (
+        pa.concat_tables(parts)
+        .group_by(list(by))
+        .aggregate(
+            [
+                (f"{of}_count", "sum"),
+                (f"{of}_sum", "sum"),
+                (f"{of}_min", "min"),
+                (f"{of}_max", "max"),
+            ]
+        )
+    )
+    count, total = summed.column(f"{of}_count_sum"), summed.column(f"{of}_sum_sum")
+    made = pa.table(
+        {
+            **{name: summed.column(name) for name in by},
+            "count": count,
+            "mean": pc.divide(total.cast(pa.float64()), pc.if_else(pc.equal(count, 0), None, count)),
+            "min": summed.column(f"{of}_min_min"),
+            "max": summed.column(f"{of}_max_max"),
+        }
+    ).sort_by([("mean", "descending")])
+    return made.slice(0, query.limit)
+
+
+def paths(root: Path, kind: str) -> list[str]:
+    if kind not in KINDS:
+        raise errors.InvalidInput(f"the history has no {kind!r}: there are {', '.join(KINDS)}")
+    return [str(path) for path in tables.files(root, kind)]
+
+
+def dataset_of(files: Sequence[str]) -> Any:
+    """None where there are none."""
+    if not files:
+        return None
+    # An hour's files have columns that earlier batches lack, after a new version added one.
+    schema = pa.unify_schemas([ds.dataset(files[0]).schema, ds.dataset(files[-1]).schema])
+    return ds.dataset(list(files), schema=schema, format="parquet")
+
+
+def _period(query: Query, schema: pa.Schema) -> Any:
+    name = KINDS[query.kind]
+    kind = schema.field(name).type
+    found = None
+    for bound, compare in ((query.from_ms, "__ge__"), (query.to_ms, "__lt__")):
+        if bound is not None:
+            value = pa.scalar(bound, pa.timestamp("ms", tz="UTC")).cast(kind)
+            one = getattr(ds.field(name), compare)(value)
+            found = one if found is None else found & one
+    return found
+
+
+def _model(schema: pa.Schema) -> dict[str, types.Type]:
+    """The columns that a predicate can ask about; a list or a map is none of them."""
+    known: dict[str, types.Type] = {}
+    for field in schema:
+        kind = field.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
+            known[field.name] = types.parse_type("string")
+        elif pa.types.is_floating(kind):
+            known[field.name] = types.parse_type("float")
+        elif pa.types.is_integer(kind):
+            known[field.name] = types.parse_type("int")
+        elif pa.types.is_boolean(kind):
+            known[field.name] = types.parse_type("bool")
+    return known
+
+
+def _table(batch: pa.RecordBatch, asked: set[str], model: dict[str, types.Type]) -> columns.Table:
+    return columns.Table(
+        {name: _column(batch.column(name), model[name].kind) for name in asked}, rows=batch.num_rows
+    )
+
+
+def _column(cells: Any, kind: types.Kind) -> columns.Column:
+    null = cells.is_null().to_numpy(zero_copy_only=False)
+    match kind:
+        case types.Kind.STRING:
+            encoded = cells if pa.types.is_dictionary(cells.type) else cells.dictionary_encode()
+            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+            return columns.Column(kind, codes, tuple(encoded.dictionary.to_pylist()))
+        case types.Kind.FLOAT:
+            return columns.Column(kind, cells.to_numpy(zero_copy_only=False).astype(np.float64))
+        case types.Kind.BOOL:
+            truth = cells.fill_null(False).to_numpy(zero_copy_only=False)
+            codes = np.where(truth, columns.TRUE_CODE, columns.FALSE_CODE)
+            return columns.Column(kind, np.where(null, 0, codes).astype(np.uint8))
+        case _:
+            numbers = cells.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            return columns.Column(kind, numbers, null=null if null.any() else None)

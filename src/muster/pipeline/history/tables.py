@@ -1,0 +1,261 @@
+"""The history: Parquet files that anything can read, written exactly once.
+
+    nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
+    levels/run=<run>/batch=<n>/part-0.parquet      group, zone and system reports, one row for each metric
+    alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
+    levels/turn=<n>/day=<date>/…, alerts/turn=…    the same of finished hours and days, joined
+    hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, each once, in order
+    days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, least, greatest
+    compacted.json                                 what compaction has taken in, and what it has made
+
+A run is the life of one checkpoint, and a batch one of Spark's micro-batches.  A file appears under its name
+whole or not at all, and a batch that is done again after a crash writes the same rows under the same names:
+so whatever moment the driver is killed at, nothing is missing and nothing is doubled.  Compaction lists what
+it took in before it removes it, and a reader passes over what is listed.
+
+The shards of a batch write at different moments.  When all have, the run's mark (`Done`) names the batch:
+only then may it be compacted, and only behind such batches does another checkpoint's run go on (`settle`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from muster.core import errors
+from muster.core.reports import columns
+
+NODES, LEVELS, ALERTS, HOURS, DAYS = "nodes", "levels", "alerts", "hours", "days"
+SEQUENCE = "stream_sequence"
+
+_DONE = "_done"  # in the folder of a run of node reports; begins so that readers of Parquet pass over it
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
+
+
+class Full(errors.LimitExceeded):
+    """There is no room for the history. The pipeline goes on without, and counts."""
+
+    code = "history-full"
+
+
+class Kept(msgspec.Struct):
+    """Of levels and of alerts: batches that were taken in and are still there, and the files made of them."""
+
+    batches: list[str] = msgspec.field(default_factory=list)
+    files: list[str] = msgspec.field(default_factory=list)
+
+
+class Compacted(msgspec.Struct):
+    version: int = 1
+    turns: int = 0
+    sequence: int = 0  # the highest position in the stream that was ever taken in
+    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
+    hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
+    days: list[str] = msgspec.field(default_factory=list)
+    levels: Kept = msgspec.field(default_factory=Kept)
+    alerts: Kept = msgspec.field(default_factory=Kept)
+
+    def kept(self, kind: str) -> Kept:
+        return self.levels if kind == LEVELS else self.alerts
+
+
+def node_schema() -> pa.Schema:
+    return columns.node_schema().append(pa.field(SEQUENCE, pa.int64(), nullable=False))
+
+
+def batch_folder(root: Path, kind: str, run: str, batch: int) -> Path:
+    return root / kind / f"run={run}" / f"batch={batch}"
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Put ``table`` under ``path``, whole or not at all; `Full` where there is no room.
+
+    Quickly rather than small: LZ4, and dictionaries for words only.  Compaction makes it small.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            words = [field.name for field in table.schema if pa.types.is_string(field.type)]
+            pq.write_table(table, file, compression="lz4", use_dictionary=words)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        if error.errno in _FULL or "No space left" in str(error):
+            raise Full(f"no room for the history in {path.parent}: {error}") from error
+        raise
+
+
+def compacted(root: Path) -> Compacted:
+    try:
+        return msgspec.json.decode((root / "compacted.json").read_bytes(), type=Compacted)
+    except (FileNotFoundError, NotADirectoryError):
+        return Compacted()
+
+
+def save_compacted(root: Path, told: Compacted) -> None:
+    fresh = root / f".compacted.json.{os.getpid()}"
+    with fresh.open("wb") as file:
+        file.write(msgspec.json.encode(told))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(root / "compacted.json")
+
+
+def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """The folders of batches, each with the name by which `Compacted` lists it."""
+    for folder in sorted((root / kind).glob("run=*/batch=*")):
+        if found := _BATCH.search(folder.as_posix()):
+            yield found[0], folder
+
+
+class Done(msgspec.Struct, frozen=True):
+    """How far a run got: all that will ever be in the history of this batch is there."""
+
+    batch: int  # -1: none yet
+    summaries: int  # the last of the other stream that was read; -1: nobody knows
+
+
+def mark_done(root: Path, run: str, told: Done) -> None:
+    folder = root / NODES / f"run={run}"
+    fresh = folder / f".{_DONE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(told))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / _DONE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def done(root: Path, run: str) -> Done | None:
+    """None of a run of a version that marked nothing."""
+    try:
+        return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=Done)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return None
+
+
+def whole(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """Batches that will not be written again: not the last one of the run that goes on."""
+    found = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
+    runs = sorted({run for _, _, run, _ in found})
+    marks = {run: done(root, run) for run in runs}
+    for name, folder, run, number in found:
+        mark = marks[run]
+        if mark is None or number < mark.batch or (number == mark.batch and run != runs[-1]):
+            yield name, folder
+
+
+def settle(root: Path, *, first: int) -> tuple[int, int]:
+    """Before a new checkpoint is begun: behind which reports and which summaries it is to read.
+
+    A batch that was being written when its run ended is taken away, to be read again; unless the stream of
+    reports, whose ``first`` is given, no longer has what is in it.  -1: nobody knows.
+    """
+    marks = [done(root, path.name.partition("=")[2]) for path in (root / NODES).glob("run=*")]
+    for _, folder in list(batches(root, NODES)):
+        run, number = _place(folder)
+        mark = done(root, run)
+        if mark is None or number <= mark.batch:
+            continue
+        lowest = min((low for path in _parts(folder) for low, _ in _sequences(path)), default=first)
+        if lowest >= first:
+            shutil.rmtree(folder)
+    last = last_sequence(root)
+    return last, max((mark.summaries for mark in marks if mark is not None), default=-1 if last else 0)
+
+
+def files(root: Path, kind: str) -> list[Path]:
+    """What a reader of this kind reads: every row once."""
+    done = compacted(root)
+    if kind == DAYS:
+        return [root / path for path in done.days]
+    taken, made = (
+        (done.batches, done.hours) if kind == NODES else (done.kept(kind).batches, done.kept(kind).files)
+    )
+    gone = set(taken)
+    fresh = [path for name, folder in batches(root, kind) if name not in gone for path in _parts(folder)]
+    return [*(root / path for path in made), *fresh]
+
+
+def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
+    """Keep to a budget (0: none): the oldest files go first. How many went."""
+    done = compacted(root)
+    listed = [root / path for path in (*done.hours, *done.days, *done.levels.files, *done.alerts.files)]
+    loose = [
+        path
+        for kind in (NODES, LEVELS, ALERTS)
+        for _, folder in batches(root, kind)
+        for path in _parts(folder)
+    ]
+    found = sorted(
+        (stat.st_mtime, stat.st_size, path)
+        for path in (*listed, *loose)
+        if path.exists() and (stat := path.stat())
+    )
+    too_much = sum(size for _, size, _ in found) - max_bytes if max_bytes else 0
+    gone: list[Path] = []
+    for made_s, size, path in found:
+        if too_much > 0 or (max_age_s and now_s - made_s > max_age_s):
+            gone.append(path)
+            too_much -= size
+    if not gone:
+        return 0
+    names = {path.relative_to(root).as_posix() for path in gone}
+    done.sequence = max(done.sequence, highest(gone))
+    done.hours = [path for path in done.hours if path not in names]
+    done.days = [path for path in done.days if path not in names]
+    for kind in (LEVELS, ALERTS):
+        done.kept(kind).files = [path for path in done.kept(kind).files if path not in names]
+    save_compacted(root, done)  # before they go, so that no reader looks for them
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return len(gone)
+
+
+def last_sequence(root: Path) -> int:
+    """The highest position in the stream that the node history holds; 0 if none."""
+    return max(compacted(root).sequence, highest(files(root, NODES)))
+
+
+def highest(paths: Iterable[Path]) -> int:
+    return max((high for path in paths for _, high in _sequences(path)), default=0)
+
+
+def _sequences(path: Path) -> Iterator[tuple[int, int]]:
+    """The lowest and the highest position in the stream, of each row group."""
+    with pq.ParquetFile(path) as found:
+        if found.schema_arrow.get_field_index(SEQUENCE) < 0:
+            return
+        for number in range(found.metadata.num_row_groups):
+            # Statistics are by leaf; the last leaf is the sequence, which is the last column.
+            group = found.metadata.row_group(number)
+            statistics = group.column(group.num_columns - 1).statistics
+            if statistics is not None and statistics.has_min_max:
+                yield int(statistics.min), int(statistics.max)
+
+
+def _place(folder: Path) -> tuple[str, int]:
+    """The run and the number of a batch's folder."""
+    return folder.parent.name.partition("=")[2], int(folder.name.partition("=")[2])
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"))

@@ -1,0 +1,1 @@
+"""The streaming job: process, query, batch commit, request handler."""

@@ -1,0 +1,262 @@
+"""What comes of a micro-batch: reports, judgements and alerts, written, published, and then remembered.
+
+In that order: a batch that is interrupted is done again, with the same results under the same message ids and
+file names.  The book of alerts does not change twice, so what it said the first time stays *unsaid* until
+the brokers have it, and is remembered.  `Outcomes.take` runs in a thread of Spark's; the book and the bus
+belong to the event loop, which it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.core.telemetry import log
+from muster.pipeline import protocol
+from muster.pipeline import settings as settings_
+from muster.pipeline.alerts import notifications, rules, tracker
+from muster.pipeline.fleet import rollups, state
+from muster.pipeline.history import rollup_rows
+from muster.pipeline.history import tables as history_
+from muster.pipeline.job import query
+
+PUBLISH_AT_ONCE = 500
+MEMORY_NAME = "alerts.json"
+
+#: The pipeline's own rule: judged here, not by its condition.
+HISTORY = rules.Rule(
+    name="history-full",
+    level="system",
+    when="FALSE",
+    severity=messages.Level.CRITICAL,
+    summary="{value:.0f} rows of the last batch could not be written to the history",
+)
+
+
+class Remembered(msgspec.Struct):
+    """What survives the process besides Spark's checkpoint."""
+
+    book: tracker.Memory
+    unsent: list[tracker.Notice] = msgspec.field(default_factory=list)
+    unsaid: list[messages.Alert] = msgspec.field(default_factory=list)
+
+
+class Outcomes:
+    def __init__(
+        self, bus: api.Bus, settings: settings_.Pipeline, *, history: Path, run: str, memory: Path
+    ) -> None:
+        known, receivers = _load_rules(settings)
+        self.rules = known
+        self.counts: dict[str, int] = {}  # by reason, since the start
+        self.latest: dict[tuple[str, str], messages.Message] = {}
+        self.machines = 0
+        self.total_rows = 0
+        self.clock_ms = 0  # the broker's, at the newest message read
+        self.done_ms = 0  # when the last batch was done, by our own
+        self._bus = bus
+        self._top = settings.top
+        self._history = history
+        self._run = run
+        self._memory_path = memory
+        self._log = log.Events("pipeline", pipeline=bus.identity)
+        remembered = self._remember()
+        self.book = tracker.Book((*known, HISTORY), remembered.book, forget_s=settings.forget_s)
+        self.sender = notifications.Sender(receivers, settings, unsent=remembered.unsent, count=self.count)
+        self._unsaid = remembered.unsaid  # changes of alerts that the brokers do not have yet
+        self._unkept: list[messages.Alert] = []  # that they have, and the history does not
+        self._window_ms = int(settings.window_s * 1000)
+        mark = history_.done(history, run)
+        self._summaries = mark.summaries if mark is not None else -1  # the last that was read
+        baselines = rollups.Baselines()
+        self._judge = rollups.Judge(known, baselines, self._window_ms)
+        rollup_rows.teach(baselines, history, self._judge.scored)
+        self._loop: asyncio.AbstractEventLoop
+        self._results: api.Stream
+        self._alerts: api.Stream
+
+    async def open(self, streams: Sequence[api.StreamSettings]) -> None:
+        """``streams``: those of `protocol.streams`, in its order."""
+        self._loop = asyncio.get_running_loop()
+        self._results, self._alerts = [await self._bus.stream(wanted) for wanted in streams]
+
+    def count(self, reason: str, count: int = 1) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + count
+
+    def take(self, number: int, outputs: list[state.Output], counts: dict[str, int]) -> None:
+        found = rollups.levels((one for output in outputs for one in output.closed), self._top)
+        on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
+        judgements = [
+            *rollups.of_machines(change for output in outputs for change in output.changes),
+            *self._judge.judge(found, on),
+        ]
+        judgements.sort(key=lambda one: one.at_ms)
+        clock_ms = max((output.clock_ms for output in outputs), default=0)
+        gone = [(many.level, many.name) for many in found if many.gone]
+        found = [many for many in found if not many.gone]
+        made = self._make(found)
+        try:
+            rollup_rows.write(found, self._window_ms, self._history, self._run, number)
+        except (errors.MusterError, OSError) as error:
+            counts["levels-not-in-history"] = len(found)
+            counts[query.failure(error)] = counts.get(query.failure(error), 0) + 1
+            self._log.error("history-not-written", error=error)
+        if found or counts.get("rows"):  # something was to be written
+            judgements.append(_about_history(counts, clock_ms))
+        finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
+        asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        for name in gone:
+            self.latest.pop(name, None)
+        self.mark_done(number, max((output.summaries for output in outputs), default=0))
+
+    def mark_done(self, number: int, summaries: int) -> None:
+        """Say in the history that this batch is whole."""
+        self._summaries = max(self._summaries, summaries)
+        try:
+            history_.mark_done(self._history, self._run, history_.Done(number, self._summaries))
+        except OSError as error:  # there is no room: the mark of the next batch will do
+            self._log.warning("batch-not-marked", batch=number, error=error)
+
+    async def _on(self) -> frozenset[tuple[str, str]]:
+        return self.book.on()
+
+    def _make(self, found: list[rollups.Many]) -> list[tuple[str, str, messages.Message]]:
+        made: list[tuple[str, str, messages.Message]] = []
+        for many in found:
+            if many.level == "system":
+                groups = [one for one in found if one.level == "group" and one.from_ms == many.from_ms]
+                made.append(("system", "", rollups.system_report(many, groups, self._window_ms)))
+                if many.top:
+                    made.append(("top", "", rollups.top(many, self._window_ms)))
+            else:
+                made.append((many.level, many.name, rollups.group_report(many, self._window_ms)))
+        return made
+
+    async def _finish(
+        self,
+        number: int,
+        judgements: list[tracker.Judgement],
+        clock_ms: int,
+        made: list[tuple[str, str, messages.Message]],
+        counts: dict[str, int],
+        machines: int,
+    ) -> None:
+        self.clock_ms = max(self.clock_ms, clock_ms)
+        outcome = self.book.judge(judgements, clock_ms)
+        await _in_groups(self._publish(*one) for one in made)
+        await self.obey(outcome)
+        for level, name, message in made:
+            self.latest[level, name] = message
+        kept, self._unkept = self._unkept, []
+        await asyncio.to_thread(self._keep_alerts, kept, number)
+        await asyncio.to_thread(self.save)
+        self.machines = machines
+        self.total_rows += counts.get("rows", 0)
+        self.done_ms = int(time.time() * 1000)
+        for reason, count in counts.items():
+            self.count(reason, count)
+
+    async def _publish(self, level: str, name: str, message: messages.Message) -> None:
+        try:
+            subject = columns.result_subject(self._bus.identity, level, name)
+            data = messages.encode(message)
+        except (errors.InvalidInput, errors.LimitExceeded):  # a name that no subject can hold, or too much
+            self.count("unpublished")
+            return
+        to_ms = message.to_ms  # type: ignore[attr-defined]
+        await self._results.publish(subject, data, message_id=f"{level}:{name}:{to_ms}")
+
+    def _keep_alerts(self, changed: list[messages.Alert], number: int) -> None:
+        try:
+            rollup_rows.write_alerts(changed, self._history, self._run, number)
+        except (errors.MusterError, OSError) as error:
+            self.count("alerts-not-in-history", len(changed))
+            self._log.error("history-not-written", error=error)
+
+    async def obey(self, outcome: tracker.Outcome) -> None:
+        """Publish what changed, and queue what people are to be told. What fails is said by the next."""
+        for notice in outcome.notices:
+            self.sender.add(notice)
+        self._unsaid += outcome.alerts
+        saying = list(self._unsaid)
+        await _in_groups(
+            self._alerts.publish(
+                protocol.alert(self._bus.identity, one.rule),
+                messages.encode(one),
+                message_id=f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}",
+            )
+            for one in saying
+        )
+        said = {id(one) for one in saying}
+        self._unkept += [one for one in self._unsaid if id(one) in said]
+        self._unsaid = [one for one in self._unsaid if id(one) not in said]
+
+    async def pass_time(self) -> None:
+        """Alerts ripen by the clock of the stream, which stands still while nothing is read."""
+        outcome = self.book.tick(self.clock_ms)
+        if outcome.alerts or self._unsaid:
+            await self.obey(outcome)
+            await asyncio.to_thread(self.save)
+
+    def _remember(self) -> Remembered:
+        try:
+            return msgspec.json.decode(self._memory_path.read_bytes(), type=Remembered)
+        except FileNotFoundError:
+            return Remembered(tracker.Memory())
+        except msgspec.MsgspecError as error:
+            raise errors.Conflict(
+                f"the book of alerts {self._memory_path} cannot be read: {error}",
+                hint="move it away to start with an empty one",
+            ) from error
+
+    def save(self) -> None:
+        data = msgspec.json.encode(Remembered(self.book.memory(), self.sender.unsent(), self._unsaid))
+        fresh = self._memory_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
+        try:
+            with fresh.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._memory_path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            self.count("alerts-not-saved")
+            self._log.error("alerts-not-saved", error=error)
+
+
+def _load_rules(
+    settings: settings_.Pipeline,
+) -> tuple[tuple[rules.Rule, ...], dict[str, notifications.Receiver]]:
+    if not settings.rules:
+        return (), {}
+    path = Path(settings.rules).expanduser()
+    found = rules.load(path)
+    receivers = notifications.load(path, settings)
+    for rule in found:
+        for name in rule.notify:
+            if name not in receivers:
+                raise errors.InvalidInput(
+                    f"{path}: the rule {rule.name!r} notifies {name!r}, who is not there"
+                )
+    return found, receivers
+
+
+def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.Judgement:
+    missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "levels-not-in-history"))
+    return tracker.Judgement(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
+
+
+async def _in_groups(work: Iterable[Any]) -> None:
+    """Together they share the broker's syncs; so many at once are enough for that."""
+    waiting = list(work)
+    for start in range(0, len(waiting), PUBLISH_AT_ONCE):
+        await asyncio.gather(*waiting[start : start + PUBLISH_AT_ONCE])

@@ -1,0 +1,145 @@
+"""The pipeline as a process: ``python -m muster.pipeline.job.main OPTIONS.json``; ends on SIGTERM and SIGINT.
+
+It ends after the batch it works on.  A second signal ends it at once; like ``kill -9`` that costs nothing but
+the time to do the batch again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from muster import connection
+from muster.bus.client import client
+from muster.bus.http import health as http_health
+from muster.core import errors
+from muster.core.settings import domain
+from muster.core.telemetry import log, metrics
+from muster.pipeline import protocol
+from muster.pipeline import settings as settings_
+from muster.pipeline.job import progress_metrics, service
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+    servers: tuple[str, ...]
+    credentials: str | None = None
+    ca: str | None = None
+    history_max_bytes: int = 0
+    history_max_age_s: float = 0.0
+    system_max_bytes: int = 256 << 20
+    alerts_max_bytes: int = 256 << 20
+    alerts_max_age_s: float = 30 * 86400.0
+    replicas: int = 1
+    health: domain.Health = msgspec.field(default_factory=domain.Health)
+    pages: str | None = None  # the folder in which it tells where its pages are
+    leashed: bool = False  # ends with its standard input: nobody starts a second one beside an orphan
+    settings: settings_.Pipeline = msgspec.field(default_factory=settings_.Pipeline)
+
+
+async def run(options: Options, *, on_progress: Callable[[protocol.Progress], None] | None = None) -> None:
+    places = service.Places(
+        Path(options.folder),
+        options.servers,
+        options.credentials,
+        options.ca,
+        options.history_max_bytes,
+        options.history_max_age_s,
+        tuple(
+            protocol.streams(
+                system_max_bytes=options.system_max_bytes,
+                alerts_max_bytes=options.alerts_max_bytes,
+                alerts_max_age_s=options.alerts_max_age_s,
+                replicas=options.replicas,
+            )
+        ),
+    )
+    tls = ssl.create_default_context(cafile=options.ca) if options.ca else None
+    identity = None if options.credentials else options.settings.name
+    measure = metrics.Metrics(process=True)
+    measured = progress_metrics.Measured(measure)
+    bus: client.Client | None = None
+
+    def hear(progress: protocol.Progress) -> None:
+        measured.take(progress)
+        if on_progress is not None:
+            on_progress(progress)
+
+    async with http_health.of_process(
+        options.health,
+        process=options.settings.name,
+        conditions=lambda: measured.conditions(bus),
+        metrics=measure,
+        folder=Path(options.pages) if options.pages else None,
+    ):
+        bus = await connection.connect(
+            options.servers, identity=identity, creds=options.credentials, tls=tls, measure=measure
+        )
+        async with bus:
+            running = await asyncio.to_thread(
+                service.Service, bus, options.settings, places, on_progress=hear
+            )
+            with _stopping(running):
+                holding = asyncio.create_task(_leash(running)) if options.leashed else None
+                try:
+                    await running.run()
+                finally:
+                    if holding is not None:
+                        holding.cancel()
+                        await asyncio.gather(holding, return_exceptions=True)
+
+
+async def _leash(running: service.Service) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        await reader.read()
+        running.stop()
+    finally:
+        transport.close()
+
+
+@contextlib.contextmanager
+def _stopping(running: service.Service) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            os._exit(130)
+        running.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def main(path: str) -> int:
+    end_log = log.configure(sys.stderr)
+    try:
+        asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=Options)))
+    except errors.MusterError as error:
+        sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+    finally:
+        end_log()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,53 @@
+"""The pipeline's progress as metrics, for the page that every process has."""
+
+from __future__ import annotations
+
+from muster.bus import api
+from muster.bus.http import health as http_health
+from muster.core import health
+from muster.core.telemetry import metrics
+from muster.pipeline import protocol
+
+_STATES = {"running": health.State.UP, "stopping": health.State.DRAINING, "failed": health.State.LATE}
+
+
+class Measured:
+    """Hears of progress, and says how the process is."""
+
+    def __init__(self, to: metrics.Metrics) -> None:
+        self._last = protocol.Progress(state="starting")
+        self._before: dict[str, int] = {}
+        self._counts = to.counter("pipeline_counts", "What happened to reports and results.", ("reason",))
+        self._rows = to.counter("pipeline_rows", "Reports taken.")
+        self._gauges = {
+            name: to.gauge(f"pipeline_{metric}", words)
+            for name, metric, words in (
+                ("batch_s", "batch_seconds", "Time that the last batch took."),
+                ("rows_s", "rows_per_second", "Reports a second in the last batch."),
+                ("lag_s", "lag_seconds", "Age of the newest report in the last batch when it was done."),
+                ("lag_messages", "lag_messages", "Messages in the stream that are not read yet."),
+                ("state_bytes", "state_bytes", "Memory of Spark's state."),
+                ("machines", "machines", "Machines that are known."),
+            )
+        }
+
+    def take(self, progress: protocol.Progress) -> None:
+        self._last = progress
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(progress, name))
+        now = {**progress.counts, "": progress.total_rows}
+        for reason, count in now.items():
+            grown = max(0, count - self._before.get(reason, 0))
+            if reason:
+                self._counts.add(grown, reason=reason)
+            else:
+                self._rows.add(grown)
+        self._before = now
+
+    def conditions(self, bus: api.Bus | None) -> dict[str, http_health.Told]:
+        last = self._last
+        spark = http_health.Told(_STATES.get(last.state, health.State.STARTING), last.reason)
+        return {
+            "bus": http_health.Told(health.State.STARTING) if bus is None else http_health.of_bus(bus),
+            "spark": spark,
+        }

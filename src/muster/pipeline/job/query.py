@@ -1,0 +1,258 @@
+"""The job: one Spark query from the streams of reports to results.
+
+    streams ──> which shard (opening) ──> shard of groups: history, fleet (state) ──> the driver
+                   in the source             transformWithState
+
+Messages travel through Spark as they are, Arrow inside one binary value, so a row of Spark is a thousand
+reports; what happens to single reports happens in columns, in Spark's Python workers, and once: whoever has
+the state of a shard opens its messages, writes them to the history, rolls up, watches and judges (`fleet`).
+The driver gets a few rows for each group and batch, and hands them on (`results`).
+
+What a message lacks is never an error of the query: it is counted by reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.core import errors
+from muster.core.reports import columns
+from muster.pipeline.fleet import node_columns, state
+from muster.pipeline.history import tables
+from muster.pipeline.source import shard_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+QUERY_NAME = "fleet"
+OUTPUT = "shard int, data binary"
+BATCH_PROPERTY = "streaming.sql.batchId"  # Spark tells each task which micro-batch it works for
+
+HISTORY_LOST = "not-in-history"  # reports
+HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
+CPU = "cpu-us "  # begins the names of counters that say where time goes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a query needs: plain data, since it travels to the executors."""
+
+    plan: state.Plan
+    servers: tuple[str, ...]
+    checkpoint: str
+    history: str
+    run: str
+    credentials: str | None = None
+    ca: str | None = None
+    streams: tuple[str, ...] = (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)
+    shards: int = 4
+    partitions: int = 2
+    splits: int = 2
+    max_messages: int = 4000
+    after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: behind all there is
+
+
+Take = Callable[[int, list[state.Output], dict[str, int]], None]
+
+
+def start(spark: SparkSession, job: Job, take: Take, *, trigger_s: float | None) -> StreamingQuery:
+    """Run until stopped, a batch every ``trigger_s``; None: what is there now, and then end.
+
+    ``take`` gets the number of the batch, what the shards said and what was counted; when it returns, the
+    batch is done.  It may get the same batch again after a crash.
+    """
+    options = {
+        "servers": ",".join(job.servers),
+        "streams": ",".join(job.streams),
+        "maxMessages": str(job.max_messages),
+        "splits": str(job.splits),
+        "onLoss": "skip",
+        "missing": "wait",
+        "payload": "shards",
+        "shards": ",".join(map(str, shard_keys.keys(job.shards, job.partitions))),
+        "after": ",".join(map(str, job.after)),
+    }
+    options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
+    stream = spark.readStream.format("muster").options(**options).load()
+    frame = stream.groupBy("shard").transformWithState(
+        processor(job), OUTPUT, outputMode="Append", timeMode="None"
+    )
+    writer = (
+        frame.writeStream.queryName(QUERY_NAME)
+        .outputMode("append")
+        .option("checkpointLocation", job.checkpoint)
+        .foreachBatch(lambda batch, number: _hand_over(batch, number, take))
+    )
+    chosen = (
+        writer.trigger(availableNow=True)
+        if trigger_s is None
+        else writer.trigger(processingTime=f"{max(1, int(trigger_s * 1000))} milliseconds")
+    )
+    return chosen.start()
+
+
+def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
+    found = [msgspec.msgpack.decode(row["data"], type=state.Output) for row in frame.collect()]
+    counts: dict[str, int] = {}
+    for output in found:
+        for reason, count in output.counts.items():
+            counts[reason] = counts.get(reason, 0) + count
+    take(number, found, counts)
+
+
+def failure(error: Exception) -> str:
+    """Why something is not in the history."""
+    return HISTORY_FULL if isinstance(error, tables.Full) else HISTORY_FAILED
+
+
+class Watched:
+    """One shard in one micro-batch: what came is opened, written to the history, and fed to the fleet."""
+
+    def __init__(self, known: state.Fleet) -> None:
+        self._known = known
+        self._counts: dict[str, int] = {}
+        self._clock_ms = 0
+        self._summaries = 0
+        self._started = time.process_time()
+
+    def open(self, rows: Iterable[Any]) -> tuple[list[state.Arrival], list[state.Arrival]]:
+        """Node reports and summaries, each in the order of its stream."""
+        nodes: list[state.Arrival] = []
+        summaries: list[state.Arrival] = []
+        for row in sorted(rows, key=lambda row: row["sequence"]):
+            self._clock_ms = max(self._clock_ms, row["stored_ms"])
+            if row["counts"]:
+                for reason, count in msgspec.json.decode(row["counts"]).items():
+                    self._count(reason, count)
+            if row["data"] is None:
+                continue
+            try:
+                batch, facts = columns.decode(row["data"])
+                _refuse_names(batch, row["grp"], detail=facts.schema == columns.NODE_SCHEMA)
+            except errors.MusterError as error:
+                self._count(error.code, 1)
+                continue
+            found = nodes
+            if facts.schema != columns.NODE_SCHEMA:
+                found = summaries
+                self._summaries = max(self._summaries, row["sequence"])
+            found.append(state.Arrival(row["sequence"], row["stored_ms"], batch, facts))
+        self._spent("open")
+        return nodes, summaries
+
+    def keep(self, nodes: list[state.Arrival], path: Path) -> None:
+        """Write to the history."""
+        if not nodes:
+            return
+        table = pa.Table.from_batches([_with_sequence(one) for one in nodes], schema=tables.node_schema())
+        self._count("rows", table.num_rows)
+        try:
+            tables.write(table, path)
+        except (errors.MusterError, OSError) as error:
+            self._count(HISTORY_LOST, table.num_rows)
+            self._count(failure(error), 1)
+        self._spent("history")
+
+    def feed(self, nodes: list[state.Arrival], summaries: list[state.Arrival]) -> state.Output:
+        output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
+        output.summaries = self._summaries
+        self._spent("fleet")
+        for reason, count in self._counts.items():
+            output.count(reason, count)
+        return output
+
+    def _count(self, reason: str, number: int) -> None:
+        self._counts[reason] = self._counts.get(reason, 0) + number
+
+    def _spent(self, stage: str) -> None:
+        now = time.process_time()
+        self._count(f"{CPU}{stage}", int((now - self._started) * 1e6))
+        self._started = now
+
+
+def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) -> None:
+    """Names become subjects and keys: as those of `messages.Name`, from 1 to 256 characters."""
+    for column in ("machine", "group", "zone") if detail else ("group", "zone"):
+        found = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
+        if found["min"] < 1 or found["max"] > 256:
+            raise columns.WrongSchema(f"a name of no or too many characters in the column {column}")
+    if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
+        raise Forged("a message whose header names another group than its rows")
+
+
+class Forged(errors.InvalidInput):
+    code = "forged"
+
+
+def _with_sequence(one: state.Arrival) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(one.sequence, pa.int64()), one.batch.num_rows)
+    return pa.RecordBatch.from_arrays([*one.batch.columns, column], schema=tables.node_schema())
+
+
+#: Names of machines that this worker has seen last, by run and shard: most micro-batches change none.
+_NAMES: dict[tuple[str, int], node_columns.Names] = {}
+
+
+def processor(job: Job) -> Any:
+    """The second step. A function, since its base class needs Spark."""
+    from pyspark import TaskContext
+    from pyspark.sql import Row
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+    class Watcher(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self._state = handle.getValueState("fleet", "version string, data binary")
+            self._names = handle.getValueState("names", "data binary")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            shard = (job.run, key[0])
+            known = self._load(shard)
+            before = known.roll.names.version
+            watched = Watched(known)
+            nodes, summaries = watched.open(rows)
+            watched.keep(nodes, self._path(key[0]))
+            output = watched.feed(nodes, summaries)
+            started = time.process_time()
+            names = known.roll.names
+            self._state.update((names.version, known.pack()))
+            if names.version != before:
+                self._names.update((names.pack(),))
+            _NAMES[shard] = names
+            output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
+            yield Row(shard=key[0], data=msgspec.msgpack.encode(output))
+
+        def _load(self, shard: tuple[str, int]) -> state.Fleet:
+            stored = self._state.get()
+            if not stored:
+                return state.Fleet(job.plan)
+            version, packed = stored
+            names = _NAMES.get(shard)
+            if names is None or names.version != version:
+                told = self._names.get()
+                names = (
+                    node_columns.Names.unpack(version, bytes(told[0]))
+                    if told
+                    else node_columns.Names(version)
+                )
+            return state.Fleet.unpack(bytes(packed), job.plan, names)
+
+        def _path(self, shard: int) -> Path:
+            task = TaskContext.get()
+            assert task is not None
+            number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
+            folder = tables.batch_folder(Path(job.history), tables.NODES, job.run, number)
+            return folder / f"part-{shard}.parquet"
+
+        def close(self) -> None:
+            pass
+
+    return Watcher()

@@ -1,0 +1,140 @@
+"""Requests to the pipeline: reads about the fleet and the job, and what operators change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from muster.bus.rpc import server
+from muster.core import errors, messages
+from muster.pipeline import protocol
+from muster.pipeline.alerts import tracker
+from muster.pipeline.job import batch_commit
+
+SILENCE_S_MAX = 10 * 365 * 86400.0
+
+
+class Desk:
+    """``batches``: the progress of the last ones, newest last; ``stop`` ends the service."""
+
+    def __init__(
+        self,
+        known: batch_commit.Outcomes,
+        operators: tuple[str, ...],
+        *,
+        progress: Callable[[], protocol.Progress],
+        batches: Callable[[], list[protocol.Progress]],
+        stop: Callable[[], None],
+    ) -> None:
+        self._outcomes = known
+        self._operators = operators
+        self._progress = progress
+        self._batches = batches
+        self._stop = stop
+        self._changing = asyncio.Lock()
+
+    def operations(self) -> list[server.Operation]:
+        return [
+            server.Operation("read.status", self._read_status),
+            server.Operation("read.batches", self._read_batches),
+            server.Operation("read.alerts", self._read_alerts),
+            server.Operation("read.silences", self._read_silences),
+            server.Operation("read.latest", self._read_latest),
+            server.Operation("request.acknowledge", self._acknowledge, target=_target),
+            server.Operation("request.silence", self._silence, target=_target),
+            server.Operation("request.unsilence", self._unsilence),
+            server.Operation("request.stop", self._end, what="pipeline-stop"),
+        ]
+
+    async def authorize(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        if operation.kind == server.READ or "*" in self._operators or call.identity in self._operators:
+            return
+        raise errors.Forbidden(
+            f"{call.identity} may not {operation.name.rpartition('.')[2]}",
+            hint="pipeline.operators in the settings lists who may",
+        )
+
+    # Reads
+
+    async def _read_status(self, call: server.Call) -> protocol.Progress:
+        return self._progress()
+
+    async def _read_batches(self, call: server.Call) -> list[protocol.Progress]:
+        return self._batches()
+
+    async def _read_alerts(
+        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+    ) -> dict[str, Any]:
+        """In pages: thousands may be open at once."""
+        rows = sorted(self._outcomes.book.alerts(), key=tracker.key_of)
+        return server.page(rows, tracker.key_of, after, limit)
+
+    async def _read_silences(
+        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+    ) -> dict[str, Any]:
+        rows = sorted(self._outcomes.book.silences(), key=_id)
+        return server.page(rows, _id, after, limit)
+
+    async def _read_latest(self, call: server.Call, level: str, name: str = "") -> messages.Message | None:
+        return self._outcomes.latest.get((level, name))
+
+    # Changes
+
+    async def _acknowledge(self, call: server.Call, rule: str, about: str) -> None:
+        async with self._changing:
+            await self._store(self._outcomes.book.acknowledge(rule, about, call.identity, _now_ms()))
+
+    async def _silence(
+        self,
+        call: server.Call,
+        covers: str,
+        for_s: Annotated[float, msgspec.Meta(gt=0, le=SILENCE_S_MAX)],
+        from_ms: messages.TimeMs | None = None,
+        reason: str = "",
+    ) -> tracker.Silence:
+        async with self._changing:
+            now_ms = _now_ms()
+            # From now on: the stream's clock is behind while the pipeline catches up.
+            begin_ms = min(now_ms, self._outcomes.clock_ms or now_ms)
+            made = tracker.Silence(
+                id=uuid.uuid4().hex[:8],
+                covers=covers,
+                from_ms=begin_ms if from_ms is None else from_ms,
+                until_ms=(now_ms if from_ms is None else from_ms) + int(for_s * 1000),
+                by=call.identity,
+                reason=reason,
+            )
+            await self._store(self._outcomes.book.silence(made, now_ms))
+            return made
+
+    async def _unsilence(self, call: server.Call, id: str) -> None:
+        async with self._changing:
+            await self._store(self._outcomes.book.unsilence(id))
+
+    async def _end(self, call: server.Call) -> None:
+        self._stop()
+
+    async def _store(self, outcome: tracker.Outcome) -> None:
+        await self._outcomes.obey(outcome)
+        await asyncio.to_thread(self._outcomes.save)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _id(silence: tracker.Silence) -> str:
+    return silence.id
+
+
+def _target(arguments: Mapping[str, Any]) -> str:
+    if "covers" in arguments:
+        return str(arguments["covers"])
+    return f"{arguments['rule']} {arguments['about']}" if "rule" in arguments else "-"

@@ -1,0 +1,366 @@
+"""The process that runs the job: Spark in threads of its own, the bus on the event loop.
+
+Each micro-batch ends in `outcomes`, questions end at the `desk`.  The loop publishes ticks and progress, lets
+time pass for the book of alerts, sends notices, and has the history compacted.  A query that ends on its own
+is started again after a wait; that is a failure that shows in the progress, and in the counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import server
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.core.telemetry import log
+from muster.pipeline import protocol
+from muster.pipeline import settings as settings_
+from muster.pipeline.batch import cost_fit
+from muster.pipeline.fleet import state
+from muster.pipeline.history import compaction, tables
+from muster.pipeline.job import batch_commit, checkpoint_label, request_handler
+from muster.pipeline.job import query as job_query
+from muster.pipeline.source import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_S = 0.25
+TICK_S = 1.0  # what a small fleet is told of the time may be so old
+RESTART_WAIT_MAX_S = 60.0
+COMPACT_S = 300.0
+BATCHES_KEPT = 400  # of which the desk can tell
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things lie. ``servers``, ``credentials`` and ``ca`` are for Spark's own connections."""
+
+    folder: Path
+    servers: tuple[str, ...]
+    credentials: str | None = None
+    ca: str | None = None
+    history_max_bytes: int = 0  # 0: no limit
+    history_max_age_s: float = 0.0
+    streams: tuple[api.StreamSettings, ...] = field(default_factory=lambda: tuple(protocol.streams()))
+
+    def checkpoint(self, settings: settings_.Pipeline) -> Path:
+        return Path(settings.checkpoint_dir or self.folder / "pipeline" / "checkpoint")
+
+    def history(self, settings: settings_.Pipeline) -> Path:
+        return Path(settings.history_dir or self.folder / "history")
+
+
+class Service:
+    def __init__(
+        self,
+        bus: api.Bus,
+        settings: settings_.Pipeline,
+        places: Places,
+        *,
+        spark: SparkSession | None = None,
+        on_progress: Callable[[protocol.Progress], None] | None = None,
+    ) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._places = places
+        self._given_spark = spark
+        self._on_progress = on_progress
+        self._log = log.Events("pipeline", pipeline=bus.identity)
+        self._label = checkpoint_label.open_(places.checkpoint(settings), settings)
+        self._history = places.history(settings)
+        self._folder = places.checkpoint(settings).parent
+        self._outcomes = batch_commit.Outcomes(
+            bus,
+            settings,
+            history=self._history,
+            run=self._label.run,
+            memory=self._folder / batch_commit.MEMORY_NAME,
+        )
+        self._progress = protocol.Progress(state="starting")
+        self._batches: collections.deque[protocol.Progress] = collections.deque(maxlen=BATCHES_KEPT)
+        self._desk = request_handler.Desk(
+            self._outcomes,
+            settings.operators,
+            progress=lambda: self._progress,
+            batches=lambda: list(self._batches),
+            stop=self.stop,
+        )
+        self._seen_batch = -1
+        self._rows_before = 0
+        self._first_sequence = 0  # of the stream, when this process began
+        self._stop = asyncio.Event()
+
+    # Life
+
+    async def run(self) -> None:
+        """Until `stop` is called or asked for."""
+        await self._outcomes.open(self._places.streams)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(
+                server.Server(
+                    self._bus, protocol.PART, self._desk.operations(), authorize=self._desk.authorize
+                )
+            )
+            side = [
+                asyncio.create_task(self._every(min(TICK_S, self._settings.trigger_s / 2), self._tick)),
+                asyncio.create_task(self._every(1.0, self._outcomes.pass_time)),
+                asyncio.create_task(self._outcomes.sender.run(self._outcomes.save)),
+            ]
+            main = asyncio.create_task(self._run_query())
+            try:
+                await asyncio.wait((main, *side), return_when=asyncio.FIRST_COMPLETED)
+                for task in side:
+                    if task.done():
+                        task.result()  # they end only by failing
+                await main
+            finally:
+                self._stop.set()
+                for task in side:
+                    task.cancel()
+                await asyncio.gather(main, *side, return_exceptions=True)
+        await asyncio.to_thread(self._outcomes.save)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _run_query(self) -> None:
+        if not await self._wait_for_stream():
+            return
+        spark = self._given_spark
+        if spark is None:
+            spark = await asyncio.to_thread(self._start_spark)
+        compacting = asyncio.create_task(self._compact(spark)) if self._settings.compact else None
+        try:
+            wait_s = 1.0
+            while not self._stop.is_set():
+                query = await asyncio.to_thread(self._start_query, spark)
+                started = time.monotonic()
+                try:
+                    reason = await self._watch(query)
+                finally:
+                    await asyncio.to_thread(_stop_query, query)
+                if reason is None:
+                    break
+                self._outcomes.count("query-failed")
+                self._progress = msgspec.structs.replace(
+                    self._progress, state="failed", reason=reason[-1000:]
+                )
+                self._log.error("query-failed", reason=reason[:2000])
+                await self._say_progress()
+                if state.UNREADABLE in reason:  # trying again would not help
+                    folder = self._places.checkpoint(self._settings)
+                    raise checkpoint_label.Unusable(
+                        f"the checkpoint in {folder} was not written by this version of Muster: "
+                        f"{state.UNREADABLE}",
+                        hint=checkpoint_label.advice(folder),
+                    )
+                if time.monotonic() - started > RESTART_WAIT_MAX_S:
+                    wait_s = 1.0
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), wait_s)
+                wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
+        finally:
+            if compacting is not None:
+                compacting.cancel()
+                await asyncio.gather(compacting, return_exceptions=True)
+            if self._given_spark is None:
+                await asyncio.to_thread(spark.stop)
+
+    async def _wait_for_stream(self) -> bool:
+        """Channels make it, maybe later than we are here."""
+        while not self._stop.is_set():
+            try:
+                stream = await self._bus.open_stream(columns.REPORTS_STREAM)
+                self._first_sequence = (await stream.state()).first_sequence
+                return True
+            except errors.NotFound:
+                self._progress = msgspec.structs.replace(
+                    self._progress, reason=f"waiting for the stream {columns.REPORTS_STREAM!r}"
+                )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), 1.0)
+        return False
+
+    def _start_spark(self) -> SparkSession:
+        return session.start(
+            master=self._settings.master,
+            name=f"muster {self._bus.identity}",
+            work_dir=self._places.folder / "pipeline",
+            extra={
+                "spark.sql.shuffle.partitions": str(self._settings.partitions),
+                "spark.driver.memory": self._settings.memory,
+                "spark.executor.memory": self._settings.memory,
+            },
+        )
+
+    def _start_query(self, spark: SparkSession) -> StreamingQuery:
+        settings = self._settings
+        session.activate(spark)
+        spark_checkpoint = self._places.checkpoint(settings) / "spark"
+        after = (0, 0)
+        if not any(spark_checkpoint.glob("offsets/[0-9]*")):  # once Spark has planned a batch, its own hold
+            after = tables.settle(self._history, first=self._first_sequence)
+            self._outcomes.mark_done(-1, after[1])
+        wanted = job_query.Job(
+            plan=state.Plan(
+                window_s=settings.window_s,
+                delay_s=settings.delay_s,
+                skew_s=settings.skew_s,
+                stale_after=settings.stale_after,
+                forget_s=settings.forget_s,
+                top=settings.top,
+                top_metrics=settings.top_metrics,
+                rules=tuple(rule for rule in self._outcomes.rules if rule.level == "node"),
+            ),
+            servers=self._places.servers,
+            credentials=self._places.credentials,
+            ca=self._places.ca,
+            checkpoint=str(spark_checkpoint),
+            history=str(self._history),
+            run=self._label.run,
+            shards=settings.shards,
+            partitions=settings.partitions,
+            splits=settings.splits,
+            max_messages=settings.max_messages,
+            after=after,
+        )
+        return job_query.start(spark, wanted, self._outcomes.take, trigger_s=settings.trigger_s)
+
+    async def _watch(self, query: StreamingQuery) -> str | None:
+        """Until it is to stop (None) or has ended on its own (why)."""
+        while not self._stop.is_set():
+            active, found = await asyncio.to_thread(_look_at, query)
+            if not active:
+                return found or "the query ended"
+            if found is not None and found["batchId"] != self._seen_batch:
+                self._seen_batch = found["batchId"]
+                self._progress = self._measure(found)
+                self._batches.append(self._progress)
+                await self._say_progress()
+                await asyncio.to_thread(self._keep_progress)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), POLL_S)
+        self._progress = msgspec.structs.replace(self._progress, state="stopping")
+        return None
+
+    async def _every(self, period_s: float, work: Callable[[], Any]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await work()
+            except errors.MusterError as error:
+                self._outcomes.count("bus-errors")
+                self._log.warning("not-done", error=error)
+
+    # Besides
+
+    async def _tick(self) -> None:
+        """So that Spark has something to read, and time passes for machines that fell silent together."""
+        stream = await self._bus.open_stream(columns.REPORTS_STREAM)
+        await stream.publish(protocol.tick(self._bus.identity), b"")
+
+    async def _say_progress(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
+        with contextlib.suppress(errors.Unavailable):
+            await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._progress))
+
+    def _keep_progress(self) -> None:
+        try:
+            cost_fit.keep(self._folder / cost_fit.PROGRESS_NAME, self._progress)
+        except OSError as error:
+            self._outcomes.count("progress-not-kept")
+            self._log.warning("progress-not-kept", error=error)
+
+    async def _compact(self, spark: SparkSession) -> None:
+        """Every few minutes, whatever hours and days are over. What fails is tried again the next time."""
+        while True:
+            await asyncio.sleep(COMPACT_S)
+            try:
+                done = await asyncio.to_thread(compaction.run, spark, self._history, int(time.time() * 1000))
+                done["pruned"] = await asyncio.to_thread(
+                    tables.prune,
+                    self._history,
+                    max_bytes=self._places.history_max_bytes,
+                    max_age_s=self._places.history_max_age_s,
+                    now_s=time.time(),
+                )
+                if any(done.values()):
+                    self._log.info("compacted", **done)
+            except Exception as error:  # noqa: BLE001 (Spark raises what it likes)
+                self._outcomes.count("not-compacted")
+                self._log.error("not-compacted", error=error)
+
+    def _measure(self, found: dict[str, Any]) -> protocol.Progress:
+        """Spark's own account of a batch, in our words."""
+        source = found["sources"][0]
+        states = found.get("stateOperators") or [{}]
+        duration_ms = found.get("durationMs") or {}
+        batch_s = duration_ms.get("triggerExecution", 0) / 1000
+        done = self._outcomes
+        rows, self._rows_before = done.total_rows - self._rows_before, done.total_rows
+        shown = {
+            name: count
+            for name, count in done.counts.items()
+            if name != "rows" and not name.startswith(job_query.CPU)
+        }
+        cpu = {
+            name.removeprefix(job_query.CPU): count // 1000
+            for name, count in done.counts.items()
+            if name.startswith(job_query.CPU)
+        }
+        return protocol.Progress(
+            state="running",
+            at_ms=done.done_ms or int(time.time() * 1000),
+            newest_ms=done.clock_ms,
+            trigger_s=self._settings.trigger_s,
+            batch=found["batchId"],
+            batch_s=batch_s,
+            rows=rows,
+            rows_s=rows / max(self._settings.trigger_s, batch_s),
+            messages=int(source.get("numInputRows") or 0),
+            lag_messages=_behind(source),
+            lag_s=max(0, done.done_ms - done.clock_ms) / 1000,
+            state_bytes=int(states[0].get("memoryUsedBytes") or 0),
+            state_rows=int(states[0].get("numRowsTotal") or 0),
+            machines=done.machines,
+            stages_ms={name: int(took) for name, took in duration_ms.items()},
+            cpu_ms=cpu,
+            counts=shown,
+            total_rows=done.total_rows,
+        )
+
+
+def _look_at(query: StreamingQuery) -> tuple[bool, Any]:
+    if not query.isActive:
+        error = query.exception()
+        return False, str(error) if error else ""
+    return True, query.lastProgress
+
+
+def _stop_query(query: StreamingQuery) -> None:
+    with contextlib.suppress(Exception):  # Spark reports a batch that was interrupted as an error
+        query.stop()
+
+
+def _behind(source: dict[str, Any]) -> int:
+    """Messages stored and not read yet. Spark gives offsets as JSON text, or as what that means."""
+    latest, end = (
+        msgspec.json.decode(one) if isinstance(one, str) else one
+        for one in (source.get("latestOffset"), source.get("endOffset"))
+    )
+    if not isinstance(latest, dict) or not isinstance(end, dict):
+        return 0
+    return sum(max(0, int(latest[name]) - int(end.get(name, 0))) for name in latest)

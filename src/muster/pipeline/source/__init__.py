@@ -1,0 +1,1 @@
+"""The bus as a Spark data source and sink; Spark session and Java."""

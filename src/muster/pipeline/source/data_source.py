@@ -1,0 +1,32 @@
+"""The bus as a format of Spark: register `Muster`, then ``format("muster")`` both ways."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from muster.core import errors
+from muster.pipeline.source import reader as source_reader
+from muster.pipeline.source import shard_keys, writer
+
+
+class Muster(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "muster"
+
+    def schema(self) -> str:
+        if self.options.get("payload", "raw") == "arrow":
+            raise errors.InvalidInput("payload=arrow needs the columns: readStream.format(…).schema(…)")
+        if self.options.get("payload") == "shards":
+            return shard_keys.COLUMNS
+        return source_reader.RAW_SCHEMA
+
+    def reader(self, schema: StructType) -> source_reader.Reader:
+        return source_reader.Reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> source_reader.StreamReader:
+        return source_reader.StreamReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> writer.StreamWriter:
+        return writer.StreamWriter(self.options, schema)

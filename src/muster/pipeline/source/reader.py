@@ -1,0 +1,333 @@
+"""Streams of the bus as a Spark source: ``spark.readStream.format("muster")``.
+
+An offset is the last sequence read of each stream, so a batch can be replayed exactly: nothing is consumed,
+no position is kept at the broker, and Spark's checkpoint is the only memory.  A partition is a range of
+sequences of one stream.
+
+Options:
+
+``servers``       addresses of brokers, separated by commas
+``credentials``   a credentials file (none: no authentication)
+``ca``            a file with the authority of the brokers' certificates (none: the system's)
+``streams``       names of streams, separated by commas; several are the shards of one
+``payload``       ``raw`` (default): one row for each message, with `RAW_SCHEMA`; ``arrow``: message bodies
+                  are Arrow record batches, and the rows are theirs, brought to the schema that
+                  ``.schema(…)`` gives; ``shards``: reports by shard of the fleet, for the pipeline's own
+                  job (see `opening`)
+``shards``        with ``payload=shards``: the keys of the shards, separated by commas
+``maxMessages``   bound of one micro-batch (default 10000)
+``splits``        partitions for each stream (default 2)
+``onLoss``        ``fail`` (default) or ``skip``, when retention took messages before they were read
+``after``         where a new checkpoint starts: behind this sequence, one for each stream, separated by
+                  commas (default 0: at the first message there is; -1: behind all that is there now)
+``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
+
+With ``payload=arrow`` a message that cannot be read is not an error of the query: it becomes one row in which
+only the columns `SEQUENCE` and `FAULT` are filled, where the schema asks for them.  Let it: that is how
+rubbish gets counted by reason.
+
+Spark calls the methods of `StreamReader` in a process of its own on the driver, except ``read``, which runs
+in the executors' Python workers.  Both connect for as long as a call takes: a connection costs milliseconds,
+and there is none to look after in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from muster import connection
+from muster.bus import api
+from muster.bus.client import client
+from muster.core import errors
+from muster.pipeline.source import shard_keys
+
+SEQUENCE = "stream_sequence"
+FAULT = "fault"
+
+RAW_SCHEMA = "sequence bigint, subject string, data binary, headers map<string,string>, stored_at timestamp"
+
+PATIENCE_S = 20.0
+RETRY_S = 0.5
+ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can claim to be followed by terabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the streams: plain data, since it travels to the executors."""
+
+    servers: tuple[str, ...]
+    credentials: str | None
+    ca: str | None = None
+
+    async def connect(self) -> client.Client:
+        """With patience: a call that fails ends the query, and brokers come back within seconds."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await connection.connect(
+                    self.servers,
+                    creds=self.credentials,
+                    identity=None if self.credentials else "spark",
+                    tls=ssl.create_default_context(cafile=self.ca) if self.ca else None,
+                )
+            except errors.Unavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    @classmethod
+    def of(cls, options: MutableMapping[str, str]) -> Access:
+        servers = _names(options, "servers")
+        return cls(servers, options.get("credentials") or None, options.get("ca") or None)
+
+
+@dataclass
+class Range(InputPartition):
+    stream: str
+    first: int
+    last: int
+
+    def __init__(self, stream: str, first: int, last: int) -> None:
+        super().__init__(None)
+        self.stream, self.first, self.last = stream, first, last
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
+        self._access = Access.of(options)
+        self._streams = _names(options, "streams")
+        self._payload = _choice(options, "payload", "raw", "arrow", "shards")
+        self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
+        self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
+        self._max_messages = _positive(options, "maxMessages", 10_000)
+        self._keys = [int(key) for key in options.get("shards", "0").split(",")]
+        self._splits = _positive(options, "splits", 2)
+        self._after = _after(options, self._streams)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._until: dict[str, int] | None = None  # fixed for a run of "what is available now"
+
+    def initialOffset(self) -> dict[str, int]:
+        return {
+            name: state.last_sequence
+            if self._after[name] < 0
+            else max(state.first_sequence - 1, min(self._after[name], state.last_sequence))
+            for name, state in self._states().items()
+        }
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = self._last_sequences()
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return self._last_sequences()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        available = self._until or self._last_sequences()
+        if isinstance(limit, ReadAllAvailable):
+            return _together(start, available, None)
+        assert isinstance(limit, ReadMaxRows)
+        return _together(start, available, limit.max_rows)
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
+        return [
+            part
+            for name in sorted(end)
+            for part in _split(name, start.get(name, 0) + 1, end[name], self._splits)
+        ]
+
+    def all_there(self) -> Sequence[Range]:
+        return [
+            part
+            for name, state in self._states().items()
+            for part in _split(name, state.first_sequence, state.last_sequence, self._parts(state))
+        ]
+
+    def _parts(self, state: api.StreamState) -> int:
+        """So many that none has more than a micro-batch may."""
+        return max(self._splits, -(-state.messages // self._max_messages))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        messages = asyncio.run(self._fetch(partition))
+        if self._payload == "raw":
+            yield _raw_batch(messages, self._schema)
+        elif self._payload == "shards":
+            yield from shard_keys.opened(messages, self._keys)
+        else:
+            for message in messages:
+                yield from decode(message, self._schema)
+
+    async def _fetch(self, part: Range) -> list[api.StoredMessage]:
+        async with await self._access.connect() as bus:
+            stream = await bus.open_stream(part.stream)
+            try:
+                return [message async for message in stream.read(part.first, part.last)]
+            except errors.NotFound:
+                if self._fail_on_loss:
+                    raise
+            return [message async for message in _what_is_left(stream, part)]
+
+    def _last_sequences(self) -> dict[str, int]:
+        return {name: state.last_sequence for name, state in self._states().items()}
+
+    def _states(self) -> dict[str, api.StreamState]:
+        return asyncio.run(self._ask_states())
+
+    async def _ask_states(self) -> dict[str, api.StreamState]:
+        found: dict[str, api.StreamState] = {}
+        async with await self._access.connect() as bus:
+            for name in self._streams:
+                try:
+                    found[name] = await (await bus.open_stream(name)).state()
+                except errors.NotFound:
+                    if not self._wait_for_missing:
+                        raise
+        return found
+
+
+class Reader(DataSourceReader):
+    """``spark.read.format("muster")``: what the streams hold now, with the same options."""
+
+    def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
+        self._streams = StreamReader(options, schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._streams.all_there()
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Range):  # Spark asks for None where there is nothing
+            yield from self._streams.read(partition)
+
+
+async def _what_is_left(stream: api.Stream, part: Range) -> AsyncIterator[api.StoredMessage]:
+    first = max(part.first, (await stream.state()).first_sequence)
+    if first <= part.last:
+        async for message in stream.read(first, part.last, gaps=True):
+            yield message
+
+
+def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of one message in exactly ``schema``; or one row that names the fault."""
+    try:
+        batches = []
+        rows = 0
+        with pa.ipc.open_stream(message.data) as reader:
+            for batch in reader:
+                rows += batch.num_rows
+                if rows > ROWS_MAX:
+                    raise errors.LimitExceeded("too many rows")
+                batches.append(_fit(batch, schema, message.sequence))
+    except (pa.ArrowException, errors.MusterError, ValueError, OSError) as error:
+        yield _fault_row(schema, message.sequence, f"{type(error).__name__}: {str(error)[:200]}")
+        return
+    yield from batches
+
+
+def _fit(batch: pa.RecordBatch, schema: pa.Schema, sequence: int) -> pa.RecordBatch:
+    """Columns by name: a missing one is null, a new one is passed over, an unlike one is cast or refused."""
+    columns = []
+    for field in schema:
+        if field.name == SEQUENCE:
+            columns.append(pa.repeat(pa.scalar(sequence, field.type), batch.num_rows))
+        elif field.name == FAULT or (index := batch.schema.get_field_index(field.name)) < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            columns.append(batch.column(index).cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> pa.RecordBatch:
+    known = {SEQUENCE: sequence, FAULT: fault}
+    arrays = [pa.array([known.get(field.name)], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _raw_batch(messages: Sequence[api.StoredMessage], schema: pa.Schema) -> pa.RecordBatch:
+    columns = {
+        "sequence": [m.sequence for m in messages],
+        "subject": [m.subject for m in messages],
+        "data": [m.data for m in messages],
+        "headers": [list(m.headers.items()) for m in messages],
+        "stored_at": pa.array([m.stored_at_ns // 1000 for m in messages], pa.int64()).cast(
+            pa.timestamp("us", tz="UTC")
+        ),
+    }
+    arrays = [
+        columns[field.name].cast(field.type)
+        if isinstance(columns[field.name], pa.Array)
+        else pa.array(columns[field.name], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _together(start: dict[str, int], available: dict[str, int], most: int | None) -> dict[str, int]:
+    """An end for each stream, ``most`` messages in all; a quiet shard leaves its share to the others."""
+    ends = {name: max(start.get(name, 0), last) for name, last in available.items()}
+    if most is None:
+        return ends
+    waiting = sorted((ends[name] - start.get(name, 0), name) for name in ends)
+    left = most
+    for position, (behind, name) in enumerate(waiting):
+        share = -(-left // (len(waiting) - position))
+        taken = min(behind, share)
+        ends[name] = start.get(name, 0) + taken
+        left -= taken
+    return ends
+
+
+def _split(stream: str, first: int, last: int, parts: int) -> Iterator[Range]:
+    count = last - first + 1
+    for index in range(min(parts, max(0, count))):
+        low = first + count * index // min(parts, count)
+        high = first + count * (index + 1) // min(parts, count) - 1
+        yield Range(stream, low, high)
+
+
+def _names(options: MutableMapping[str, str], key: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in options.get(key, "").split(",") if part.strip())
+    if not found:
+        raise errors.InvalidInput(f"the option {key!r} is missing: names, separated by commas")
+    return found
+
+
+def _choice(options: MutableMapping[str, str], key: str, *choices: str) -> str:
+    value = options.get(key, choices[0])
+    if value not in choices:
+        raise errors.InvalidInput(f"the option {key!r} takes {' or '.join(choices)}, not {value!r}")
+    return value
+
+
+def _positive(options: MutableMapping[str, str], key: str, default: int) -> int:
+    value = options.get(key, str(default))
+    if not value.isdecimal() or int(value) < 1:
+        raise errors.InvalidInput(f"the option {key!r} takes a number from 1 on, not {value!r}")
+    return int(value)
+
+
+def _after(options: MutableMapping[str, str], streams: Sequence[str]) -> dict[str, int]:
+    told = options.get("after", ",".join("0" for _ in streams))
+    try:
+        found = dict(zip(streams, map(int, told.split(",")), strict=True))
+    except ValueError:
+        raise errors.InvalidInput(
+            f"the option 'after' takes a number for each of {len(streams)} streams, not {told!r}"
+        ) from None
+    return found

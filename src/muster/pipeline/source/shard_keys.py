@@ -1,0 +1,122 @@
+"""The first step: which shard of the fleet each message of the stream belongs to.
+
+Mostly a message's reports are all of one group, and its header names it (`reports.GROUP_HEADER`): then it is
+passed on as it came, without being opened.  Otherwise it is opened here, and divided where its groups are of
+several shards.  A header that lies does no more harm than to its sender's own reports: whoever opens the
+message finds them to be of other groups, and refuses them (`history` and `fleet` see only what was opened).
+
+Every shard is also told what time it is by the broker's clock, and one what had to be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.bus import api
+from muster.core import errors
+from muster.core.reports import columns
+from muster.pipeline import protocol
+from muster.pipeline.fleet import state as fleet_state
+
+SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("sequence", pa.int64()),
+        ("stored_ms", pa.int64()),
+        ("grp", pa.string()),  # what the header says
+        ("data", pa.binary()),
+        ("counts", pa.string()),
+    ]
+)
+COLUMNS = "shard int, sequence bigint, stored_ms bigint, grp string, data binary, counts string"
+
+_MESSAGES = 64  # in one batch on its way to Spark: some megabytes
+
+
+def opened(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """``keys``: of each shard, the key of its state."""
+    waiting: list[tuple[Any, ...]] = []
+    counts: dict[str, int] = {}
+    clock_ms = 0
+    for message in messages:
+        stored_ms = message.stored_at_ns // 1_000_000
+        clock_ms = max(clock_ms, stored_ms)
+        if protocol.is_tick(message.subject):
+            continue
+        group = message.headers.get(columns.GROUP_HEADER)
+        try:
+            parts = (
+                [(fleet_state.shard_of(group, len(keys)), message.data)]
+                if group
+                else list(_divided(message.data, len(keys)))
+            )
+        except errors.MusterError as error:
+            counts[error.code] = counts.get(error.code, 0) + 1
+            continue
+        waiting += [(keys[shard], message.sequence, stored_ms, group, data, None) for shard, data in parts]
+        if len(waiting) >= _MESSAGES:
+            yield _rows(waiting)
+            waiting = []
+    if clock_ms:
+        told = msgspec.json.encode(counts).decode()
+        waiting += [
+            (key, 0, clock_ms, None, None, told if place == 0 else None) for place, key in enumerate(keys)
+        ]
+    if waiting:
+        yield _rows(waiting)
+
+
+def _divided(data: bytes, shards: int) -> Iterator[tuple[int, bytes]]:
+    """The message by shard; as it came, where all of it belongs to one."""
+    batch, facts = columns.decode(data)
+    groups = batch.column("group").dictionary_encode()
+    shard = np.array([fleet_state.shard_of(group, shards) for group in groups.dictionary.to_pylist()])
+    found = np.unique(shard)
+    if len(found) == 1:
+        yield int(found[0]), data
+        return
+    of_row = pa.array(shard[groups.indices.to_numpy()])
+    for number, one in enumerate(found.tolist()):
+        first = facts if number == 0 else msgspec.structs.replace(facts, dropped={})
+        yield one, columns.encode(batch.filter(pc.equal(of_row, one)), first)
+
+
+def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def keys(shards: int, partitions: int) -> tuple[int, ...]:
+    """A key for each shard, so that Spark puts the same number of shards into each of its partitions.
+
+    Spark puts a key into the partition that its hash (Murmur3, of a 32-bit integer, seeded with 42) names;
+    the first few integers would not spread evenly.
+    """
+    found: list[int] = []
+    candidate = 0
+    while len(found) < shards:
+        if _hash(candidate) % partitions == len(found) % partitions:
+            found.append(candidate)
+        candidate += 1
+    return tuple(found)
+
+
+def _hash(number: int) -> int:
+    mask = 0xFFFFFFFF
+    mixed = number * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) & mask
+    state = 42 ^ (mixed * 0x1B873593 & mask)
+    state = (state << 13 | state >> 19) & mask
+    state = (state * 5 + 0xE6546B64 & mask) ^ 4
+    state = (state ^ state >> 16) * 0x85EBCA6B & mask
+    state = (state ^ state >> 13) * 0xC2B2AE35 & mask
+    state ^= state >> 16
+    return state - (1 << 32) if state >> 31 else state  # signed, as Spark's

@@ -1,0 +1,1 @@
+"""Type check, normal forms, cost, explanation."""

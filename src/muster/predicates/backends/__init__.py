@@ -1,0 +1,1 @@
+"""Evaluation: Python function, columns, SQL."""

@@ -1,0 +1,259 @@
+"""SQL text: the condition as something to put after WHERE.
+
+The text is true for exactly the rows where the condition is; for others it is false or NULL, which WHERE
+treats alike.  Types come from a model, so unlike types are resolved here and no engine's own ideas of
+conversion take part.  An attribute that the model does not have is NULL.
+
+What the engine must hold: whole numbers of at most 64 bits, strings as text, sets as arrays of strings.
+Spark may run it with ANSI mode on or off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muster.core import errors
+from muster.predicates import ast, like_patterns, types, values
+from muster.predicates.analysis import normal_forms
+from muster.predicates.backends import dialects
+from muster.predicates.types import Kind
+
+LENGTH_MAX: Final = 1_000_000  # characters: dividing by quotients of quotients says each divisor twice
+
+_REAL_SIGNS: Final = {
+    "+": "({a} + {b})",
+    "-": "({a} - {b})",
+    "*": "({a} * {b})",
+    "/": "({a} / NULLIF({b}, {zero}))",
+}
+
+
+def write(
+    condition: ast.Condition,
+    model: types.Model,
+    dialect: dialects.Dialect = dialects.SPARK,
+    *,
+    column: Callable[[str], str] | None = None,
+) -> str:
+    """``column`` gives the SQL of an attribute by its key; without it, columns are called as the keys are.
+
+    The text is complete: run it without parameters, so that the driver looks for no ``%`` or ``?`` in it.
+    """
+    return _Writer(model, dialect, column or dialect.identifier).condition(
+        normal_forms.negation_normal(condition)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """``constant`` where it is known already; ``kind`` None for one that is always NULL."""
+
+    kind: Kind | None
+    sql: str = ""
+    constant: str | int | float | bool | None = None
+    is_column: bool = False
+
+
+_NULL: Final = _Value(None)
+
+
+class _Writer:
+    def __init__(self, model: types.Model, dialect: dialects.Dialect, column: Callable[[str], str]) -> None:
+        self._model = model
+        self._dialect = dialect
+        self._column = column
+
+    def condition(self, condition: ast.Condition) -> str:
+        match condition:
+            case ast.And():
+                return self._bounded("(" + " AND ".join(map(self.condition, condition.operands)) + ")")
+            case ast.Or():
+                return self._bounded("(" + " OR ".join(map(self.condition, condition.operands)) + ")")
+            case ast.Not():
+                assert not isinstance(condition.operand, ast.Not | ast.And | ast.Or)
+                return self._clause(condition.operand, when=False)
+            case _:
+                return self._clause(condition, when=True)
+
+    def _bounded(self, said: str) -> str:
+        if len(said) > LENGTH_MAX:
+            raise errors.LimitExceeded(f"the SQL of this expression passes {LENGTH_MAX:,} characters")
+        return said
+
+    def _clause(self, clause: ast.Clause, *, when: bool) -> str:
+        """SQL that is true exactly where the clause has the truth ``when``."""
+        if isinstance(clause, ast.Constant):
+            return _truth(clause.value is when)
+        if isinstance(clause, ast.Comparison):
+            left, right = self._value(clause.left), self._value(clause.right)
+            return self._bounded(self._comparison(clause.operator, left, right, when=when))
+        value = self._value(clause.name)
+        if isinstance(clause, ast.IsNull):
+            if value.kind is None:
+                return _truth(when)
+            return f"{self._number_or_null(value)} IS {'' if when else 'NOT '}NULL"
+        if value.kind is None:
+            return "FALSE"
+        if value.kind is not (Kind.SET if isinstance(clause, ast.Contains) else Kind.STRING):
+            return "FALSE" if when else self._present(value)
+        negation = "" if when else "NOT "
+        match clause:
+            case ast.Contains():
+                said = self._dialect.contains.format(a=value.sql, b=self._dialect.string(clause.word))
+                return said if when else f"({value.sql} IS NOT NULL AND NOT {said})"
+            case ast.In():
+                words = ", ".join(self._dialect.string(word) for word in dict.fromkeys(clause.words))
+                return f"{value.sql} {negation}IN ({words})"
+            case ast.Like():
+                said = self._dialect.matches(value.sql, like_patterns.shape(clause.pattern, clause.escape))
+                return f"({negation}{said})"
+
+    # Comparisons
+
+    def _comparison(self, sign: ast.ComparisonOperator, left: _Value, right: _Value, *, when: bool) -> str:
+        if left.constant is not None and right.constant is not None:
+            return _truth(values.compare(sign, left.constant, right.constant) is when)
+        if left.kind is None or right.kind is None:
+            return "FALSE"
+        numbers = left.kind.is_number and right.kind.is_number
+        if not numbers and (left.kind is not right.kind or left.kind is Kind.SET or sign not in ("=", "<>")):
+            return "FALSE" if when else f"({self._present(left)} AND {self._present(right)})"
+        if not when:
+            sign = ast.OPPOSITE[sign]
+        if not numbers:
+            return f"{left.sql} {sign} {right.sql}"
+        if left.constant is not None:
+            sign, left, right = ast.MIRRORED[sign], right, left
+        return self._compare_numbers(sign, left, right)
+
+    def _compare_numbers(self, sign: ast.ComparisonOperator, left: _Value, right: _Value) -> str:
+        if right.constant is not None and left.kind is not right.kind:
+            bound: Any = right.constant
+            exact = (
+                values.whole_bound(sign, bound) if left.kind is Kind.INT else values.float_bound(sign, bound)
+            )
+            if isinstance(exact, bool):
+                return self._present(left) if exact else "FALSE"
+            sign, right = exact[0], self._constant(exact[1])
+        if left.kind is right.kind or self._dialect.compares_exactly:
+            return self._compare_alike(sign, left, right)
+        if left.kind is Kind.FLOAT:
+            sign, left, right = ast.MIRRORED[sign], right, left
+        return self._compare_exactly(sign, left.sql, self._number_or_null(right))
+
+    def _compare_alike(self, sign: ast.ComparisonOperator, left: _Value, right: _Value) -> str:
+        # To SQL engines NaN is equal to itself and above all numbers. A column below a bound needs no care,
+        # and an index or a pushed-down filter can still use it.
+        if (
+            right.constant is not None
+            and left.is_column
+            and left.kind is Kind.FLOAT
+            and self._dialect.not_a_number
+        ):
+            said = f"{left.sql} {sign} {right.sql}"
+            if sign in ("<", "<=", "="):
+                return said
+            return f"({said} AND {left.sql} <> {self._dialect.not_a_number})"
+        return f"{self._number_or_null(left)} {sign} {self._number_or_null(right)}"
+
+    def _compare_exactly(self, sign: ast.ComparisonOperator, whole: str, real: str) -> str:
+        """Engines would round the whole number to floating point first."""
+        above, below = self._real(2.0**63), self._real(-(2.0**63))
+        floor = f"CAST(floor({real}) AS {self._dialect.whole_type})"
+        ceiling = f"CAST(ceil({real}) AS {self._dialect.whole_type})"
+        inside: dict[ast.ComparisonOperator, str] = {
+            "=": f"{whole} = {floor} AND {whole} = {ceiling}",
+            "<>": f"{whole} <> {floor} OR {whole} <> {ceiling}",
+            "<": f"{whole} < {ceiling}",
+            "<=": f"{whole} <= {floor}",
+            ">": f"{whole} > {floor}",
+            ">=": f"{whole} >= {ceiling}",
+        }
+        return (
+            f"({whole} IS NOT NULL AND CASE"
+            f" WHEN {real} >= {above} THEN {_truth(sign in ('<', '<=', '<>'))}"
+            f" WHEN {real} < {below} THEN {_truth(sign in ('>', '>=', '<>'))}"
+            f" ELSE {inside[sign]} END)"
+        )
+
+    def _present(self, value: _Value) -> str:
+        return "TRUE" if value.constant is not None else f"{self._number_or_null(value)} IS NOT NULL"
+
+    def _number_or_null(self, value: _Value) -> str:
+        if value.kind is not Kind.FLOAT or value.constant is not None or not self._dialect.not_a_number:
+            return value.sql
+        return f"NULLIF({value.sql}, {self._dialect.not_a_number})"
+
+    # Values
+
+    def _value(self, expression: ast.Expression) -> _Value:
+        match expression:
+            case ast.Literal():
+                return self._constant(expression.value)
+            case ast.Name():
+                declared = self._model.get(expression.key)
+                if declared is None:
+                    return _NULL
+                return _Value(declared.kind, self._column(expression.key), is_column=True)
+            case ast.Unary():
+                inside = self._value(expression.operand)
+                if inside.constant is not None:
+                    apply = values.negative if expression.operator == "-" else values.positive
+                    return self._constant(apply(inside.constant))
+                if inside.kind is None or not inside.kind.is_number:
+                    return _NULL
+                return (
+                    self._arithmetic("-", self._constant(0), inside) if expression.operator == "-" else inside
+                )
+            case ast.Arithmetic():
+                return self._arithmetic(
+                    expression.operator, self._value(expression.left), self._value(expression.right)
+                )
+
+    def _arithmetic(self, sign: ast.ArithmeticOperator, left: _Value, right: _Value) -> _Value:
+        if left.constant is not None and right.constant is not None:
+            return self._constant(values.arithmetic(sign, left.constant, right.constant))
+        if not {left.kind, right.kind} <= {Kind.INT, Kind.FLOAT}:
+            return _NULL
+        if left.kind is right.kind is Kind.INT:
+            said = self._dialect.whole_operators[sign].format(a=self._whole(left), b=self._whole(right))
+            return _Value(Kind.INT, self._bounded(said))
+        zero = self._real(0.0)
+        said = _REAL_SIGNS[sign].format(a=self._as_real(left), b=self._as_real(right), zero=zero)
+        return _Value(Kind.FLOAT, self._bounded(said))
+
+    def _whole(self, value: _Value) -> str:
+        # A narrower column would make the engine calculate with fewer bits.
+        return f"CAST({value.sql} AS {self._dialect.whole_type})" if value.is_column else value.sql
+
+    def _as_real(self, value: _Value) -> str:
+        if value.constant is not None:
+            return self._real(float(value.constant))
+        if value.kind is Kind.INT or value.is_column:
+            return f"CAST({value.sql} AS {self._dialect.real_type})"
+        return value.sql
+
+    def _constant(self, constant: str | int | float | bool | None) -> _Value:
+        match constant:
+            case None:
+                return _NULL
+            case bool():
+                return _Value(Kind.BOOL, _truth(constant), constant)
+            case str():
+                return _Value(Kind.STRING, self._dialect.string(constant), constant)
+            case int():
+                return _Value(Kind.INT, self._dialect.whole.format(x=constant), constant)
+            case float():
+                return _Value(Kind.FLOAT, self._real(constant), constant)
+
+    def _real(self, number: float) -> str:
+        if math.isinf(number):
+            return self._dialect.infinity if number > 0 else f"(-{self._dialect.infinity})"
+        return self._dialect.real.format(x=repr(number))
+
+
+def _truth(truth: bool) -> str:
+    return "TRUE" if truth else "FALSE"

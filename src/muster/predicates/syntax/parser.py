@@ -1,0 +1,360 @@
+"""Text into the tree.
+
+An operator-precedence parser with its own stacks: nothing recurses, so no text can reach the limit of
+Python's.  It alternates between two questions, "an operand?" and "an operator?", and every error says which
+of the two it was asking and what would have answered it.
+
+*Strict* is the grammar of JMS message selectors and nothing else.  *Extended*, the default, adds
+
+    ==  !=                       the same as  =  <>
+    "northwest"                  the same as  'northwest'
+    alert                        the same as  alert = TRUE, where a condition is needed
+    services CONTAINS 'cgi'      whether a set holds a word
+    sender.entity                an attribute of somebody else than the subject itself
+    sender: ( a = 1 AND b = 2 )  the bare names in this group are the sender's
+    { … }                        the same as ( … )
+
+and reserves no further word: an attribute may be called ``contains`` or ``sender``.
+
+Bare names are those of the subject: the message, the event, the receiver.  Where the subject has a scope of
+its own, ``home`` names it, and then ``event.x`` and ``x`` are one name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final, cast
+
+from muster.core import errors
+from muster.predicates import ast, like_patterns, limits, types
+from muster.predicates.syntax import lexer, operand_stack
+
+SCOPES: Final = ("sender", "receiver", "event")
+
+_INFIX: Final = {
+    "+": operand_stack.SUM,
+    "-": operand_stack.SUM,
+    "*": operand_stack.PRODUCT,
+    "/": operand_stack.PRODUCT,
+}
+# The only header fields that a selector may name; JMSX… and JMS_… are properties.
+_HEADERS: Final = frozenset(
+    ["JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType"]
+)
+
+
+def parse(
+    text: str,
+    *,
+    strict: bool = False,
+    home: str | None = None,
+    scopes: Iterable[str] = SCOPES,
+    bounds: limits.Limits = limits.DEFAULT,
+) -> ast.Condition:
+    """The condition that ``text`` says; `errors.ParseError` or `errors.LimitExceeded` if it says none.
+
+    A blank strict selector is TRUE: to JMS, it is no selector at all.
+    """
+    if not isinstance(text, str):
+        raise errors.InvalidInput(f"an expression is text, not {type(text).__name__}")
+    if len(text) > bounds.text_length:
+        raise errors.LimitExceeded(
+            f"the expression has {len(text):,} characters, and at most {bounds.text_length:,} are allowed",
+            hint="split it, or compare with fewer values",
+        )
+    found = lexer.tokens(text, strict=strict)
+    if len(found) == 1:
+        if strict:
+            return ast.Constant(True)
+        raise errors.ParseError(
+            "the expression is empty", text=text, position=0, hint="TRUE is the condition that always holds"
+        )
+    return _Parser(text, found, strict=strict, home=home, scopes=tuple(scopes), bounds=bounds).run()
+
+
+class _Parser(operand_stack.Builder):
+    def __init__(
+        self,
+        text: str,
+        found: list[lexer.Token],
+        *,
+        strict: bool,
+        home: str | None,
+        scopes: tuple[str, ...],
+        bounds: limits.Limits,
+    ) -> None:
+        super().__init__(text, strict=strict, bounds=bounds)
+        self._tokens = found
+        self._next = 0
+        self._home = home
+        self._scopes = scopes
+
+    def run(self) -> ast.Condition:
+        while True:
+            while not self._operand():
+                pass
+            while not self._operator():
+                if self._tokens[self._next].kind == "end":
+                    return self.finish()
+
+    # Reading
+
+    def _take(self) -> lexer.Token:
+        token = self._tokens[self._next]
+        self._next += 1
+        return token
+
+    def _is(self, kind: str, value: str) -> bool:
+        token = self._tokens[self._next]
+        return token.kind == kind and token.value == value
+
+    def _shown(self, token: lexer.Token) -> str:
+        return repr(self.text[token.start : token.end][:40]) if token.kind != "end" else "the end"
+
+    def _expect_string(self, after: str) -> lexer.Token:
+        token = self._take()
+        if token.kind != "string":
+            self.fail(
+                f"{after} needs a string, not {self._shown(token)}", token.start, f"write {after} 'text'"
+            )
+        return token
+
+    # An operand?
+
+    def _operand(self) -> bool:
+        """Take one token where an operand is due; whether that completed one."""
+        token = self._take()
+        match token.kind, token.value:
+            case "number", value:
+                self._number(cast("int | float", value), token, token.start)
+            case "string", value:
+                self.push(ast.Literal(value, (token.start, token.end)))
+            case "word", _:
+                return self._word(token)
+            case "reserved", "TRUE" | "FALSE":
+                self.push(ast.Literal(token.value == "TRUE", (token.start, token.end)))
+            case "reserved", "NOT":
+                if self.operators and self.operators[-1].precedence >= operand_stack.COMPARISON:
+                    self.fail(
+                        "NOT turns a condition round, and a value is due here",
+                        token.start,
+                        "put NOT in front of the whole comparison",
+                    )
+                self.operators.append(operand_stack.Operator("NOT", operand_stack.NOT, token.start))
+                return False
+            case "reserved", "NULL":
+                self.fail(
+                    "NULL is not a value to compare with", token.start, "write x IS NULL or x IS NOT NULL"
+                )
+            case "symbol", "(" | "{":
+                self.open_group(cast(str, token.value), token.start, self.scope)
+                return False
+            case "symbol", "+" | "-":
+                number = self._tokens[self._next]
+                if number.kind == "number":
+                    self._next += 1
+                    value = cast("int | float", number.value)
+                    self._number(-value if token.value == "-" else value, number, token.start)
+                else:
+                    self.operators.append(
+                        operand_stack.Operator(cast(str, token.value), operand_stack.SIGN, token.start)
+                    )
+                    return False
+            case _:
+                self.fail(
+                    f"a name, a value or a condition is due here, not {self._shown(token)}",
+                    token.start,
+                    "for example: threat_level >= 4",
+                )
+        return True
+
+    def _number(self, value: int | float, token: lexer.Token, start: int) -> None:
+        if value.__class__ is int and value > types.INT_MAX:
+            raise lexer.too_large(self.text, token)
+        self.push(ast.Literal(value, (start, token.end)))
+
+    def _word(self, token: lexer.Token) -> bool:
+        word = cast(str, token.value)
+        if self._is("symbol", ":"):
+            colon = self._take()
+            self._check_scope(word, token)
+            opening = self._take()
+            if opening.value not in operand_stack.CLOSING or opening.kind != "symbol":
+                self.fail(
+                    f"a group is due after '{word}:', not {self._shown(opening)}",
+                    opening.start if opening.kind != "end" else colon.start,
+                    f"write {word}: ( … )",
+                )
+            self.open_group(opening.value, token.start, word, named=True)
+            return False
+        if self._is("symbol", "."):
+            dot, name = self._take(), self._take()
+            if name.kind not in ("word", "reserved") or token.end != dot.start or dot.end != name.start:
+                self.fail(f"an attribute's name is due right after '{word}.'", dot.end, f"write {word}.name")
+            self._check_scope(word, token)
+            self._push_name(self.text[name.start : name.end], word, (token.start, name.end))
+            return True
+        if self.strict and word.startswith("JMS") and word not in _HEADERS and word[3:4] not in ("X", "_"):
+            self.fail(
+                f"{word[:40]} cannot be used in a selector",
+                token.start,
+                f"the header fields are {', '.join(sorted(_HEADERS))}; other names may not begin with JMS",
+            )
+        self._push_name(word, self.scope, (token.start, token.end))
+        return True
+
+    def _push_name(self, name: str, scope: str, span: ast.Span) -> None:
+        self.push(ast.Name(name, "" if scope == self._home else scope, span))
+
+    def _check_scope(self, scope: str, token: lexer.Token) -> None:
+        if scope not in self._scopes:
+            near = difflib.get_close_matches(scope, self._scopes, 1)
+            self.fail(
+                f"there is no scope {scope[:40]!r}",
+                token.start,
+                f"did you mean {near[0]}?" if near else f"the scopes are {', '.join(self._scopes)}",
+            )
+
+    # An operator?
+
+    def _operator(self) -> bool:
+        """Take one operator, or close one group; whether an operand is due next."""
+        token = self._tokens[self._next]
+        if token.kind == "end":
+            return False
+        self._next += 1
+        if token.kind == "symbol" and (token.value == ")" or token.value == "}"):
+            self.close_group(token.value, token.start, token.end)
+            return False
+        match token.kind, token.value:
+            case "reserved", "AND":
+                self.reduce(operand_stack.COMPARISON + 1)
+                if self.operators and self.operators[-1].symbol in ("BETWEEN", "NOT BETWEEN"):
+                    # This AND belongs to BETWEEN.
+                    opened = self.operators.pop()
+                    self.operators.append(opened._replace(symbol=f"{opened.symbol} AND"))
+                    return True
+                # AND and OR join any number of operands: wait for the last one.
+                self.reduce(operand_stack.AND + 1)
+                self.operators.append(operand_stack.Operator("AND", operand_stack.AND, token.start))
+                return True
+            case "reserved", "OR":
+                self.reduce(operand_stack.OR + 1)
+                self.operators.append(operand_stack.Operator("OR", operand_stack.OR, token.start))
+                return True
+            case "symbol", symbol if symbol in operand_stack.COMPARISONS:
+                self._begin_comparison(token)
+                self.operators.append(
+                    operand_stack.Operator(cast(str, symbol), operand_stack.COMPARISON, token.start)
+                )
+                return True
+            case "symbol", symbol if symbol in _INFIX:
+                precedence = _INFIX[symbol]
+                self.reduce(precedence)
+                self.operators.append(operand_stack.Operator(symbol, precedence, token.start))
+                return True
+            case _:
+                return self._predicate(token)
+
+    def _begin_comparison(self, token: lexer.Token) -> None:
+        self.reduce(operand_stack.COMPARISON + 1)
+        if self.operators and self.operators[-1].precedence == operand_stack.COMPARISON:
+            self.fail("comparisons do not chain", token.start, "join two comparisons with AND")
+
+    def _predicate(self, token: lexer.Token) -> bool:
+        """BETWEEN, IN, LIKE, IS NULL, CONTAINS; each with NOT inside where English has it."""
+        negated = token.kind == "reserved" and token.value == "NOT"
+        if negated:
+            token = self._take()
+        word = token.value if token.kind == "reserved" else ""
+        if token.kind == "word" and not self.strict and cast(str, token.value).upper() == "CONTAINS":
+            word = "CONTAINS"
+        if word not in ("BETWEEN", "IN", "LIKE", "CONTAINS") and (negated or word != "IS"):
+            self.fail(
+                "after NOT, BETWEEN, IN, LIKE or CONTAINS is due here"
+                if negated
+                else f"an operator is due here, not {self._shown(token)}",
+                token.start,
+                "join conditions with AND or OR; compare with =, <>, <, <=, >, >=",
+            )
+        self._begin_comparison(token)
+        if word == "BETWEEN":
+            self.operators.append(
+                operand_stack.Operator(
+                    "NOT BETWEEN" if negated else "BETWEEN", operand_stack.COMPARISON, token.start
+                )
+            )
+            return True
+        left = self.operands.pop()
+        name = left.node
+        if not isinstance(name, ast.Name):
+            self.fail(f"{word} asks about an attribute: a name has to stand before it", left.start)
+        clause: ast.Clause
+        if word == "IS":
+            negated = self._is("reserved", "NOT")
+            self._next += negated
+            null = self._take()
+            if null.kind != "reserved" or null.value != "NULL":
+                self.fail(
+                    f"IS asks only about NULL, not {self._shown(null)}",
+                    null.start,
+                    "write IS NULL, IS NOT NULL, or =",
+                )
+            clause = ast.IsNull(name, (left.start, null.end))
+        elif word == "IN":
+            words = self._list()
+            clause = ast.In(name, words, (left.start, self._tokens[self._next - 1].end))
+        elif word == "LIKE":
+            clause = self._like(name, left.start)
+        else:
+            string = self._expect_string("CONTAINS")
+            clause = ast.Contains(name, cast(str, string.value), (left.start, string.end))
+        self.count_clauses(1, left.start)
+        self.push(ast.Not(clause, clause.span) if negated else clause, left.height + 1 + negated)
+        return False
+
+    def _list(self) -> tuple[str, ...]:
+        opening = self._take()
+        if opening.kind != "symbol" or opening.value != "(":
+            self.fail(f"IN needs a list, not {self._shown(opening)}", opening.start, "write IN ('a', 'b')")
+        words: list[str] = []
+        while True:
+            token = self._take()
+            if token.kind != "string":
+                self.fail(
+                    f"IN lists strings, and this is {self._shown(token)}",
+                    token.start,
+                    "write IN ('a', 'b'); for numbers, join comparisons with OR",
+                )
+            words.append(cast(str, token.value))
+            token = self._take()
+            if token.kind == "symbol" and token.value == ")":
+                return tuple(words)
+            if token.kind != "symbol" or token.value != ",":
+                self.fail(f"a comma or ')' is due here, not {self._shown(token)}", token.start)
+
+    def _like(self, name: ast.Name, start: int) -> ast.Like:
+        string = self._expect_string("LIKE")
+        pattern, escape, end = cast(str, string.value), "", string.end
+        if self._is("reserved", "ESCAPE"):
+            self._next += 1
+            character = self._expect_string("ESCAPE")
+            escape, end = cast(str, character.value), character.end
+            if len(escape) != 1:
+                self.fail("ESCAPE takes a single character", character.start, "write ESCAPE '!'")
+        if len(pattern) > self.bounds.pattern_length:
+            raise errors.LimitExceeded(
+                f"the pattern at character {string.start} has {len(pattern):,} characters, "
+                f"and at most {self.bounds.pattern_length} are allowed"
+            )
+        try:
+            runs = len(like_patterns.shape(pattern, escape).segments) - 1
+        except ValueError as error:
+            self.fail(str(error), string.end - 2, "double the escape character to mean itself")
+        if runs > self.bounds.pattern_wildcards:
+            raise errors.LimitExceeded(
+                f"the pattern at character {string.start} has {runs} runs of %, "
+                f"and at most {self.bounds.pattern_wildcards} are allowed"
+            )
+        return ast.Like(name, pattern, escape, (start, end))

@@ -1,0 +1,193 @@
+"""Plays a fleet onto the real bus, evenly spread over each period.
+
+``batches``: as the output of first-level channels, a thousand machines a message, into the stream at the top;
+``reports``: as the single reports of sensors, to a channel.
+
+It keeps to the wall clock: whoever asks for 100,000 reports a second gets that, or is told how far behind it
+is.  What could not be stored in time waits, within a bound, and is counted when it has to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.core.reports import columns as reports_columns
+from muster.monitor import protocol
+from muster.simulate import fleet
+
+IN_FLIGHT_MAX = 512
+
+
+@dataclass(slots=True)
+class Statistics:
+    messages: int = 0
+    rows: int = 0
+    bytes: int = 0
+    failed: int = 0  # messages that could not be stored
+    behind_s: float = 0.0  # how late the last one was
+    behind_max_s: float = 0.0
+
+
+class Player:
+    def __init__(
+        self,
+        bus: api.Bus,
+        played: fleet.Fleet,
+        *,
+        form: Literal["batches", "reports"] = "batches",
+        channel: str = "",
+        shard: int = 0,
+        compression: str | None = "lz4",
+    ) -> None:
+        if form == "reports" and not channel:
+            raise errors.InvalidInput("single reports go to a channel: name it")
+        if form == "reports" and played.plan.prefix != bus.identity:
+            raise errors.InvalidInput(f"the machines of {bus.identity} are called {bus.identity}.…")
+        self._bus = bus
+        self._fleet = played
+        self._form = form
+        self._channel = channel
+        self._shard = shard
+        self._compression = compression
+        self._boot = time.time_ns() // 1_000_000
+        self._sequence = 0
+        self._stream: api.Stream | None = None
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._at_s = 0.0
+        self.statistics = Statistics()
+
+    @property
+    def at_s(self) -> float:
+        """How far the fleet's own time is, at the last message."""
+        return self._at_s
+
+    async def run(self, *, ticks: int | None = None) -> None:
+        """Play ``ticks`` periods, or without end."""
+        if self._form == "batches":
+            for wanted in protocol.streams():
+                opened = await self._bus.stream(wanted)
+                self._stream = self._stream or opened
+        slots, period_s = self._fleet.slots, self._fleet.plan.period_s
+        start_s = time.monotonic()
+        tick = 0
+        try:
+            while slots and (ticks is None or tick < ticks):
+                for place, slot in enumerate(slots):
+                    due_s = start_s + (tick + place / len(slots)) * period_s
+                    early_s = due_s - time.monotonic()
+                    if early_s > 0.001:
+                        await asyncio.sleep(early_s)
+                    self.statistics.behind_s = max(0.0, -early_s)
+                    self.statistics.behind_max_s = max(self.statistics.behind_max_s, self.statistics.behind_s)
+                    await self._play(slot, tick)
+                tick += 1
+            if ticks is not None and slots:
+                await asyncio.sleep(max(0.0, start_s + ticks * period_s - time.monotonic()))
+            await asyncio.gather(*self._in_flight)
+        finally:
+            for task in self._in_flight:
+                task.cancel()
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+    async def _play(self, slot: fleet.Slot, tick: int) -> None:
+        self._at_s = tick * self._fleet.plan.period_s
+        batch = self._fleet.batch(slot, tick, time.time_ns() // 1_000_000)
+        if not batch.num_rows:
+            return
+        if self._form == "reports":
+            await self._say(batch)
+            return
+        self._sequence += 1
+        facts = reports_columns.Facts(
+            channel=self._bus.identity,
+            boot=self._boot,
+            sequence=self._sequence,
+            machines=len(slot.names),
+            missing=len(slot.names) - batch.num_rows,
+            partial=batch.num_rows < len(slot.names),
+            held_to_ms=time.time_ns() // 1_000_000,
+        )
+        data = reports_columns.encode(batch, facts, compression=self._compression)
+        if self._fleet.active(self._at_s, "garbage"):
+            data = data[: len(data) // 2]
+        for copy in range(2 if self._fleet.active(self._at_s, "twice") else 1):
+            await self._room.acquire()
+            name = f"{self._boot}-{self._sequence}-{copy}"
+            task = asyncio.create_task(self._store(data, batch, name))
+            self._in_flight.add(task)
+            task.add_done_callback(self._in_flight.discard)
+
+    async def _store(self, data: bytes, batch: pa.RecordBatch, name: str) -> None:
+        assert self._stream is not None
+        subject = protocol.batch(self._bus.identity, protocol.ROOT, shard=self._shard)
+        try:
+            await self._stream.publish(
+                subject,
+                data,
+                headers=reports_columns.group_headers(batch),
+                message_id=f"{self._bus.identity}-{name}",
+            )
+        except errors.MusterError:
+            self.statistics.failed += 1
+        else:
+            self.statistics.messages += 1
+            self.statistics.rows += batch.num_rows
+            self.statistics.bytes += len(data)
+        finally:
+            self._room.release()
+
+    async def _say(self, batch: pa.RecordBatch) -> None:
+        subject = protocol.report(self._bus.identity, subjects.token(self._channel))
+        copies = 2 if self._fleet.active(self._at_s, "twice") else 1
+        for row in _rows(batch):
+            data = messages.encode(row)
+            if self._fleet.active(self._at_s, "garbage"):
+                data = data[: len(data) // 2]
+            for _ in range(copies):
+                with contextlib.suppress(errors.Unavailable):
+                    await self._bus.publish(subject, data)
+                    self.statistics.messages += 1
+                    self.statistics.bytes += len(data)
+            self.statistics.rows += 1
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[messages.NodeReport]:
+    """As `reports.from_batch`, for batches of our own making: nothing to check, no services, nothing null."""
+    names = ("machine", "group", "zone", "boot", "sequence", "period_s")
+    columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    at_ms = (batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000).tolist()
+    standard = zip(
+        *(batch.column(name).to_numpy().tolist() for name in reports_columns.STANDARD_METRICS), strict=True
+    )
+    extra = batch.column("extra")
+    if extra.null_count:
+        ends, keys, values = [0] * (batch.num_rows + 1), [], []
+    else:
+        ends = extra.offsets.to_pylist()
+        keys, values = extra.keys.to_pylist(), extra.items.to_numpy().tolist()
+    for number, ((machine, group, zone, boot, sequence, period_s), metrics) in enumerate(
+        zip(columns, standard, strict=True)
+    ):
+        more = slice(ends[number], ends[number + 1])
+        yield messages.NodeReport(
+            machine=machine,
+            group=group,
+            zone=zone,
+            boot=boot,
+            sequence=sequence,
+            at_ms=at_ms[number],
+            period_s=period_s,
+            metrics=dict(
+                zip((*reports_columns.STANDARD_METRICS, *keys[more]), (*metrics, *values[more]), strict=True)
+            ),
+        )

@@ -1,0 +1,227 @@
+"""A backup that either engine writes and either reads: lines of JSON, of one moment, checked as a whole.
+
+The first line says what it is, each further one is a record (its value in base64), and the last one holds the
+number of records and the SHA-256 of everything before it: a file that was cut or changed is refused before
+anything of it is stored.  A restored store has its records and their epochs, but versions and an identity of
+its own: positions in the old feed mean nothing in it.
+
+A restore takes many commits.  A mark in the store says that it has begun, and goes with the last one; a store
+that bears it is not opened (`database.open`), and restoring again begins by emptying it.  What has to succeed
+together with a restore is done within `restoring`: if it fails, the store is emptied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import pathlib
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from muster.core import errors
+from muster.store import api, commit_plan, database, transactions
+
+FORMAT = 1
+PAGE_RECORDS = 500
+PAGE_BYTES = 4 << 20
+LINE_BYTES_MAX = 256 << 20
+
+L = TypeVar("L", bound=msgspec.Struct)
+
+_HINT = "name a file that `backup` wrote"
+
+
+class _First(msgspec.Struct, forbid_unknown_fields=True):
+    muster_store: int
+    identity: str
+    version: int
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    c: str  # collection
+    k: str  # key
+    v: bytes  # value
+    e: Annotated[int, msgspec.Meta(ge=0, le=api.INTEGER_MAX)] = 0  # epoch
+
+    @property
+    def place(self) -> commit_plan.Place:
+        """…checked: a file may have been made by hand."""
+        name = self.c if self.c == commit_plan.FENCES else transactions.check_collection(self.c)
+        return name, transactions.encode_key(self.k)
+
+
+class _Last(msgspec.Struct, forbid_unknown_fields=True):
+    records: int
+    sha256: str
+
+
+async def backup(store: database.Store, path: pathlib.Path) -> int:
+    """Write all of the store, as it is now, to a new file. Returns the number of records."""
+    writer = await asyncio.to_thread(_Writer, path)
+    try:
+        async with store.engine.snapshot() as reader:
+            first = _First(FORMAT, store.identity, reader.version)
+            await asyncio.to_thread(writer.write, [first])
+            after: commit_plan.Place = ("", b"")
+            while page := await reader.everything(after, PAGE_RECORDS, PAGE_BYTES):
+                await asyncio.to_thread(
+                    writer.write,
+                    [_Line(name, record.key, record.value, record.epoch) for name, record in page],
+                )
+                name, record = page[-1]
+                after = (name, record.key.encode())
+        return await asyncio.to_thread(writer.finish)
+    finally:
+        await asyncio.to_thread(writer.close)
+
+
+async def restore(
+    url: str,
+    path: pathlib.Path,
+    *,
+    settings: api.Settings | None = None,
+    password: str | None = None,
+    folder: pathlib.Path | None = None,
+) -> int:
+    """Fill a store that is empty, or was left half restored, from a backup. Returns the number of records."""
+    async with restoring(url, path, settings=settings, password=password, folder=folder) as records:
+        return records
+
+
+@contextlib.asynccontextmanager
+async def restoring(
+    url: str,
+    path: pathlib.Path,
+    *,
+    settings: api.Settings | None = None,
+    password: str | None = None,
+    folder: pathlib.Path | None = None,
+) -> AsyncIterator[int]:
+    """As `restore`, complete when the block ends without an error, and emptied when it does not.
+
+    Where the store cannot be reached for that, it keeps its mark.
+    """
+    records = await asyncio.to_thread(_verify, path)
+    async with await database.open(
+        url, settings=settings, password=password, folder=folder, unfinished=True
+    ) as store:
+        await _empty(store)
+        begun, ended = (
+            {database.UNFINISHED: commit_plan.Write(b"")},
+            {database.UNFINISHED: commit_plan.Write(None)},
+        )
+        await store.write(begun)
+        try:
+            with contextlib.closing(_read(path)) as lines:
+                while page := await asyncio.to_thread(_page, lines):
+                    await store.write({one.place: commit_plan.Write(one.v, None, one.e) for one in page})
+            yield records
+            await store.write(ended)
+        except BaseException:
+            with contextlib.suppress(errors.MusterError):
+                await store.write(begun)  # again: the last write may have been stored
+                await _empty(store)
+                await store.write(ended)
+            raise
+
+
+async def _empty(store: database.Store) -> None:
+    """Of what an earlier restore left; a store in use is refused."""
+    while True:
+        async with store.engine.snapshot() as reader:
+            page = await reader.everything(("", b""), PAGE_RECORDS, PAGE_BYTES)
+        places = {(name, record.key.encode()) for name, record in page} - {database.UNFINISHED}
+        if not places:
+            return
+        if not await store.is_unfinished():
+            raise errors.AlreadyExists("the store to restore into is not empty", hint="name a new one")
+        await store.write({place: commit_plan.Write(None) for place in places})
+
+
+class _Writer:
+    """Writes beside the file and renames when all is on disk: a backup is whole or not there."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._hash = hashlib.sha256()
+        self._records = -1  # the first line is none
+        try:
+            self._file = os.fdopen(os.open(self._partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+        except OSError as error:
+            raise errors.Unavailable(f"{self._partial} cannot be written: {error.strerror}") from error
+
+    def write(self, lines: Iterable[msgspec.Struct]) -> None:
+        encoded = [msgspec.json.encode(line) for line in lines]
+        self._records += len(encoded)
+        data = b"\n".join(encoded) + b"\n"
+        self._hash.update(data)
+        self._put(data)
+
+    def finish(self) -> int:
+        self._put(msgspec.json.encode(_Last(self._records, self._hash.hexdigest())) + b"\n")
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._partial.rename(self._path)
+        except OSError as error:
+            raise errors.Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
+        return self._records
+
+    def _put(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise errors.Unavailable(f"{self._partial} cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def _read(path: pathlib.Path) -> Generator[_Line]:
+    """Its records; after the last of them, an error if they are not all of those that were written."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(LINE_BYTES_MAX)
+            if _decoded(line, _First, path).muster_store != FORMAT:
+                raise api.Corrupt(f"{path} is of a format that this version does not know", hint=_HINT)
+            seen = hashlib.sha256(line)
+            records = 0
+            held = file.readline(LINE_BYTES_MAX)
+            while following := file.readline(LINE_BYTES_MAX):
+                seen.update(held)
+                records += 1
+                yield _decoded(held, _Line, path)
+                held = following
+    except OSError as error:
+        raise errors.NotFound(f"{path} cannot be read: {error.strerror}") from error
+    if _decoded(held, _Last, path) != _Last(records, seen.hexdigest()):
+        raise api.Corrupt(f"{path} has been changed since it was written", hint=_HINT)
+
+
+def _decoded(line: bytes, kind: type[L], path: pathlib.Path) -> L:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise api.Corrupt(f"{path} is no backup, or not a whole one: {error}", hint=_HINT) from error
+
+
+def _page(lines: Iterator[_Line]) -> list[_Line]:
+    page: list[_Line] = []
+    size_bytes = 0
+    for line in lines:
+        page.append(line)
+        size_bytes += len(line.v)
+        if len(page) == PAGE_RECORDS or size_bytes > PAGE_BYTES:
+            break
+    return page
+
+
+def _verify(path: pathlib.Path) -> int:
+    return sum(bool(line.place) for line in _read(path))

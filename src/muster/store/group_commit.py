@@ -1,0 +1,149 @@
+"""Group commit: the commits that wait together share one sync.
+
+While the engine writes a batch, the next commits gather; so one caller alone pays for a whole sync, and a
+thousand concurrent ones nearly share it.  Each is answered only when the engine's commit has returned.
+
+If the engine fails on a batch for want of room, its commits are tried one by one: a large one must not fail
+the small ones beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import copy
+from collections.abc import Callable
+
+import msgspec
+
+from muster.core import errors
+from muster.store import api, commit_plan, engine
+
+BATCH_COMMITS_MAX = 1_000
+BATCH_BYTES_MAX = 16 << 20
+
+
+class Counters(msgspec.Struct):
+    commits: int = 0
+    batches: int = 0
+    overtaken: int = 0
+    conflicts: int = 0
+    stale_epochs: int = 0
+    over_budget: int = 0
+    failures: int = 0
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    commit: commit_plan.Commit
+    bytes: int
+    answer: asyncio.Future[int]
+
+
+class Committer:
+    """Owns the task that hands batches to the engine. ``committed`` is called after each."""
+
+    def __init__(self, target: engine.Engine, waiting_max: int, committed: Callable[[], None]) -> None:
+        self.counters = Counters()
+        self._target = target
+        self._waiting_max = waiting_max
+        self._committed = committed
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task = asyncio.create_task(self._run(), name="store-committer")
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def submit(self, commit: commit_plan.Commit, size_bytes: int) -> int:
+        """The version it got, when it is on disk. A caller that is cancelled meanwhile may have committed."""
+        if self._closing:
+            raise errors.NotConnected("the store is closed")
+        if len(self._waiting) >= self._waiting_max:
+            self.counters.failures += 1
+            raise errors.Overloaded(
+                f"{self._waiting_max} commits are waiting for the disk already", retry_after_s=0.1
+            )
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(commit, size_bytes, answer))
+        self._wake.set()
+        return await answer
+
+    async def close(self) -> None:
+        """What was submitted is still committed."""
+        self._closing = True
+        self._wake.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while self._waiting or not self._closing:
+            if self._waiting:
+                await self._commit(self._take())
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        size_bytes = 0
+        while self._waiting and len(batch) < BATCH_COMMITS_MAX:
+            size_bytes += self._waiting[0].bytes
+            if batch and size_bytes > BATCH_BYTES_MAX:
+                break
+            one = self._waiting.popleft()
+            if not one.answer.cancelled():
+                batch.append(one)
+        return batch
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        if not batch:
+            return
+        try:
+            outcomes = await self._target.commit([one.commit for one in batch])
+        except api.Full as error:
+            if len(batch) == 1:
+                self._fail(batch, error)
+            for one in batch if len(batch) > 1 else ():
+                await self._commit([one])
+            return
+        except errors.MusterError as error:
+            self._fail(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it was, the callers hear of it and we live on
+            broken = errors.InvariantBroken(f"the store's engine failed in an unknown way: {error!r}")
+            broken.__cause__ = error
+            self._fail(batch, broken)
+            return
+        self.counters.batches += 1
+        for one, outcome in zip(batch, outcomes, strict=True):
+            self._answer(one, outcome)
+        self._committed()
+
+    def _fail(self, batch: list[_Waiting], error: errors.MusterError) -> None:
+        for one in batch:
+            own = copy.copy(error)  # raised by one caller only
+            own.__cause__ = error
+            self._answer(one, own)
+
+    def _answer(self, one: _Waiting, outcome: int | errors.MusterError) -> None:
+        counters = self.counters
+        match outcome:
+            case int():
+                counters.commits += 1
+            case api.Overtaken():
+                counters.overtaken += 1
+            case errors.Conflict():
+                counters.conflicts += 1
+            case errors.StaleEpoch():
+                counters.stale_epochs += 1
+            case errors.LimitExceeded():
+                counters.over_budget += 1
+            case _:
+                counters.failures += 1
+        if one.answer.done():
+            return
+        if isinstance(outcome, int):
+            one.answer.set_result(outcome)
+        else:
+            one.answer.set_exception(outcome)

@@ -1,0 +1,1 @@
+"""Passwords of people and clients: stores, checks, throttling."""

@@ -1,0 +1,98 @@
+"""The log of password checks: one file, through which the processes of a domain share one throttle.
+
+Each process appends the attempts that it checked, and before each check reads what has been appended since,
+by itself or by another.  So a client has one budget over web, SOAP and all AMQP gateways that share the
+domain's folder, and a restart does not reset it.
+
+The first line of the file names its generation.  A file that has grown too long is replaced by one with only
+the attempts that still count, of a new generation, and readers begin anew.
+
+What happens at the same moment in two processes is not seen by the other: each may check one more password of
+an address than the budget has.  Where the file cannot be used, the process counts by itself.
+
+Blocking: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+import threading
+
+import msgspec
+
+from muster.core import files as core_files
+from muster.trust import private_files
+from muster.trust.login import throttle
+
+BYTES_MAX = 2 << 20  # far more than the attempts that count, but in an attack
+
+_HEAD = 33  # bytes of the first line
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(throttle.Attempt).decode
+
+
+class Log:
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._reading = threading.Lock()
+        self._generation = b""
+        self._offset = 0
+
+    def read(self) -> tuple[bool, list[throttle.Attempt]]:
+        """What was appended since the last call; True: this is all that there is, and replaces what was."""
+        with self._reading:
+            try:
+                with self._path.open("rb") as file:
+                    generation = file.read(_HEAD)
+                    begins = generation != self._generation
+                    if begins:
+                        self._generation, self._offset = generation, len(generation)
+                    file.seek(self._offset)
+                    data = file.read(2 * BYTES_MAX)
+            except FileNotFoundError:
+                begins, data = bool(self._generation), b""
+                self._generation, self._offset = b"", 0
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offset += len(whole)
+        return begins, _attempts(whole)
+
+    def append(self, attempt: throttle.Attempt, counts_from_s: float, known_from_s: float) -> None:
+        """Attempts before these times, wrong and right ones, need not be kept."""
+        private_files.make_folder(self._path.parent)
+        with private_files.locked(self._path.parent):
+            if not self._path.exists() or self._path.stat().st_size > BYTES_MAX:
+                self._replace(counts_from_s, known_from_s)
+            with self._path.open("ab") as file:
+                file.write(_encode(attempt) + b"\n")
+
+    def _replace(self, counts_from_s: float, known_from_s: float) -> None:
+        data = self._path.read_bytes()[_HEAD:] if self._path.exists() else b""
+        wrong: list[throttle.Attempt] = []
+        right: dict[tuple[str, str], throttle.Attempt] = {}
+        for one in _attempts(data):
+            if one.outcome == "wrong" and one.at_s >= counts_from_s:
+                wrong.append(one)
+            elif one.outcome == "right" and one.at_s >= known_from_s:
+                right.pop((one.account, one.address), None)
+                right[one.account, one.address] = one
+        kept = [*wrong, *list(right.values())[-throttle.KNOWN_MAX :]]
+        data = _lines(kept)
+        while len(data) > BYTES_MAX // 2:
+            kept = kept[len(kept) // 2 :]
+            data = _lines(kept)
+        core_files.write(self._path, secrets.token_hex(_HEAD // 2).encode() + b"\n" + data)
+
+
+def _lines(kept: list[throttle.Attempt]) -> bytes:
+    return b"".join(_encode(one) + b"\n" for one in kept)
+
+
+def _attempts(data: bytes) -> list[throttle.Attempt]:
+    found = []
+    for line in data.splitlines():
+        try:
+            found.append(_decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # a process ended while it wrote
+            continue
+    return found

@@ -1,0 +1,223 @@
+"""The one place where passwords of clients are checked, for web, REST, SOAP and AMQP.
+
+Checking a password costs 0.1 s of a core and 64 MiB on purpose (`muster.trust.login.passwords`).  So a correct one
+is remembered, as a keyed hash in memory, and stays correct for as long as its verifier is unchanged: a
+password that is changed, removed or expires ends at once.
+
+Before any password is looked at, the throttle is asked (`muster.trust.login.throttle`), which all processes of the
+domain share (`muster.trust.login.attempt_log`).  Few passwords are checked at the same time, and those of one address
+one after the other: a client with many pending logins delays its own and not those of other addresses, and
+none of them is looked at before the failures of those ahead of it are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from muster.core import errors
+from muster.core.net import hosts
+from muster.core.telemetry import log
+from muster.trust.login import attempt_log, passwords
+from muster.trust.login import throttle as throttle_
+
+CHECKS_MAX = 2
+WAITING_OF_ADDRESS_MAX = 64
+CROWDED = 256  # while so many wait in all, one of each address may
+WAITING_MAX = 1024  # in all
+REMEMBERED_MAX = 10_000
+
+events = log.Events("logins")
+
+#: Called with the account and the address of each failed login.
+OnFailure = Callable[[str, str], Awaitable[None]]
+
+
+class Logins:
+    def __init__(
+        self,
+        known: passwords.Passwords,
+        *,
+        throttle: throttle_.Throttle | None = None,
+        on_failure: OnFailure | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._known = known
+        self._throttle = throttle or throttle_.Throttle()
+        self._log = attempt_log.Log(known.attempts)
+        self._following = asyncio.Lock()
+        self._on_failure = on_failure
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+        self._right: dict[str, tuple[passwords.Password, bytes]] = {}
+        self._running: dict[tuple[str, bytes, str], asyncio.Task[passwords.Password]] = {}
+        self._checking = asyncio.Semaphore(CHECKS_MAX)
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # by address, and how many use it
+        self._waiting: collections.Counter[str] = collections.Counter()
+        self.checks = 0  # made in full
+
+    async def check(self, name: str, password: str, address: str) -> passwords.Login:
+        """`errors.Unauthorized`; `errors.Overloaded` while the client or the server has to wait."""
+        return (await self.verified(name, password, address)).login
+
+    async def verified(self, name: str, password: str, address: str) -> passwords.Password:
+        """As `check`; the whole record against which the password was checked."""
+        await self._ask_throttle(name, address)
+        digest = hashlib.blake2b(password.encode(errors="replace"), key=self._key).digest()
+        remembered = self._right.get(name)
+        if remembered is not None and hmac.compare_digest(remembered[1], digest):
+            if await self.stands(remembered[0].login):
+                return remembered[0]
+            self._right.pop(name, None)
+        # Clients send their first requests at once: the same password is checked once for all of them.
+        key = (name, digest, address)
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.create_task(self._check(name, password, address, digest))
+            running.add_done_callback(lambda task: self._finished(key, task))
+        return await asyncio.shield(running)
+
+    def _finished(self, key: tuple[str, bytes, str], task: asyncio.Task[passwords.Password]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # whether or not a caller still waits for it
+
+    async def _check(self, name: str, password: str, address: str, digest: bytes) -> passwords.Password:
+        try:
+            with self._place(hosts.network(address)):
+                async with self._turn(hosts.network(address)):
+                    # The failures of those ahead in the queue count.
+                    await self._ask_throttle(name, address)
+                    async with self._checking:
+                        self.checks += 1
+                        found = await self._verify(name, password, address)
+        except errors.Unauthorized:
+            await self._failed(name, address)
+            raise
+        if len(self._right) >= REMEMBERED_MAX:
+            self._right.clear()
+        self._right[name] = (found, digest)
+        return found
+
+    async def _verify(self, name: str, password: str, address: str) -> passwords.Password:
+        try:
+            found = await asyncio.to_thread(self._known.verify, name, password)
+        except errors.Unauthorized:
+            await self._count(self._throttle.wrong(name, address))
+            raise
+        await self._count(self._throttle.right(name, address))
+        return found
+
+    @contextlib.contextmanager
+    def _place(self, address: str) -> Iterator[None]:
+        """A place among the logins that wait for a check of a password."""
+        waiting, own = self._waiting.total(), self._waiting[address]
+        if own >= WAITING_OF_ADDRESS_MAX or (own and waiting >= CROWDED) or waiting >= WAITING_MAX:
+            raise errors.Overloaded("too many logins are pending", retry_after_s=2.0)
+        self._waiting[address] += 1
+        try:
+            yield
+        finally:
+            self._waiting[address] -= 1
+            if not self._waiting[address]:
+                del self._waiting[address]
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, address: str) -> AsyncIterator[None]:
+        """One login of an address at a time; the outcome is counted before the next."""
+        turn, users = self._turns.get(address, (asyncio.Lock(), 0))
+        self._turns[address] = (turn, users + 1)
+        try:
+            async with turn:
+                yield
+        finally:
+            turn, users = self._turns[address]
+            self._turns[address] = (turn, users - 1)
+            if users == 1:
+                del self._turns[address]
+
+    # The throttle.
+
+    async def _ask_throttle(self, name: str, address: str) -> None:
+        await self._follow()
+        self._throttle.check(name, address)
+
+    async def _follow(self) -> None:
+        """Count what processes of the domain, this one included, have appended to the log."""
+        async with self._following:
+            try:
+                begins, found = await asyncio.to_thread(self._log.read)
+            except OSError as error:
+                events.error("attempts-not-shared", error=error)
+                return
+            if begins:
+                self._throttle.reset(found)
+                return
+            for attempt in found:
+                self._throttle.count(attempt)
+
+    async def _count(self, attempt: throttle_.Attempt | None) -> None:
+        if attempt is None:
+            return
+        counts_s, known_s = self._throttle.budgets.forget_s, throttle_.KNOWN_S
+        try:
+            await asyncio.to_thread(
+                self._log.append, attempt, attempt.at_s - counts_s, attempt.at_s - known_s
+            )
+        except (OSError, errors.MusterError) as error:
+            events.error("attempts-not-shared", error=error)
+            self._throttle.count(attempt)
+
+    async def _failed(self, name: str, address: str) -> None:
+        if self._on_failure is not None:
+            await self._on_failure(name[: throttle_.ACCOUNT_LENGTH_MAX], address)
+
+    # SCRAM.
+
+    async def scram(self, name: str, mechanism: str, address: str) -> passwords.Scram:
+        """The verifier of which a SCRAM server states salt and iterations; `prove` then has the answer.
+
+        An account that does not exist, has expired or has no such verifier gets one that no proof fits.
+        """
+        await self._ask_throttle(name, address)
+        return await asyncio.to_thread(self._known.scram, name, mechanism)
+
+    async def prove(
+        self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
+    ) -> tuple[passwords.Login, bytes]:
+        """The login and the server's own signature; as `check` where the proof is wrong."""
+        proved: tuple[passwords.Login, bytes] | None = None
+        async with self._turn(hosts.network(address)):
+            await self._ask_throttle(name, address)
+            try:
+                signature = passwords.prove(verifier, auth_message, proof)
+                found = await asyncio.to_thread(self._known.get, name)
+                if verifier not in found.scram or found.expired(self._clock()):
+                    raise errors.Unauthorized("wrong name or password")  # changed since the challenge
+            except (errors.Unauthorized, errors.NotFound, errors.InvalidInput):
+                await self._count(self._throttle.wrong(name, address))
+            else:
+                await self._count(self._throttle.right(name, address))
+                proved = (found.login, signature)
+        if proved is None:
+            await self._failed(name, address)
+            raise errors.Unauthorized("wrong name or password")
+        return proved
+
+    async def stands(self, login: passwords.Login) -> bool:
+        """Whether the password and the role with which ``login`` was let in are still the account's.
+
+        `errors.Refused` where the file cannot be read now, for want of descriptors for example.
+        """
+        try:
+            found = await asyncio.to_thread(self._known.get, login.name)
+        except (errors.NotFound, errors.InvalidInput):
+            return False
+        same = found.login == login and found.login.verifier == login.verifier
+        return same and not found.expired(self._clock())

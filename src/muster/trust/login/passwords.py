@@ -1,0 +1,266 @@
+"""Passwords, for doors whose clients know nothing else: SASL, MQTT bridges, the web.
+
+A password is a credential of its own: a name, a role, and *verifiers*, from which it cannot be read back.
+Two kinds are kept, because two kinds of door ask:
+
+- scrypt, for doors to which the password itself is sent (web, SASL PLAIN): memory-hard, so that trying many
+  is dear;
+- SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), for doors where the client proves that it knows it
+  without sending it.  Cheaper to guess than scrypt for a thief of the file, so they are made only on request.
+
+Checking costs some 0.1 s of a core, on purpose: call it in a thread.  An unknown name costs the same as a
+wrong password, so the time tells nobody which names exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import pathlib
+import secrets
+import stringprep
+import time
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.trust import jwt, private_files
+from muster.trust.permissions import roles
+
+LENGTH_MIN = 8
+LENGTH_MAX = 1024
+_SALT_BYTES = 16
+
+# 64 MiB and about 0.1 s on one core of 2024; written into each verifier, so they can be raised later.
+_SCRYPT_LOG_N = 16
+_SCRYPT_R = 8
+_SCRYPT_P = 1
+
+MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_ITERATIONS = {"SCRAM-SHA-256": 600_000, "SCRAM-SHA-512": 210_000}
+
+
+class Scrypt(msgspec.Struct, frozen=True):
+    salt: bytes
+    log_n: int
+    r: int
+    p: int
+    digest: bytes
+
+
+class Scram(msgspec.Struct, frozen=True):
+    """What a SCRAM server keeps: it can check a proof, and prove that it could, without the password."""
+
+    mechanism: str
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+
+
+class Password(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    role: roles.Role
+    created_at: int
+    expires_at: int = 0  # 0: never
+    administers: bool = False  # an operator who also says who may log in
+    scrypt: Scrypt
+    scram: tuple[Scram, ...] = ()
+
+    @property
+    def login(self) -> Login:
+        return Login(self.name, self.role, self.scrypt.salt.hex())
+
+    def expired(self, now_s: float) -> bool:
+        return 0 < self.expires_at <= now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """An account that logged in, and its role."""
+
+    name: str
+    role: roles.Role
+    verifier: str = field(default="", compare=False)  # differs after each change of the password
+
+
+def prepare(password: str) -> bytes:
+    """The bytes that are hashed: SASLprep (RFC 4013), so that two keyboards' spellings of one text agree."""
+    mapped = (" " if stringprep.in_table_c12(c) else c for c in password if not stringprep.in_table_b1(c))
+    text = unicodedata.normalize("NFKC", "".join(mapped))
+    if any(prohibited(c) for c in text for prohibited in _PROHIBITED):
+        raise errors.InvalidInput("a password may not hold control characters")
+    return text.encode()
+
+
+_PROHIBITED = (
+    stringprep.in_table_c21_c22,
+    stringprep.in_table_c3,
+    stringprep.in_table_c4,
+    stringprep.in_table_c5,
+    stringprep.in_table_c6,
+    stringprep.in_table_c7,
+    stringprep.in_table_c8,
+    stringprep.in_table_c9,
+)
+
+
+def scrypt(password: bytes, salt: bytes) -> Scrypt:
+    digest = _scrypt(password, salt, _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P)
+    return Scrypt(salt, _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, digest)
+
+
+def matches(verifier: Scrypt, password: bytes) -> bool:
+    digest = _scrypt(password, verifier.salt, verifier.log_n, verifier.r, verifier.p)
+    return hmac.compare_digest(digest, verifier.digest)
+
+
+def scram(password: bytes, mechanism: str, salt: bytes, *, iterations: int | None = None) -> Scram:
+    if mechanism not in MECHANISMS:
+        raise errors.InvalidInput(f"no mechanism {mechanism[:40]!r}: one of {', '.join(MECHANISMS)}")
+    algorithm = MECHANISMS[mechanism]
+    rounds = iterations or _ITERATIONS[mechanism]
+    salted = hashlib.pbkdf2_hmac(algorithm, password, salt, rounds)
+    client_key = hmac.digest(salted, b"Client Key", algorithm)
+    server_key = hmac.digest(salted, b"Server Key", algorithm)
+    return Scram(mechanism, salt, rounds, hashlib.new(algorithm, client_key).digest(), server_key)
+
+
+def prove(verifier: Scram, auth_message: bytes, proof: bytes) -> bytes:
+    """The server's own signature, if ``proof`` shows that the client knows the password.
+
+    ``auth_message`` is what RFC 5802 section 3 calls so: the exchange until then, joined by commas.
+    """
+    algorithm = MECHANISMS[verifier.mechanism]
+    signature = hmac.digest(verifier.stored_key, auth_message, algorithm)
+    if len(proof) != len(signature):
+        raise errors.Unauthorized("the proof has the wrong length")
+    client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+    if not hmac.compare_digest(hashlib.new(algorithm, client_key).digest(), verifier.stored_key):
+        raise errors.Unauthorized("wrong name or password")
+    return hmac.digest(verifier.server_key, auth_message, algorithm)
+
+
+class Passwords:
+    """The verifiers of a domain, one file for each name."""
+
+    def __init__(self, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    @property
+    def attempts(self) -> pathlib.Path:
+        """The log of checks that the processes of the domain share (`muster.trust.login.attempt_log`)."""
+        return self._folder / "attempts.log"
+
+    def set(
+        self,
+        name: str,
+        role: roles.Role,
+        password: str,
+        *,
+        lifetime_s: float | None = None,
+        mechanisms: tuple[str, ...] = (),
+        administers: bool = False,
+    ) -> None:
+        """Make or replace; ``mechanisms`` names the SCRAM verifiers to keep as well."""
+        if not LENGTH_MIN <= len(password) <= LENGTH_MAX:
+            raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
+        prepared = prepare(password)
+        now = self._clock()
+        made = Password(
+            name=subjects.token(name),
+            role=role,
+            created_at=int(now),
+            expires_at=jwt.ends(now, lifetime_s) or 0,
+            administers=administers,
+            scrypt=scrypt(prepared, secrets.token_bytes(_SALT_BYTES)),
+            scram=tuple(scram(prepared, each, secrets.token_bytes(_SALT_BYTES)) for each in mechanisms),
+        )
+        private_files.write(self._path(name), msgspec.json.encode(made))
+
+    def verify(self, name: str, password: str) -> Password:
+        """The account's record, if the password is right.
+
+        `errors.Unauthorized` reads the same for an unknown account as for a wrong password.
+        """
+        try:
+            prepared = prepare(password[: LENGTH_MAX + 1])
+            found = self.get(name)
+        except (errors.InvalidInput, errors.NotFound):
+            prepared, found = b"", None
+        verifier = found.scrypt if found else _NOBODY
+        if not matches(verifier, prepared) or found is None:
+            raise errors.Unauthorized("wrong name or password")
+        if found.expired(self._clock()):
+            raise errors.Unauthorized(f"the password of {found.name!r} has expired")
+        return found
+
+    def check(self, name: str, password: str) -> Login:
+        """As `verify`, with what the account may do as the result."""
+        return self.verify(name, password).login
+
+    def scram(self, name: str, mechanism: str) -> Scram:
+        """The account's verifier, or one that no proof fits.
+
+        The challenge states salt and iterations before the client has proved anything.  So an account that
+        does not exist, has expired or has no such verifier is answered with a salt as well: always the same
+        for the same name, or asking twice would tell.
+        """
+        try:
+            found = self.get(name)
+            if not found.expired(self._clock()):
+                for verifier in found.scram:
+                    if verifier.mechanism == mechanism:
+                        return verifier
+        except (errors.InvalidInput, errors.NotFound):
+            pass
+        return self._decoy(name, mechanism)
+
+    def _decoy(self, name: str, mechanism: str) -> Scram:
+        algorithm = MECHANISMS[mechanism]
+        key = self._decoy_key()
+        salt = hmac.digest(key, f"salt {mechanism} {name}".encode(), "sha256")[:_SALT_BYTES]
+        stored = hmac.digest(key, f"stored {mechanism} {name}".encode(), algorithm)
+        return Scram(mechanism, salt, _ITERATIONS[mechanism], stored, stored)
+
+    def _decoy_key(self) -> bytes:
+        """Kept with the verifiers, so that all processes of the domain give the same salts."""
+        path = self._folder / "decoy.key"
+        if not path.exists():
+            private_files.make_folder(self._folder)
+            with private_files.locked(self._folder):
+                if not path.exists():
+                    private_files.write(path, secrets.token_bytes(32))
+        return private_files.read(path, "the key of unknown accounts' salts")
+
+    def get(self, name: str) -> Password:
+        path = self._path(name)
+        if not path.exists():
+            raise errors.NotFound(f"nobody called {name!r} has a password")
+        try:
+            return msgspec.json.decode(private_files.read(path, f"the password of {name!r}"), type=Password)
+        except msgspec.MsgspecError as error:
+            raise errors.InvalidInput(f"{path} is damaged: {error}", hint="set the password again") from None
+
+    def remove(self, name: str) -> None:
+        self.get(name)
+        self._path(name).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self._folder.glob("*.json"))
+
+    def _path(self, name: str) -> pathlib.Path:
+        return self._folder / f"{subjects.token(name)}.json"
+
+
+def _scrypt(password: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
+    memory = 256 * r * (1 << log_n)  # twice what it needs, which OpenSSL wants to be told
+    return hashlib.scrypt(password, salt=salt, n=1 << log_n, r=r, p=p, maxmem=memory, dklen=32)
+
+
+# Nobody's verifier: a digest that no password has, checked at the same cost as a real one.
+_NOBODY = Scrypt(bytes(_SALT_BYTES), _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, bytes(32))

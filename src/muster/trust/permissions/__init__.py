@@ -1,0 +1,1 @@
+"""Roles, rights on queues, and the permission matrix."""

@@ -1,0 +1,96 @@
+"""Rights on queues: who may send to, receive from, browse and administer which.
+
+A grant is a pattern of queue names and the rights on them, written ``orders:send,receive``.  In a pattern
+``*`` stands for any text.  An identity has the grants in its credentials, or its role's (`of_role`).
+
+    send      put messages in
+    receive   take messages out, and acknowledge them
+    browse    look at messages and leave them there
+    admin     purge the queue, and move its messages elsewhere (which also needs ``send`` there)
+
+The name of a temporary queue is known only to those whom its owner told it: whoever has a right on any queue
+may send there, its own connection receives, and its owner browses.
+
+Pure.  The dispatcher enforces it, for AMQP clients as well, since each acts under its own identity.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.core import errors
+from muster.core import queue_names as names
+from muster.trust.permissions import roles
+
+
+class Right(enum.StrEnum):
+    SEND = "send"
+    RECEIVE = "receive"
+    BROWSE = "browse"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    pattern: str
+    rights: frozenset[Right]
+
+    @classmethod
+    def parse(cls, text: str) -> Grant:
+        pattern, _, listed = text.rpartition(":")
+        named = [right.strip() for right in listed.split(",")]
+        if not pattern or not set(named) <= set(Right):
+            raise errors.InvalidInput(
+                f"{text[:140]!r} grants nothing: expected QUEUE:RIGHTS, the rights among {', '.join(Right)}",
+                hint="for example 'orders:send,receive' or 'orders-*:browse'",
+            )
+        return cls(pattern, frozenset(Right(right) for right in named))
+
+    def __str__(self) -> str:
+        return f"{self.pattern}:{','.join(right for right in Right if right in self.rights)}"
+
+
+Grants = tuple[Grant, ...]
+
+_ALL = frozenset(Right)
+_USE = frozenset((Right.SEND, Right.RECEIVE, Right.BROWSE))
+_EVERYTHING = tuple(Grant(name, _ALL) for name in ("*", names.DEAD_LETTERS, f"{names.TEMPORARY}*"))
+
+_OF_ROLES: dict[roles.Role, Grants] = {
+    roles.Role.USER: (Grant("*", _USE),),
+    roles.Role.VIEWER: tuple(Grant(name, frozenset((Right.BROWSE,))) for name in ("*", names.DEAD_LETTERS)),
+    roles.Role.OPERATOR: _EVERYTHING,
+    roles.Role.WEB: _EVERYTHING,
+    roles.Role.GATEWAY: _EVERYTHING,
+}
+
+
+def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
+    """What a role has without grants of its own. ``narrowed``: its topics are limited, and so it has none."""
+    return () if narrowed else _OF_ROLES.get(role, ())
+
+
+def allows(grants: Iterable[Grant], queue: str, right: str) -> bool:
+    """``*`` alone reaches neither the dead letters nor temporary queues, which are for those who are told
+    their names: patterns for these begin as they do."""
+    temporary = queue.startswith(names.TEMPORARY)
+    if temporary and right == Right.SEND:
+        return any(grant.rights for grant in grants)
+    return any(
+        right in grant.rights and _matches(grant.pattern, queue)
+        for grant in grants
+        if grant.pattern != "*" or not (temporary or queue == names.DEAD_LETTERS)
+    )
+
+
+@functools.lru_cache(4096)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+
+
+def _matches(pattern: str, queue: str) -> bool:
+    return _pattern(pattern).fullmatch(queue) is not None

@@ -1,0 +1,97 @@
+"""A box that one key opens: what is secret rests and travels in it.
+
+Anybody who has the public half can close a box and cannot open it again.  Each is closed with a key of its
+own (X25519 with the receiver's, HKDF-SHA256, ChaCha20-Poly1305), and is about something, which whoever opens
+it has to say: a box that was put in the place of another stays shut.
+
+    version 1 | public half of the box's own key (32 bytes) | sealed text and its tag
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import pathlib
+
+from cryptography import exceptions
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import x25519
+from cryptography.hazmat.primitives.ciphers import aead
+from cryptography.hazmat.primitives.kdf import hkdf
+
+from muster.core import errors
+from muster.trust import private_files
+
+_VERSION = b"\x01"
+_KEY_BYTES = 32
+_PURPOSE = b"muster sealed box 1"
+_NONCE = bytes(12)  # a box's key seals once
+
+
+class Key:
+    """Opens what was sealed for it. Its `repr` shows only the public half."""
+
+    def __init__(self, private: x25519.X25519PrivateKey) -> None:
+        self._private = private
+        self._public = private.public_key().public_bytes_raw()
+        self.public = base64.b64encode(self._public).decode()
+
+    @classmethod
+    def create(cls) -> Key:
+        return cls(x25519.X25519PrivateKey.generate())
+
+    @classmethod
+    def kept_in(cls, path: pathlib.Path) -> Key:
+        """The one in this file, which is made if it is not there. The caller holds the folder's lock."""
+        if not path.exists():
+            private_files.write(path, base64.b64encode(cls.create()._private.private_bytes_raw()))
+        text = private_files.read_text(path, "the key of secrets")
+        return cls(x25519.X25519PrivateKey.from_private_bytes(_key(text)))
+
+    def open(self, box: str, about: str) -> bytes:
+        raw = _decoded(box)
+        head = len(_VERSION) + _KEY_BYTES
+        if not raw.startswith(_VERSION) or len(raw) <= head:
+            raise errors.InvalidInput("not a sealed box")
+        own = raw[len(_VERSION) : head]
+        try:
+            shared = self._private.exchange(x25519.X25519PublicKey.from_public_bytes(own))
+            return _cipher(shared, own, self._public).decrypt(_NONCE, raw[head:], about.encode())
+        except (exceptions.InvalidTag, ValueError) as error:
+            raise errors.InvalidInput(
+                f"the box does not open: it was sealed for another key, or is not about {about!r}"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"Key({self.public})"
+
+
+def seal(public: str, data: bytes, about: str) -> str:
+    """A box, as text, for the key whose public half this is."""
+    receiver, own = _key(public), x25519.X25519PrivateKey.generate()
+    own_public = own.public_key().public_bytes_raw()
+    try:
+        shared = own.exchange(x25519.X25519PublicKey.from_public_bytes(receiver))
+    except ValueError as error:
+        raise errors.InvalidInput(f"not a key that a box can be sealed for: {error}") from error
+    sealed = _cipher(shared, own_public, receiver).encrypt(_NONCE, data, about.encode())
+    return base64.b64encode(_VERSION + own_public + sealed).decode()
+
+
+def _cipher(shared: bytes, own: bytes, receiver: bytes) -> aead.ChaCha20Poly1305:
+    derived = hkdf.HKDF(hashes.SHA256(), _KEY_BYTES, salt=None, info=_PURPOSE + own + receiver)
+    return aead.ChaCha20Poly1305(derived.derive(shared))
+
+
+def _key(text: str) -> bytes:
+    raw = _decoded(text)
+    if len(raw) != _KEY_BYTES:
+        raise errors.InvalidInput(f"a key of {len(raw)} bytes: it has {_KEY_BYTES}")
+    return raw
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise errors.InvalidInput("not base64") from error

@@ -1,0 +1,143 @@
+"""All that is done: who may, under whose identity, and the line of the audit it leaves.
+
+Every act passes `Desk.do`, from a page and from REST alike: the person's role is checked, and the act goes
+over the bus under the person's own identity.  One act leaves one record in the domain's audit, before the
+answer goes out.  The service that carried it out writes it, with what the web states: by which interface the
+person came, and from which address (`muster.bus.rpc.origin`).  The web writes the record where no service
+does: what it refused itself, what no service answered, and acts that no service audits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from muster.bus import api
+from muster.bus.rpc import origin, request_audit
+from muster.core import errors, leaky_buckets, messages
+from muster.core.telemetry import log
+from muster.trust.permissions import roles
+from muster.web.auth import sessions
+from muster.web.data import read_model
+
+T = TypeVar("T")
+PART = "web"
+FAILED_LOGINS = leaky_buckets.Budget(1000, 30.0)  # records of all wrong passwords together
+events = log.Events("web")
+
+#: The client's address, while a request of it is served.
+address: contextvars.ContextVar[str] = contextvars.ContextVar("address", default="")
+
+#: Words of the audit: each is a token of its subject.
+Act = Callable[[api.Bus], Awaitable[T]]
+
+
+class Desk:
+    def __init__(self, known: read_model.Source) -> None:
+        self._source = known
+        self._records: set[asyncio.Task[None]] = set()
+        self._audits: dict[leaky_buckets.Budget, request_audit.Audit] = {}
+
+    async def do(
+        self,
+        session: sessions.Session,
+        what: str,
+        target: str,
+        act: Act[T],
+        *,
+        touches: str = "",
+        needs: sessions.Role = sessions.Role.OPERATOR,
+        service_audits: bool = True,
+    ) -> T:
+        """Carry out the act if this person may, and record its outcome, also when it is cancelled.
+
+        ``service_audits``: the service that carries it out records it.
+        """
+        outcome, why, sent = messages.Outcome.IN_DOUBT, "cancelled before it was answered", False
+        with origin.acting(_interface(session.kind), address.get()) as begun:
+            try:
+                require(session, needs, what)
+                bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
+                sent = True
+                found = await act(bus)
+                outcome, why = messages.Outcome.DONE, ""
+            except errors.MusterError as error:
+                outcome, why = messages.Outcome.of(error), error.message
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                if outcome is messages.Outcome.IN_DOUBT and not sent:
+                    outcome = messages.Outcome.FAILED
+                if touches and sent:
+                    self._source.cache.touch(touches)
+                if not (service_audits and begun.answered):
+                    await self._finish(
+                        self.record(session.name, what, target, why, outcome, kind=session.kind)
+                    )
+        return found
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for ``work``, which goes on if the caller is cancelled."""
+        task = asyncio.create_task(work, name="web audit record")
+        self._records.add(task)
+        task.add_done_callback(self._records.discard)
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait for the records that are still being stored."""
+        await asyncio.gather(*self._records, return_exceptions=True)
+        for audit in self._audits.values():
+            await audit.close()
+
+    async def record(
+        self,
+        who: str,
+        what: str,
+        target: str,
+        why: str,
+        outcome: messages.Outcome,
+        *,
+        kind: sessions.Kind,
+        budget: leaky_buckets.Budget = request_audit.REFUSED,
+    ) -> None:
+        """One record of the audit; an act is not undone because its record could not be stored."""
+        try:
+            bus = self._source.link.bus
+        except errors.NotConnected as error:
+            events.error("not-recorded", what=what, target=target, by=who, error=error)
+            return
+        audit = self._audits.get(budget)
+        if audit is None:
+            audit = self._audits[budget] = request_audit.Audit(bus, PART, refused=budget)
+        audit.use(bus)
+        details = {"door": _interface(kind)} | ({"address": address.get()} if address.get() else {})
+        shared = "-" if budget == FAILED_LOGINS else ""  # who is what a client claims
+        await audit.record(what, target, why, who=who or "-", outcome=outcome, budget=shared, **details)
+
+    async def failed_login(self, name: str, from_address: str) -> None:
+        why = f"wrong name or password, from {from_address}"
+        await self.record(
+            name,
+            "login",
+            name,
+            why,
+            messages.Outcome.REFUSED,
+            kind=sessions.Kind.COOKIE,
+            budget=FAILED_LOGINS,
+        )
+
+
+def _interface(kind: sessions.Kind) -> str:
+    return "rest" if kind is sessions.Kind.TOKEN else "web"
+
+
+def require(session: sessions.Session, needed: sessions.Role, what: str) -> None:
+    if not session.role.covers(needed):
+        raise errors.Forbidden(
+            f"{session.name} has the role {session.role.value}, and may not {what}",
+            hint=f"it takes the role {needed.value}",
+        )

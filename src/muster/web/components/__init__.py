@@ -1,0 +1,1 @@
+"""HTML building blocks that the pages share."""

@@ -1,0 +1,306 @@
+"""Pictures in SVG, drawn here: no script, no library, the colours of the page. Pure.
+
+Each has a name for those who cannot see it, and says its figures in words as well.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.web.components import widgets
+from muster.web.components.html import Markup, tag
+
+WIDTH, HEIGHT = 640, 160
+LEFT, RIGHT, TOP, BOTTOM = 72, 8, 12, 28
+
+GAP_PACES, GAP_S_MIN = 3, 5.0
+
+Point = tuple[float, float | None]  # seconds, value
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    points: Sequence[Point]
+    look: str = "line-1"
+
+
+def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
+    """Values over time. A gap stays a gap."""
+    series = [one for one in series if any(_is_known(y) for _, y in one.points)]
+    known = [(x, y) for one in series for x, y in one.points if y is not None and math.isfinite(y)]
+    if len({x for x, _ in known}) < 2:
+        return widgets.empty("Not enough measured yet.", "Points appear as they come.")
+    low_x, high_x = min(x for x, _ in known), max(x for x, _ in known)
+    high_y = _nice(max(max(y for _, y in known), least))
+    span_x = max(high_x - low_x, 1e-9)
+
+    def place(x: float, y: float) -> str:
+        px = LEFT + (x - low_x) / span_x * (WIDTH - LEFT - RIGHT)
+        py = HEIGHT - BOTTOM - min(1.0, max(0.0, y / high_y)) * (HEIGHT - TOP - BOTTOM)
+        return f"{px:.1f},{py:.1f}"
+
+    drawn: list[Markup] = []
+    for share in (0.0, 0.5, 1.0):
+        y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", cls="grid"))
+        drawn.append(
+            tag("text", f"{_short(high_y * share)}{unit}", x=LEFT - 6, y=f"{y + 4:.1f}", cls="axis end")
+        )
+    for at, anchor in ((low_x, "start"), ((low_x + high_x) / 2, "middle"), (high_x, "end")):
+        x = LEFT + (at - low_x) / span_x * (WIDTH - LEFT - RIGHT)
+        drawn.append(tag("text", _clock(at, span_x), x=f"{x:.1f}", y=HEIGHT - 4, cls=f"axis {anchor}"))
+    gaps = sorted({gap for one in series for gap in _gaps(one.points)})
+    for begin, end in gaps:
+        left, right = (float(place(x, 0.0).partition(",")[0]) for x in (begin, end))
+        drawn.append(
+            tag(
+                "rect",
+                tag("title", f"Nothing measured, {_clock(begin, span_x)} to {_clock(end, span_x)}"),
+                x=f"{left:.1f}",
+                y=TOP,
+                width=f"{right - left:.1f}",
+                height=HEIGHT - TOP - BOTTOM,
+                cls="gap",
+            )
+        )
+    for one in series:
+        run: list[str] = []
+        for x, value in (*one.points, (high_x, None)):
+            if value is not None and _is_known(value):
+                run.append(place(x, value))
+            elif run:
+                drawn.append(tag("polyline", points=" ".join(run if len(run) > 1 else run * 2), cls=one.look))
+                run = []
+    last = [
+        f"{one.name}: {_short([y for _, y in one.points if y is not None and _is_known(y)][-1])}{unit}"
+        for one in series
+    ]
+    legend = tag(
+        "div",
+        *(tag("span", words, cls=f"key {one.look}") for words, one in zip(last, series, strict=True)),
+        tag("span", "nothing measured", cls="key gap") if gaps else None,
+        cls="legend",
+    )
+    picture = tag(
+        "svg",
+        *drawn,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=f"{label}. Now {'; '.join(last)}",
+        cls="chart",
+    )
+    return tag("figure", picture, legend)
+
+
+def gapped(points: Sequence[tuple[float, float]]) -> list[Point]:
+    """Of what comes at some pace: where it stayed away for several paces, nothing was measured."""
+    paces = sorted(later - sooner for (sooner, _), (later, _) in itertools.pairwise(points))
+    most_s = max(GAP_S_MIN, GAP_PACES * paces[len(paces) // 2]) if paces else 0.0
+    found: list[Point] = []
+    for at_s, value in points:
+        if found and at_s - found[-1][0] > most_s:
+            found.append((at_s, None))
+        found.append((at_s, value))
+    return found
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _gaps(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
+    """From the last that is known before a gap to the first that is known behind it."""
+    known: float | None = None
+    missing = False
+    for x, y in points:
+        if not _is_known(y):
+            missing = True
+            continue
+        if missing and known is not None:
+            yield known, x
+        known, missing = x, False
+
+
+def shares(counts: Mapping[str, int], *, label: str) -> Markup:
+    """How a whole divides into states: one bar, and the counts in words."""
+    total = sum(counts.values())
+    if not total:
+        return widgets.empty("Nothing to count yet.")
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    x, drawn = 0.0, []
+    for name, count in ordered:
+        width = count / total * WIDTH
+        drawn.append(
+            tag(
+                "rect",
+                tag("title", f"{name}: {count:,}"),
+                x=f"{x:.2f}",
+                y=0,
+                width=f"{max(width - 1.5, 0.8):.2f}",
+                height=14,
+                cls=f"fill {widgets.tone(name)}",
+            )
+        )
+        x += width
+    words = ", ".join(f"{name} {count:,}" for name, count in ordered)
+    picture = tag(
+        "svg",
+        *drawn,
+        viewBox=f"0 0 {WIDTH} 14",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"{label}: {words}",
+        cls="shares",
+    )
+    keys = [
+        tag("span", tag("b", f"{count:,}"), f" {name}", cls=f"key {widgets.tone(name)}")
+        for name, count in ordered
+    ]
+    return tag("figure", picture, tag("div", *keys, cls="legend"))
+
+
+def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
+    """A small bar within a table, beside the figure that it shows."""
+    width = max(0.0, min(1.0, share)) * 100
+    return tag(
+        "svg",
+        tag("rect", x=0, y=0, width=100, height=8, cls="track"),
+        tag("rect", x=0, y=0, width=f"{width:.1f}", height=8, cls=f"fill {look}"),
+        viewBox="0 0 100 8",
+        preserveAspectRatio="none",
+        cls="bar-in-row",
+        aria_hidden="true" if not label else None,
+        role="img" if label else None,
+        aria_label=label or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    look: str
+    words: str  # below the name
+    weight: float = 0.0  # 0 to 1: how large
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    near: str
+    far: str
+    up: bool
+    words: str
+    weight: float = 0.0
+
+
+def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup:
+    """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
+    height = 360 if len(nodes) > 2 else 150
+    middle_x, middle_y = WIDTH / 2, height / 2 - 4
+    across, down = WIDTH / 2 - 110, height / 2 - 78  # room for words, larger on a phone, above and below
+    places: dict[str, tuple[float, float]] = {}
+    for index, one in enumerate(nodes):
+        angle = 2 * math.pi * index / len(nodes) - math.pi / 2
+        if len(nodes) == 1:
+            places[one.name] = (middle_x, middle_y)
+        elif len(nodes) == 2:
+            places[one.name] = (middle_x + (index * 2 - 1) * across * 0.7, middle_y)
+        else:
+            places[one.name] = (middle_x + across * math.cos(angle), middle_y + down * math.sin(angle))
+    drawn: list[Markup] = []
+    for edge in edges:
+        if edge.near not in places or edge.far not in places:
+            continue
+        (x1, y1), (x2, y2) = places[edge.near], places[edge.far]
+        drawn.append(
+            tag(
+                "line",
+                tag("title", f"{edge.near} – {edge.far}: {edge.words}"),
+                x1=f"{x1:.1f}",
+                y1=f"{y1:.1f}",
+                x2=f"{x2:.1f}",
+                y2=f"{y2:.1f}",
+                stroke_width=f"{1.5 + 6 * edge.weight:.1f}",
+                cls=f"edge {'good' if edge.up else 'bad'}",
+            )
+        )
+        x, y = x1 + (x2 - x1) * 0.5, y1 + (y2 - y1) * 0.5
+        if len(edges) <= 12:
+            drawn.append(tag("text", edge.words, x=f"{x:.1f}", y=f"{y - 6:.1f}", cls="axis middle halo"))
+    for one in nodes:
+        x, y = places[one.name]
+        # Outside of the ring, where no link is.
+        name_y, words_y = (y - 52, y - 34) if len(nodes) > 2 and y < middle_y else (y + 44, y + 64)
+        drawn += [
+            tag(
+                "circle",
+                tag("title", f"{one.name}: {one.words}"),
+                cx=f"{x:.1f}",
+                cy=f"{y:.1f}",
+                r=f"{12 + 14 * one.weight:.1f}",
+                cls=f"node {one.look}",
+            ),
+            tag("text", one.name, x=f"{x:.1f}", y=f"{name_y:.1f}", cls="name middle halo"),
+            tag("text", one.words, x=f"{x:.1f}", y=f"{words_y:.1f}", cls="axis middle halo"),
+        ]
+    return tag(
+        "svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart graph"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    lane: str
+    at_s: float
+    words: str
+    look: str
+
+
+def timeline(
+    lanes: Sequence[str], marks: Sequence[Mark], *, from_s: float, to_s: float, label: str
+) -> Markup:
+    """Things that happened, each in its lane."""
+    step = 26
+    height = step * len(lanes) + 24
+    left = 120
+    drawn: list[Markup] = []
+    for index, lane in enumerate(lanes):
+        y = step * index + step / 2
+        drawn.append(tag("line", x1=left, x2=WIDTH - RIGHT, y1=y, y2=y, cls="grid"))
+        drawn.append(tag("text", lane[:18], x=left - 10, y=y + 4, cls="axis end"))
+    for mark in marks:
+        if mark.lane not in lanes or not from_s <= mark.at_s <= to_s:
+            continue
+        x = left + (mark.at_s - from_s) / (to_s - from_s) * (WIDTH - RIGHT - left)
+        y = step * lanes.index(mark.lane) + step / 2
+        drawn.append(
+            tag("circle", tag("title", mark.words), cx=f"{x:.1f}", cy=y, r=6, cls=f"fill {mark.look}")
+        )
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        x = left + share * (WIDTH - RIGHT - left)
+        at = from_s + share * (to_s - from_s)
+        drawn.append(tag("text", _clock(at, to_s - from_s), x=f"{x:.1f}", y=height - 4, cls=f"axis {anchor}"))
+    return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart")
+
+
+def _nice(value: float) -> float:
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+
+
+def _short(value: float) -> str:
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _clock(at_s: float, span_s: float) -> str:
+    at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+    return at.strftime("%H:%M:%S" if span_s < 3600 else "%H:%M" if span_s < 86400 else "%m-%d %H:%M")

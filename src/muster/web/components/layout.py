@@ -1,0 +1,193 @@
+"""The frame around every page, and the page where one logs in. Pure."""
+
+from __future__ import annotations
+
+from muster.web.components import html, widgets
+from muster.web.components import page as components_page
+from muster.web.components.html import Markup, join, tag
+
+#: The ways through the dashboard: where, what it is called, and under which heading.
+MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Fleet", (("/", "Overview"), ("/tree", "Reports"), ("/alerts", "Alerts"), ("/history", "History"))),
+    (
+        "Control",
+        (
+            ("/resources", "Resources"),
+            ("/managers", "Managers"),
+            ("/playground", "Notification"),
+            ("/contexts", "Contexts"),
+            ("/queues", "Queues"),
+        ),
+    ),
+    (
+        "System",
+        (
+            ("/brokers", "Brokers"),
+            ("/pipeline", "Pipeline"),
+            ("/capacity", "Staleness"),
+            ("/audit", "Audit"),
+        ),
+    ),
+)
+THEMES = ("auto", "light", "dark")
+
+
+def document(title: str, body: Markup, *, theme: str, live: str = "") -> str:
+    """``live``: where the script hears of changes."""
+    head = join(
+        tag("meta", charset="utf-8"),
+        tag("title", f"{title} · Muster"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark" if theme == "auto" else theme),
+        tag("link", rel="stylesheet", href="/static/muster.css"),
+        tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        tag("script", Markup(""), src="/static/muster.js", defer=True),
+    )
+    html_ = tag(
+        "html", tag("head", head), tag("body", body, data_live=live or None), lang="en", data_theme=theme
+    )
+    return f"<!doctype html>\n{html_}"
+
+
+def page(
+    seen: components_page.View, made: components_page.Page, sections: list[Markup], *, theme: str, note: str
+) -> str:
+    current = next((path for _, some in MENU for path, _ in some if path == seen.path), _parent(seen.path))
+    groups = [
+        tag(
+            "div",
+            tag("h2", heading),
+            tag(
+                "ul",
+                *(
+                    tag(
+                        "li",
+                        tag(
+                            "a",
+                            label,
+                            href=path,
+                            aria_current="page" if path == current else None,
+                        ),
+                    )
+                    for path, label in some
+                ),
+            ),
+        )
+        for heading, some in MENU
+    ]
+    if seen.administers:
+        logins = tag("a", "Logins", href="/logins", aria_current="page" if current == "/logins" else None)
+        groups.append(tag("div", tag("h2", "Access"), tag("ul", tag("li", logins))))
+    brand = tag("a", tag("b", "Muster"), " ", tag("span", seen.known.source.domain), href="/", cls="brand")
+    who = tag(
+        "div",
+        tag("span", seen.person.name, " ", tag("span", seen.person.role.value, cls="badge calm")),
+        tag(
+            "form",
+            tag("input", type="hidden", name="form", value=seen.form_token),
+            tag("button", "Log out", type="submit", cls="quiet"),
+            method="post",
+            action="/logout",
+        ),
+        cls="who",
+    )
+    status = tag(
+        "div",
+        tag("span", "live", id="live-state", cls="badge calm", role="status"),
+        tag("button", "Theme", type="button", id="theme", cls="quiet", hidden=True),
+        cls="status",
+    )
+    nav = tag("nav", *groups, aria_label="Main")
+    menu = tag("details", tag("summary", "Menu"), nav, cls="menu", open=True, id="menu")
+    header = tag("header", brand, status, menu, who)
+    top = join(
+        tag("h1", made.title),
+        tag("p", made.lead, cls="lead") if made.lead else None,
+        tag("div", note, cls="notice", role="status") if note else None,
+    )
+    main = tag(
+        "main",
+        top,
+        made.head,
+        tag("div", *sections, cls="sections"),
+        made.foot,
+        tag("p", "Times are UTC.", cls="hint times"),
+        id="main",
+        tabindex=-1,
+    )
+    body = join(tag("a", "Skip to the content", href="#main", cls="skip"), header, main)
+    return document(
+        made.title, body, theme=theme, live=components_page.to("/live", page=seen.path, **_nested(seen))
+    )
+
+
+def _parent(path: str) -> str:
+    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/contexts/one": "/contexts"}.get(
+        path, {"/queue": "/queues", "/logins": "/logins"}.get(path, "")
+    )
+
+
+def _nested(seen: components_page.View) -> dict[str, str]:
+    return {name: value for name, value in seen.query.items() if name != "page"}
+
+
+def section(one: components_page.Section, inside: Markup) -> Markup:
+    return tag(
+        "section",
+        tag("h2", one.title, id=f"{one.id}-title") if one.title else None,
+        tag("div", inside, id=one.id, cls="live"),
+        cls="card wide" if one.wide else "card",
+        aria_labelledby=f"{one.id}-title" if one.title else None,
+    )
+
+
+def login(
+    *, domain: str, next_: str, problem: str, hint: str, theme: str, nobody: bool, name: str = ""
+) -> str:
+    fields = join(
+        widgets.field("Name", "name", name, required=True, auto="username"),
+        widgets.field("Password", "password", kind="password", required=True, auto="current-password"),
+    )
+    advice: html.Child = None
+    if nobody:
+        advice = widgets.empty(
+            "Nobody can log in yet.", join("Run ", tag("code", "muster web password"), ".")
+        )
+    body = tag(
+        "main",
+        tag("h1", "Muster"),
+        tag("p", f"The domain {domain}", cls="lead"),
+        advice,
+        tag(
+            "div",
+            tag("p", problem),
+            tag("p", hint, cls="hint") if hint else None,
+            cls="problem",
+            role="alert",
+        )
+        if problem
+        else None,
+        tag(
+            "form",
+            tag("input", type="hidden", name="next", value=next_),
+            fields,
+            tag("button", "Log in", type="submit"),
+            method="post",
+            action="/login",
+        ),
+        cls="login",
+        id="main",
+    )
+    return document("Log in", body, theme=theme)
+
+
+def failure(title: str, detail: str, hint: str, *, theme: str) -> str:
+    body = tag(
+        "main",
+        tag("h1", title),
+        widgets.problem(detail, hint),
+        tag("p", tag("a", "To the overview", href="/")),
+        cls="login",
+        id="main",
+    )
+    return document(title, body, theme=theme)

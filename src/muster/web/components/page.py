@@ -1,0 +1,72 @@
+"""What a page is made with: who looks, what was asked for, and the sections it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from muster.web import request_state
+from muster.web.auth import sessions
+from muster.web.components import html
+
+PARAMETER_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    known: request_state.State
+    person: sessions.Session
+    path: str
+    query: Mapping[str, str]
+    form_token: str
+
+    def asked(self, name: str, default: str = "") -> str:
+        return self.query.get(name, default)[:PARAMETER_MAX]
+
+    @property
+    def may_act(self) -> bool:
+        return self.person.role.covers(sessions.Role.OPERATOR)
+
+    @property
+    def administers(self) -> bool:
+        return self.person.role.covers(sessions.Role.ADMIN)
+
+    @property
+    def here(self) -> str:
+        return to(self.path, **self.query)
+
+
+Make = Callable[[], Awaitable[html.Markup]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """``tags``: of what it shows; it is made again when one of them is touched, and every ``every_s``."""
+
+    id: str
+    title: str
+    make: Make
+    tags: tuple[str, ...] = ()
+    every_s: float = 5.0
+    wide: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``head`` does not change while the page is open: forms stand there, so that nobody's typing is lost."""
+
+    title: str
+    sections: tuple[Section, ...] = ()
+    lead: str = ""
+    head: html.Markup = html.NOTHING
+    foot: html.Markup = html.NOTHING
+
+
+Build = Callable[[View], Page]
+
+
+def to(path: str, **query: str | int | None) -> str:
+    """A link within the dashboard."""
+    kept = {name: str(value) for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(kept)}" if kept else path

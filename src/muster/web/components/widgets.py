@@ -1,0 +1,270 @@
+"""The few shapes that all pages are made of. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.web.components import html, page
+from muster.web.components.html import Child, Markup, join, tag
+
+#: How a state looks; what is not listed looks neutral.
+TONES = {
+    "up": "good",
+    "running": "good",
+    "done": "good",
+    "connected": "good",
+    "resolved": "good",
+    "starting": "busy",
+    "draining": "busy",
+    "pending": "busy",
+    "decided": "busy",
+    "acknowledged": "busy",
+    "late": "warn",
+    "stale": "warn",
+    "unknown": "warn",
+    "warning": "warn",
+    "in-doubt": "warn",
+    "refused": "warn",
+    "silenced": "calm",
+    "info": "calm",
+    "holds": "good",
+    "fails": "bad",
+    "primary": "good",
+    "permanent": "busy",
+    "down": "bad",
+    "failed": "bad",
+    "firing": "bad",
+    "critical": "bad",
+}
+
+
+WORD_MAX = 24
+
+
+def tone(state: str) -> str:
+    return TONES.get(state, "calm")
+
+
+def badge(state: str) -> Markup:
+    """A state in words, with a mark; never by colour alone."""
+    return tag("span", state, cls=f"badge {tone(state)}")
+
+
+def empty(what: str, hint: Child = "") -> Markup:
+    return tag("div", tag("p", what), tag("p", hint, cls="hint") if hint else None, cls="empty")
+
+
+def problem(what: str, hint: str | None) -> Markup:
+    """An error of ours; what it quotes in `…` is a command."""
+    said = tag("p", _quoting(hint), cls="hint") if hint else None
+    return tag("div", tag("p", _quoting(what)), said, cls="problem", role="note")
+
+
+def _quoting(text: str) -> Markup:
+    parts = re.split("`([^`]*)`", text)
+    return join(*(tag("code", part) if place % 2 else part for place, part in enumerate(parts)))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, none: Child = "") -> Markup:
+    """A cell that is a number stands to the right. A head that begins with ``#`` is one of numbers."""
+    if not rows:
+        return none if isinstance(none, Markup) else empty(html.text(none) or "Nothing yet.")
+    numeric = [name.startswith("#") for name in head]
+    top = [
+        tag("th", name.removeprefix("#"), scope="col", cls="num" if right else "") if name else tag("td", "")
+        for name, right in zip(head, numeric, strict=True)
+    ]
+    body = [
+        tag(
+            "tr", *(tag("td", cell, cls=_look(cell, right)) for cell, right in zip(row, numeric, strict=True))
+        )
+        for row in rows
+    ]
+    made = tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body))
+    return tag("div", made, cls="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def _look(cell: Child, right: bool) -> str:
+    """A short name is not broken at its hyphens, and a sentence is not squeezed into a column of words."""
+    if right or not isinstance(cell, str):
+        return "num" if right else ""
+    return "word" if len(cell) <= WORD_MAX and " " not in cell else "text"
+
+
+def facts(pairs: Mapping[str, Child]) -> Markup:
+    return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in pairs.items()), cls="facts")
+
+
+def tile(label: str, value: Child, note: Child = "", *, look: str = "", href: str = "") -> Markup:
+    inside = join(
+        tag("span", label, cls="label"), tag("span", value, cls="value"), tag("span", note, cls="note")
+    )
+    if href:
+        return tag("a", inside, cls=f"tile {look}", href=href)
+    return tag("div", inside, cls=f"tile {look}")
+
+
+def tiles(*made: Markup) -> Markup:
+    return tag("div", *made, cls="tiles")
+
+
+def link(label: str, path: str, **query: str | int | None) -> Markup:
+    return tag("a", label, href=page.to(path, **query))
+
+
+def more(label: str, href: str) -> Markup:
+    return tag("p", tag("a", label, href=href), cls="more")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 channel``, ``2 channels``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def unit(metric: str) -> str:
+    """What the name of a metric says of its unit, to stand behind a figure."""
+    units = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
+    return next((text for end, text in units.items() if metric.endswith(end)), "")
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} %"
+
+
+def seconds(value: float | None) -> str:
+    """A duration as people say it."""
+    if value is None:
+        return "–"
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.0f} h" if value < 172_800 else f"{value / 86400:.0f} d"
+
+
+def size(value: float | None) -> str:
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def moment(at_ms: int | None) -> Markup:
+    """When: the time of the day here, the whole moment for machines and for whoever hovers."""
+    if not at_ms:
+        return Markup("–")
+    at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
+    today = time.time() - at_ms / 1000 < 43_200
+    shown = at.strftime("%H:%M:%S") if today else at.strftime("%Y-%m-%d %H:%M")
+    return tag(
+        "time", shown, datetime=at.isoformat(timespec="milliseconds"), title=f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def ago(at_ms: int | None) -> str:
+    return "–" if not at_ms else f"{seconds(max(0.0, time.time() - at_ms / 1000))} ago"
+
+
+def field(
+    label: str,
+    name: str,
+    value: str = "",
+    *,
+    kind: str = "text",
+    placeholder: str = "",
+    required: bool = False,
+    options: Sequence[tuple[str, str]] = (),
+    rows: int = 0,
+    hint: str = "",
+    auto: str = "",
+) -> Markup:
+    """A labelled field of a form."""
+    id = f"f-{name}"
+    told: dict[str, Any] = {"id": id, "name": name, "required": required or None}
+    if auto:
+        told["autocomplete"] = auto
+    if options:
+        control = tag(
+            "select",
+            *(tag("option", shown, value=own, selected=own == value or None) for own, shown in options),
+            **told,
+        )
+    elif rows:
+        text = f"\n{value}"  # a browser leaves out the first line break
+        control = tag("textarea", text, rows=rows, spellcheck="false", placeholder=placeholder, **told)
+    else:
+        control = tag("input", type=kind, value=value, spellcheck="false", placeholder=placeholder, **told)
+    return tag(
+        "div",
+        tag("label", label, for_=id),
+        control,
+        tag("p", hint, cls="hint") if hint else None,
+        cls="field",
+    )
+
+
+def search(path: str, *fields: Markup, button: str = "Show", **kept: str) -> Markup:
+    hidden = [tag("input", type="hidden", name=name, value=value) for name, value in kept.items() if value]
+    return tag(
+        "form",
+        *hidden,
+        *fields,
+        tag("button", button, type="submit"),
+        method="get",
+        action=path,
+        cls="bar",
+        role="search",
+    )
+
+
+def act(
+    seen: page.View,
+    what: str,
+    button: str,
+    *fields: Markup,
+    sure: str = "",
+    look: str = "",
+    **values: str | int,
+) -> Markup:
+    """A button that does something, for those who may; for others nothing is shown."""
+    if not seen.may_act:
+        return Markup("")
+    hidden = {**values, "form": seen.form_token, "back": seen.here}
+    return tag(
+        "form",
+        *(tag("input", type="hidden", name=name, value=value) for name, value in hidden.items()),
+        *fields,
+        tag("button", button, type="submit", cls=look),
+        method="post",
+        action=f"/do/{what}",
+        cls="act" if not fields else "act stacked",
+        data_sure=sure or None,
+    )
+
+
+def pages(seen: page.View, next_: str | int | None, *, total: int | None = None, shown: int = 0) -> Markup:
+    """Where one is in a long list."""
+    if not shown and not seen.asked("after") and next_ is None:
+        return Markup("")
+    told = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
+    query = {name: value for name, value in seen.query.items() if name != "after"}
+    first = tag("a", "First", href=page.to(seen.path, **query)) if seen.asked("after") else None
+    following = (
+        tag("a", "Next", href=page.to(seen.path, **{**query, "after": str(next_)}), rel="next")
+        if next_ is not None
+        else None
+    )
+    return tag("nav", tag("span", told), first, following, cls="pages", aria_label="Pages")

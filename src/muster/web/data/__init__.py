@@ -1,0 +1,1 @@
+"""The read model: one copy of bus data for all requests of the process."""

@@ -1,0 +1,203 @@
+"""What comes by on the bus, kept for every page and every request of this process, each within a bound.
+
+What services announce is taken as it comes (reports in columns, alerts, decisions, the pipeline's progress,
+changes of state).  What has to be asked for is asked through one cache (`muster.web.data.read_model`), whose tags the
+announcements touch: a thousand open pages ask a service no more often than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar
+
+from muster.bus import api
+from muster.bus.rpc import client
+from muster.core import errors, messages, subjects
+from muster.core.reports import columns
+from muster.manage import client as manage_client
+from muster.manage import protocol as manage_protocol
+from muster.monitor import client as monitor_client
+from muster.pipeline import protocol as pipeline_protocol
+from muster.web.data import cache, connections, latest_reports, recent
+
+T = TypeVar("T")
+
+READ_S = 4.0  # how long a page waits for a service
+CHANGES_KEPT = 500
+DECISIONS_KEPT = 2_000
+PROGRESS_KEPT = 600
+LOAD_KEPT = 360
+SYSTEMS_KEPT = 360
+SAMPLE_S = 5.0
+WATCHED = (
+    manage_protocol.STATES,
+    columns.REPORTS_SUBJECTS,
+    pipeline_protocol.REPORTS,
+    pipeline_protocol.ALERTS,
+    pipeline_protocol.PROGRESS,
+    subjects.announced("bus", "alert"),
+    messages.DECISIONS_SUBJECTS,
+)
+
+
+Point = tuple[float, columns.Rollups]  # when, in s, and the fleet's metrics
+
+
+def decision_key(one: messages.Decision) -> str:
+    """A decision and its outcome are two records with one id."""
+    return f"{one.id}-{one.outcome.value}"
+
+
+def _system(data: bytes) -> Point:
+    made = messages.decode(data, columns.SystemReport)
+    return made.to_ms / 1000, made.metrics
+
+
+def _moment(point: Point) -> float:
+    return point[0]
+
+
+class Hearing:
+    def __init__(self, door: connections.Door, *, domain: str) -> None:
+        self.domain = domain
+        self.cache = cache.Cache()
+        self.machines = latest_reports.Machines()
+        self.changes: collections.deque[manage_protocol.State] = collections.deque(maxlen=CHANGES_KEPT)
+        self.decisions = recent.Recent(decision_key, DECISIONS_KEPT)
+        self.batches: collections.deque[pipeline_protocol.Progress] = collections.deque(maxlen=PROGRESS_KEPT)
+        self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
+        self.systems = recent.Recent(_moment, SYSTEMS_KEPT)
+        self._counted: tuple[float, dict[str, int]] = (0.0, {})
+        self._listeners: dict[str, set[asyncio.Event]] = {}
+        self.link = connections.Link(door, on_connected=self._begin, on_lost=self._lost)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.link.run())
+            group.create_task(self._sample())
+
+    # What comes by
+
+    async def _begin(self, bus: api.Bus) -> None:
+        """Listen first and then read what was before, so that nothing is missed in between."""
+        self.cache.clear()
+        decisions, systems = self.decisions.take(), self.systems.take()
+        for subject in WATCHED:
+            await bus.subscribe(subject, handler=self._heard, max_pending=4096)
+        with contextlib.suppress(errors.MusterError):
+            decisions = await manage_client.Client(bus).decisions(last=DECISIONS_KEPT)
+        self.decisions.put_before(decisions)
+        with contextlib.suppress(errors.MusterError):
+            for one in await monitor_client.recent(bus, window_s=30.0):
+                self.machines.add(one.batch)
+        with contextlib.suppress(errors.MusterError):
+            systems = [_system(data) async for data in monitor_client.results(bus, "system")]
+        self.systems.put_before(systems)
+        self._touch("link")
+
+    def _lost(self) -> None:
+        self.cache.clear()
+        self._touch("link")
+
+    def _heard(self, message: api.Message) -> None:
+        part = message.subject.split(".")
+        with contextlib.suppress(errors.MusterError):  # rubbish changes nothing here
+            match part[1], part[2], part[4] if len(part) > 4 else part[3]:
+                case "monitor", _, _:
+                    self.machines.take(message.data, at_s=time.time())
+                    self._touch("machines")
+                case "manage", "all", _:
+                    self.changes.append(messages.decode(message.data, manage_protocol.State))
+                    self._touch("manage")
+                case _, "log", _:
+                    self.decisions.add(messages.decode(message.data, messages.Decision))
+                    self._touch("audit")
+                    self._touch("manage")
+                case "pipeline", _, "alert":
+                    self._touch("alerts")
+                case "pipeline", _, "report":
+                    if part[5:] == ["system"]:
+                        self.systems.add(_system(message.data))
+                    self._touch("reports")
+                case "pipeline", _, "progress":
+                    progress = messages.decode(message.data, pipeline_protocol.Progress)
+                    if progress.at_ms:  # before its first batch it has nothing to draw
+                        self.batches.append(progress)
+                    self._touch("pipeline")
+                case "bus", _, _:
+                    self._touch("alerts")
+
+    def _touch(self, tag: str) -> None:
+        self.cache.touch(tag)
+        for event in self._listeners.get(tag, ()):
+            event.set()
+
+    @contextlib.contextmanager
+    def hearing(self, *tags: str) -> Any:
+        """An event that is set when something with one of these tags changes."""
+        event = asyncio.Event()
+        for tag in tags:
+            self._listeners.setdefault(tag, set()).add(event)
+        try:
+            yield event
+        finally:
+            for tag in tags:
+                self._listeners[tag].discard(event)
+
+    async def _sample(self) -> None:
+        """Messages and bytes in a second, from the brokers' counters."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            if self.machines.is_due:
+                await self.machines.table()
+            with contextlib.suppress(errors.MusterError):
+                brokers = await self.brokers()
+                now_s = time.time()
+                counts = {
+                    f"{one['name']} {way}": int(one.get(f"{way}_messages") or 0)
+                    for one in brokers
+                    for way in ("in", "out")
+                }
+                before_s, before = self._counted
+                self._counted = (now_s, counts)
+                if before:
+                    rates = {
+                        name: max(0, count - before.get(name, count)) / (now_s - before_s)
+                        for name, count in counts.items()
+                    }
+                    self.load.append((now_s, rates))
+
+    async def _ask(self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]) -> T:
+        async def make() -> T:
+            async with asyncio.timeout(READ_S * 2):
+                return await ask(self.link.bus)
+
+        try:
+            return await self.cache.get(key, tag, kept_s, make)
+        except TimeoutError as error:
+            raise errors.TimedOut("no answer in time") from error
+
+    # The domain's process
+
+    async def _control(self, verb: str, tag: str = "brokers") -> list[dict[str, Any]]:
+        async def ask(bus: api.Bus) -> list[dict[str, Any]]:
+            subject = subjects.said_by("bus", bus.identity, "brokers", verb)
+            try:
+                found: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
+            except errors.TimedOut as error:
+                raise errors.TimedOut(
+                    f"the domain's process did not answer within {READ_S:g} s", hint="it is asked again"
+                ) from error
+            return found
+
+        return await self._ask(("brokers", verb), tag, 2.0, ask)
+
+    async def brokers(self) -> list[dict[str, Any]]:
+        return await self._control("list")
+
+    async def links(self) -> list[dict[str, Any]]:
+        return await self._control("links")

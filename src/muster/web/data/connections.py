@@ -1,0 +1,130 @@
+"""The web's connections to the bus: its own, and one for each person who acts or reads contexts.
+
+The web process outlives the domain it shows: a domain that restarts may come back on other ports, so the link
+asks anew where it is, for as long as it takes.  People act under their own identities, so that every service
+sees, and writes down, who it was; those connections are few, and closed when nobody used them for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Protocol
+
+from muster.bus import api
+from muster.core import errors
+from muster.core.telemetry import log
+from muster.trust.permissions import roles
+
+IDENTITY = "web"
+RETRY_S = 0.5
+PEOPLE_MAX = 256
+IDLE_S = 300.0
+
+events = log.Events("web")
+
+
+class Door(Protocol):
+    """How to reach the domain: `muster.app` gives one."""
+
+    async def connect(self, identity: str, role: roles.Role) -> api.Bus: ...
+    async def place(self) -> Hashable:
+        """Where the domain is now: another value means that it was restarted. None: it does not run."""
+        ...
+
+
+Setup = Callable[[api.Bus], Awaitable[None]]
+
+
+class Link:
+    def __init__(self, door: Door, *, on_connected: Setup, on_lost: Callable[[], None]) -> None:
+        self._door = door
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._bus: api.Bus | None = None
+        self._people: collections.OrderedDict[tuple[str, roles.Role], tuple[api.Bus, float]] = (
+            collections.OrderedDict()
+        )
+        self._joining = asyncio.Lock()
+        self.reason = "connecting to the domain"
+
+    @property
+    def is_up(self) -> bool:
+        return self._bus is not None and self._bus.state is api.ConnectionState.CONNECTED
+
+    @property
+    def bus(self) -> api.Bus:
+        if self._bus is None or not self.is_up:
+            raise errors.NotConnected(
+                f"the domain is not there: {self.reason}",
+                retry_after_s=2.0,
+                hint="start it with `muster up`; this page goes on by itself",
+            )
+        return self._bus
+
+    async def run(self) -> None:
+        """Be connected, for as long as this runs."""
+        while True:
+            try:
+                place = await self._door.place()
+                bus = await self._door.connect(IDENTITY, roles.Role.WEB)
+            except (errors.MusterError, OSError) as error:
+                self.reason = str(error) or type(error).__name__
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                self._bus = bus
+                await self._on_connected(bus)
+                events.info("connected", broker=bus.broker)
+                await self._while_there(bus, place)
+            except errors.MusterError as error:
+                self.reason = error.message
+                events.warning("not-connected", error=error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                self._bus = None
+                self._on_lost()
+                await self._leave(bus)
+
+    async def _while_there(self, bus: api.Bus, place: Hashable) -> None:
+        while bus.state is not api.ConnectionState.CLOSED:
+            await asyncio.sleep(RETRY_S)
+            if bus.state is not api.ConnectionState.CONNECTED:
+                self.reason = "the connection is lost, and being made again"
+                if await self._door.place() != place:
+                    return
+            await self._forget_idle()
+
+    async def as_person(self, name: str, role: roles.Role) -> api.Bus:
+        """A connection under the person's own identity."""
+        _ = self.bus  # complains if the domain is away
+        async with self._joining:
+            kept = self._people.pop((name, role), None)
+            bus = kept[0] if kept else None
+            if bus is None or bus.state is api.ConnectionState.CLOSED:
+                bus = await self._door.connect(name, role)
+            self._people[name, role] = (bus, time.monotonic())
+            while len(self._people) > PEOPLE_MAX:
+                _, (oldest, _) = self._people.popitem(last=False)
+                await _close(oldest)
+        return bus
+
+    async def _forget_idle(self) -> None:
+        for who, (bus, used_s) in list(self._people.items()):
+            if time.monotonic() - used_s > IDLE_S:
+                del self._people[who]
+                await _close(bus)
+
+    async def _leave(self, bus: api.Bus) -> None:
+        people, self._people = self._people, collections.OrderedDict()
+        for one in (*(one for one, _ in people.values()), bus):
+            await _close(one)
+
+
+async def _close(bus: api.Bus) -> None:
+    with contextlib.suppress(errors.MusterError, TimeoutError):
+        async with asyncio.timeout(2.0):
+            await bus.close()

@@ -1,0 +1,205 @@
+"""The latest report of every machine, in columns, as the batches come by on the bus.
+
+Batches are kept as they came until somebody looks, or there are many; then only the last row of each machine
+stays.  A hundred thousand machines are some tens of megabytes; there are at most `ROWS_MAX`, of which the
+longest silent are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.core import errors, messages
+from muster.core.reports import columns as reports_columns
+from muster.monitor import live_view
+
+ROWS_MAX = 500_000
+PENDING_MAX = 200_000
+AGES_KEPT = 600  # seconds of measured staleness
+METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """What reached the top within one second: how many rows, and how old they were."""
+
+    at_s: int
+    rows: int
+    p50_s: float
+    max_s: float
+
+
+class Machines:
+    def __init__(self) -> None:
+        self._table: pa.Table | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._lock = threading.Lock()
+        self._ages: collections.deque[Second] = collections.deque(maxlen=AGES_KEPT)
+        self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
+        self.rows_total = 0
+        self.left_out = 0
+        self.levels: dict[int, float] = {}  # of channels: level -> when it was last heard, in s
+
+    def take(self, data: bytes, *, at_s: float) -> None:
+        """One batch from the bus; rubbish is the pipeline's to count. A second's worth of rows costs 1 ms."""
+        try:
+            batch, facts = reports_columns.decode(data)
+        except errors.MusterError:
+            return
+        if facts.schema != reports_columns.NODE_SCHEMA:
+            return
+        self.add(batch)
+        self.levels[facts.level] = at_s
+        made = batch.column("reported_at").cast(pa.int64()).to_numpy() / 1e6
+        self._measure(int(at_s), at_s - made)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        with self._lock:
+            self._pending.append(batch)
+            self._pending_rows += batch.num_rows
+        self.rows_total += batch.num_rows
+
+    def _measure(self, second: int, ages_s: np.ndarray[Any, Any]) -> None:
+        current, found = self._this_second
+        if second != current and found:
+            ages = np.concatenate(found)
+            self._ages.append(Second(current, len(ages), float(np.median(ages)), float(ages.max())))
+            found = []
+        found.append(ages_s)
+        self._this_second = (second, found)
+
+    @property
+    def is_due(self) -> bool:
+        return self._pending_rows > PENDING_MAX
+
+    def seconds(self) -> list[Second]:
+        return list(self._ages)
+
+    def rows_per_s(self, *, over_s: int = 10) -> float:
+        now_s = int(time.time())
+        return sum(one.rows for one in self._ages if now_s - over_s <= one.at_s < now_s) / over_s
+
+    async def table(self) -> pa.Table:
+        """One row for each machine."""
+        if self._pending_rows or self._table is None:
+            await asyncio.to_thread(self._settle)
+        assert self._table is not None
+        return self._table
+
+    def _settle(self) -> None:
+        with self._lock:
+            pending, self._pending, self._pending_rows = self._pending, [], 0
+            old = self._table.to_batches() if self._table is not None else []
+            table = live_view.latest([*old, *pending])
+            if table.num_rows > ROWS_MAX:
+                newest = pc.sort_indices(table, sort_keys=[("reported_at", "descending")])
+                self.left_out += table.num_rows - ROWS_MAX
+                table = live_view.latest(table.take(newest.slice(0, ROWS_MAX)).to_batches())
+            self._table = table.combine_chunks()
+
+    async def summary(self) -> dict[str, Any]:
+        """Counts by state, by group, and how stale: all of a page in one pass over columns."""
+        table = await self.table()
+        return await asyncio.to_thread(_summary, table, time.time())
+
+    async def system(self) -> reports_columns.SystemReport | None:
+        table = await self.table()
+        if not table.num_rows:
+            return None
+        now_ms = int(time.time() * 1000)
+        return await asyncio.to_thread(live_view.system_report, table, from_ms=now_ms - 60_000, to_ms=now_ms)
+
+    async def group(self, name: str) -> reports_columns.GroupReport | None:
+        table = await self.table()
+        members = table.filter(pc.equal(table.column("group"), name))
+        if not members.num_rows:
+            return None
+        now_ms = int(time.time() * 1000)
+        found = await asyncio.to_thread(
+            live_view.group_reports, members, from_ms=now_ms - 60_000, to_ms=now_ms
+        )
+        return found[0]
+
+    async def node(self, machine: str) -> messages.NodeReport | None:
+        return live_view.node(await self.table(), machine)
+
+    async def page(
+        self, *, group: str = "", state: str = "", after: str = "", limit: int = 50
+    ) -> tuple[list[dict[str, Any]], int, str | None]:
+        """Machines by name after ``after``; rows as plain values, how many there are, and what is next."""
+        table = await self.table()
+        return await asyncio.to_thread(_page, table, group, state, after, limit)
+
+
+def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:
+    made_s = pc.divide(table.column("reported_at").cast(pa.int64()).cast(pa.float64()), 1e6)
+    age_s = pc.subtract(pa.scalar(now_s), made_s)
+    return age_s, pc.greater(age_s, pc.multiply(table.column("period_s"), live_view.STALE_AFTER_PERIODS))
+
+
+def _summary(table: pa.Table, now_s: float) -> dict[str, Any]:
+    if not table.num_rows:
+        return {"machines": 0, "stale": 0, "states": {}, "groups": [], "oldest_s": None, "median_s": None}
+    age_s, is_stale = _stale(table, now_s)
+    state = pc.if_else(is_stale, "stale", table.column("state"))
+    small = pa.table({"group": table.column("group"), "state": state, "age_s": age_s})
+    by_state = {one["values"]: one["counts"] for one in pc.value_counts(state).to_pylist()}
+    groups: dict[str, dict[str, Any]] = {}
+    for row in (
+        small.group_by(["group", "state"]).aggregate([("age_s", "max"), ("age_s", "count")]).to_pylist()
+    ):
+        one = groups.setdefault(row["group"], {"group": row["group"], "machines": 0, "states": {}})
+        one["machines"] += row["age_s_count"]
+        one["states"][row["state"]] = row["age_s_count"]
+        one["oldest_s"] = max(one.get("oldest_s", 0.0), row["age_s_max"])
+    for row in table.group_by("group").aggregate([(name, "mean") for name in METRICS]).to_pylist():
+        groups[row["group"]] |= {name: row[f"{name}_mean"] for name in METRICS}
+    return {
+        "machines": table.num_rows,
+        "stale": by_state.get("stale", 0),
+        "states": by_state,
+        "groups": sorted(groups.values(), key=lambda one: str(one["group"])),
+        "oldest_s": pc.max(age_s).as_py(),
+        "median_s": float(np.median(age_s.to_numpy())),
+    }
+
+
+def _page(
+    table: pa.Table, group: str, state: str, after: str, limit: int
+) -> tuple[list[dict[str, Any]], int, str | None]:
+    now_s = time.time()
+    if group:
+        table = table.filter(pc.equal(table.column("group"), group))
+    if state and table.num_rows:
+        _, is_stale = _stale(table, now_s)
+        wanted = (
+            is_stale
+            if state == "stale"
+            else pc.and_(pc.equal(table.column("state"), state), pc.invert(is_stale))
+        )
+        table = table.filter(wanted)
+    total = table.num_rows
+    if after:
+        table = table.filter(pc.greater(table.column("machine"), after))
+    rest = table.num_rows
+    some = table.slice(0, limit)  # the table is in the order of names
+    if not some.num_rows:
+        return [], total, None
+    age_s, is_stale = _stale(some, now_s)
+    rows = []
+    columns = some.select(["machine", "group", "zone", "state", "period_s", *METRICS]).to_pylist()
+    services = some.column("services").to_pylist()
+    for row, age, stale, own in zip(columns, age_s.to_pylist(), is_stale.to_pylist(), services, strict=True):
+        row["state"] = "stale" if stale else row["state"]
+        rows.append({**row, "age_s": round(max(0.0, age), 3), "services": len(own or ())})
+    return rows, total, rows[-1]["machine"] if rest > len(rows) else None

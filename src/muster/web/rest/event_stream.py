@@ -1,0 +1,152 @@
+"""Watches, as server-sent events: each change as it comes, until the reader goes or its login ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Header, Path, Request
+from starlette.responses import StreamingResponse
+
+from muster.core import errors, messages, subjects
+from muster.manage import protocol as manage_protocol
+from muster.pipeline import protocol as pipeline_protocol
+from muster.web import problems, request_state
+from muster.web.data import rows
+from muster.web.rest import base
+
+router = base.router("watches")
+
+WATCHES_MAX = 500  # open at the same time, pages included
+BEAT_S = 15.0  # a comment so often, so that a dead connection is noticed on both sides
+LOOK_S = 5.0  # whether the login still is, so often and before each event
+STREAM: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "Events without end, one JSON document each.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        **base.PROBLEMS,
+    },
+    "response_class": StreamingResponse,
+}
+_WATCHED: dict[str, tuple[str, type[messages.Message]]] = {
+    "resources": (manage_protocol.STATES, manage_protocol.State),
+    "alerts": (pipeline_protocol.ALERTS, messages.Alert),
+    "pipeline": (pipeline_protocol.PROGRESS, pipeline_protocol.Progress),
+    "audit": (messages.DECISIONS_SUBJECTS, messages.Decision),
+    "budgets": (subjects.announced("bus", "alert"), messages.Alert),
+}
+
+
+class Watches:
+    """How many are open: a bounded number."""
+
+    open = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def one(cls) -> Any:
+        if cls.open >= WATCHES_MAX:
+            raise errors.Overloaded(f"{cls.open} watches are open already", retry_after_s=10.0)
+        cls.open += 1
+        try:
+            yield
+        finally:
+            cls.open -= 1
+
+
+def event(data: object, *, name: str = "", id: str = "") -> bytes:
+    """One event: JSON has no line breaks, so it is one line of data."""
+    head = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "")
+    return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def stream(request: Request, made: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
+    async def body() -> AsyncIterator[bytes]:
+        with Watches.one():
+            yield b": muster\n\n"
+            async with contextlib.aclosing(_with_beats(made(), request)) as found:
+                async for data in found:
+                    yield data
+
+    if Watches.open >= WATCHES_MAX:
+        raise errors.Overloaded(f"{Watches.open} watches are open already", retry_after_s=10.0)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+async def _with_beats(found: AsyncIterator[bytes], request: Request) -> Any:
+    """What is found, with a comment now and then; ends with the login, and with a problem as last word."""
+    waiting: asyncio.Future[bytes] | None = None
+    said_s = time.monotonic()
+    try:
+        while True:
+            if waiting is None:
+                waiting = asyncio.ensure_future(anext(found))
+            done, _ = await asyncio.wait((waiting,), timeout=LOOK_S)
+            try:
+                await request_state.session_of(request)
+                data = waiting.result() if done else b": beat\n\n"
+            except StopAsyncIteration:
+                return
+            except errors.MusterError as error:
+                yield event(problems.document(error), name="problem")
+                return
+            if done:
+                waiting = None
+            elif time.monotonic() - said_s < BEAT_S:
+                continue
+            said_s = time.monotonic()
+            yield data
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await found.aclose()  # type: ignore[attr-defined]
+
+
+@router.get("/watch/{what}", summary="Each change as it comes", **STREAM)
+async def watch(
+    request: Request,
+    known: request_state.Known,
+    person: request_state.Person,
+    what: Literal["resources", "alerts", "pipeline", "audit", "budgets"],
+) -> StreamingResponse:
+    bus = known.source.link.bus
+    subject, kind = _WATCHED[what]
+
+    async def changes() -> AsyncIterator[bytes]:
+        async with await bus.subscribe(subject, max_pending=1024) as subscription:
+            async for message in subscription:
+                with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
+                    yield event(messages.decode(message.data, kind), name=what)
+
+    return stream(request, changes)
+
+
+@router.get("/watch-context/{key:text}", summary="Each change of a context as it comes", **STREAM)
+async def watch_context(
+    request: Request,
+    known: request_state.Known,
+    person: request_state.Person,
+    key: Annotated[str, Path(min_length=1, max_length=512)],
+    after_version: Annotated[int, base.Query(ge=0, le=(1 << 53) - 1)] = 0,
+    last_event_id: Annotated[
+        str, Header(alias="Last-Event-ID", max_length=20, description="Go on after this event.")
+    ] = "",
+) -> StreamingResponse:
+    after = base.number(last_event_id) or after_version  # a browser that comes again says where it was
+
+    async def changes() -> AsyncIterator[bytes]:
+        async for one in known.source.watch(person, key, after_version=after):
+            row = msgspec.structs.asdict(one)
+            value = row.pop("value")
+            told = {**row, **({} if value is None else rows.shown(value))}
+            yield event(told, name="context", id=str(one.version))
+
+    return stream(request, changes)

@@ -1,0 +1,136 @@
+"""Selective notification: who would be reached, why or why not, and sending."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import Field
+from starlette.responses import Response
+
+from muster.notify import client, protocol
+from muster.web import request_state
+from muster.web.rest import base
+from muster.web.rest.resources import Strict
+
+router = base.router("notification")
+
+PARTY = "web"
+Value = str | bool | int | float | list[str] | None
+
+
+class Event(Strict):
+    type: str = Field(min_length=1, max_length=128)
+    content: dict[str, Value] = Field(default_factory=dict)
+
+
+class Question(Strict):
+    address: str = Field("TRUE", max_length=65536, description="A predicate over the receivers' states.")
+    event: Event | None = Field(None, description="Only those who would accept this.")
+    sender: str = Field("", max_length=300, description="PROCESS/PARTY; empty: yourself.")
+    limit: int = Field(base.LIMIT, ge=1, le=base.LIMIT_MAX)
+
+
+class Explanation(Strict):
+    address: str = Field("TRUE", max_length=65536)
+    event: Event
+    receiver: str = Field(min_length=1, max_length=300, description="PROCESS/PARTY.")
+    sender: str = Field("", max_length=300)
+
+
+class Sending(Strict):
+    address: str = Field("TRUE", max_length=65536)
+    event: Event
+    party: str = Field(PARTY, pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    durable: bool = False
+
+
+class Policy(Strict):
+    policy: str = Field(min_length=1, max_length=65536)
+
+
+def send_of(event: Event, *, address: str, party: str) -> protocol.Send:
+    content = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in event.content.items()
+    }
+    return protocol.Send(
+        id=secrets.token_hex(12), party=party, type=event.type, content=content, address=address
+    )
+
+
+@router.get("/parties", summary="Parties, with their states and policies", **base.answers(base.items()))
+async def parties(
+    known: request_state.Known,
+    person: request_state.Person,
+    where: base.Where = "",
+    prefix: Annotated[str, Query(max_length=300, description="Only names that begin so.")] = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    found = await known.source.parties(where, prefix=prefix, after=cursor, limit=limit)
+    return base.page(found["items"], found["next"], total=found["count"])
+
+
+@router.get("/models", summary="Models of parties and events", **base.answers(base.items()))
+async def models(
+    known: request_state.Known,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    return base.cut(await known.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
+
+
+@router.post(
+    "/notify/who",
+    summary="Who would be reached, how many, and near misses",
+    **base.answers(base.row(count="integer", parties="array", near="array")),
+)
+async def who(known: request_state.Known, person: request_state.Person, asked: Question) -> Response:
+    sender = asked.sender or f"{person.name}/{PARTY}"
+    event = (
+        send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
+        if asked.event
+        else None
+    )
+    return base.reply(await known.source.who(asked.address, event=event, sender=sender, limit=asked.limit))
+
+
+@router.post(
+    "/notify/explain",
+    summary="Why an event would reach a party, or which side keeps it away",
+    **base.answers({"type": "object"}),
+)
+async def explain(known: request_state.Known, person: request_state.Person, asked: Explanation) -> Response:
+    sender = asked.sender or f"{person.name}/{PARTY}"
+    event = send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
+    return base.reply(await known.source.explain(event, sender=sender, receiver=asked.receiver))
+
+
+@router.post(
+    "/notify/check", summary="Type a policy, and say what it costs", **base.answers({"type": "object"})
+)
+async def check(known: request_state.Known, person: request_state.Person, asked: Policy) -> Response:
+    return base.reply(await known.source.check_policy(asked.policy))
+
+
+@router.post("/notify/events", summary="Send an event", **base.answers({"type": "object"}, status=202))
+async def send(known: request_state.Known, person: request_state.Person, wanted: Sending) -> Response:
+    made = send_of(wanted.event, address=wanted.address, party=wanted.party)
+
+    async def act(bus: Any) -> str:
+        async with client.Parties(bus) as mine:
+            return await mine.send(
+                wanted.party,
+                made.type,
+                protocol.from_wire(made.content),
+                to=wanted.address,
+                durable=wanted.durable,
+                timeout_s=10.0,
+            )
+
+    sent = await known.desk.do(
+        person, "notify", f"{made.type} to {wanted.address}", act, touches="notify", service_audits=False
+    )
+    return base.reply({"id": sent, "sender": f"{person.name}/{wanted.party}"}, status=202)

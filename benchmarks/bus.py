@@ -50,7 +50,7 @@ def run(quick: bool) -> list[harness.Row]:
             rows = [*_throughput(plain.url, quick), *_requests(plain.url, quick)]
         with _broker(runner, place, "synced") as synced:
             rows.append(_durable(synced.url, "durable publishes, synced", quick))
-        with _broker(runner, place, "unsynced", config.Storage(sync_interval_s=120)) as unsynced:
+        with _broker(runner, place, "unsynced", config.BrokerStorage(sync_interval_s=120)) as unsynced:
             rows.append(_durable(unsynced.url, "durable publishes, sync off", quick))
         with _broker(runner, place, "crowded") as crowded:
             rows += _idle(crowded, hold_s=2 if quick else 45)
@@ -61,9 +61,11 @@ def run(quick: bool) -> list[harness.Row]:
 
 @contextlib.contextmanager
 def _broker(
-    runner: asyncio.Runner, place: pathlib.Path, name: str, storage: config.Storage | None = None
+    runner: asyncio.Runner, place: pathlib.Path, name: str, storage: config.BrokerStorage | None = None
 ) -> Iterator[broker.Broker]:
-    settings = config.BrokerConfig(name=name, directory=place / name, storage=storage or config.Storage())
+    settings = config.BrokerConfig(
+        name=name, directory=place / name, storage=storage or config.BrokerStorage()
+    )
     started = broker.Broker(settings)
     runner.run(started.start())
     try:

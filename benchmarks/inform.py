@@ -44,11 +44,13 @@ async def overheads(
     where = ("one broker", "two brokers")[column]
     rows: list[harness.Row] = []
     async with inform_worlds.fleet(here, there, folder, 1, 1) as (node, caller):
-        away = inform_client.Client(caller, node="b0")
+        away = inform_client.InformClient(caller, node="b0")
         for number in range(10):
             await away.put(f"far/{number}", VALUE)
-        access = await _mean(lambda n: node.reader.get(protocol.Get(f"far/{n % 10}"), "c"), count)
-        update = await _mean(lambda n: node.writer.write(protocol.Put(f"far/{n % 10}", VALUE), "c"), count)
+        access = await _mean(lambda n: node.reader.get(protocol.GetContext(f"far/{n % 10}"), "c"), count)
+        update = await _mean(
+            lambda n: node.writer.write(protocol.PutContext(f"far/{n % 10}", VALUE), "c"), count
+        )
         road, append = await _road(caller, count), await _append(node, count)
         rows += [
             _ms(f"remote access, {where}", access, ACCESS_MS[column], (1.0, 1.5)[column]),
@@ -65,7 +67,7 @@ async def overheads(
             _ms(f"update, {where}: the nodes' work", max(0.0, update - road - append)),
         ]
         if column == 0:
-            await node.writer.write(protocol.Put("near", VALUE), "c")
+            await node.writer.write(protocol.PutContext("near", VALUE), "c")
             local_ns = measure.nanoseconds_a_call(lambda: node.reader.local("near"))
             rows += [
                 harness.Row(metric="local read", ours=local_ns / 1000, unit="µs", better="lower", goal=10.0),
@@ -88,11 +90,11 @@ async def _road(caller: api.Bus, count: int) -> float:
     return await _mean(lambda _: caller.request(subject, VALUE), count)
 
 
-async def _append(node: node_node.Node, count: int) -> float:
+async def _append(node: node_node.InformationNode, count: int) -> float:
     run = uuid.uuid4().hex
 
     async def append(number: int) -> None:
-        record = protocol.Record(f"alone/{run}/{number}", (node.name,), 1 << 16, node.name, VALUE)
+        record = protocol.ContextRecord(f"alone/{run}/{number}", (node.name,), 1 << 16, node.name, VALUE)
         await node.desk.log.append(record, 0, timeout_s=10.0)
 
     return await _mean(append, count)
@@ -105,7 +107,7 @@ async def _replicas(
     async with inform_worlds.fleet(here, there, folder, replicas + 1, replicas) as (node, _):
         made = await _mean(
             lambda n: node.writer.write(
-                protocol.Put(f"{folder.name}/{where}/{n}", VALUE, ack="replicated"), "c"
+                protocol.PutContext(f"{folder.name}/{where}/{n}", VALUE, ack="replicated"), "c"
             ),
             count,
         )
@@ -139,10 +141,10 @@ async def over_distances(folder: pathlib.Path, count: int) -> list[harness.Row]:
 
 async def _far_access(here: str, there: str, folder: pathlib.Path, count: int, distance_ms: float) -> float:
     async with inform_worlds.fleet(here, there, folder, 1, 1) as (node, caller):
-        away = inform_client.Client(caller, node="b0")
+        away = inform_client.InformClient(caller, node="b0")
         for number in range(10):
             await away.put(f"far/{number}", VALUE)
-        took_ms = await _mean(lambda n: node.reader.get(protocol.Get(f"far/{n % 10}"), "c"), count)
+        took_ms = await _mean(lambda n: node.reader.get(protocol.GetContext(f"far/{n % 10}"), "c"), count)
         return max(0.0, took_ms - distance_ms)
 
 
@@ -161,7 +163,7 @@ async def measured(quick: bool) -> list[harness.Row]:
             here, there = (broker.url for broker in mesh.brokers.values())
             rows += await overheads(here, there, folder / "two", 1, count)
         rows += await over_distances(folder / "far", count // 4 if quick else count)
-        unhurried = config.Storage(sync_interval_s=60.0)  # how the log is filled is not measured
+        unhurried = config.BrokerStorage(sync_interval_s=60.0)  # how the log is filled is not measured
         made = config.BrokerConfig(name="many", directory=folder / "many-broker", storage=unhurried)
         async with brokers.Broker(made) as one:
             size = (20_000, 64 << 20) if quick else (1_000_000, 1 << 30)

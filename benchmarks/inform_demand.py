@@ -41,8 +41,10 @@ class Sample(NamedTuple):
 async def _experiment(
     contexts: int, minutes: float, requests_per_s: float, seed: int, interval_s: float
 ) -> list[Sample]:
-    net = network.Network(seed, faults=network.Faults(delay_s_min=HOP_S, delay_s_max=HOP_S * 1.05))
-    wanted = msgspec.convert({"copies": 1, "interval_s": interval_s}, settings.Inform)
+    net = network.SimulatedNetwork(
+        seed, faults=network.NetworkFaults(delay_s_min=HOP_S, delay_s_max=HOP_S * 1.05)
+    )
+    wanted = msgspec.convert({"copies": 1, "interval_s": interval_s}, settings.InformSettings)
     chance = random.Random(seed)
     async with (
         await net.connect("bloomington") as here,
@@ -52,7 +54,7 @@ async def _experiment(
     ):
         keys = [f"k{number}" for number in range(contexts)]
         for key in keys:
-            await far.writer.write(protocol.Put(key, b"x" * 1700), "indianapolis")
+            await far.writer.write(protocol.PutContext(key, b"x" * 1700), "indianapolis")
         loop = asyncio.get_running_loop()
         samples: list[Sample] = []
         start = loop.time()
@@ -61,7 +63,7 @@ async def _experiment(
             while loop.time() < until:
                 await asyncio.sleep(chance.expovariate(requests_per_s * contexts))
                 began = loop.time()
-                await near.reader.get(protocol.Get(chance.choice(keys)), "reader")
+                await near.reader.get(protocol.GetContext(chance.choice(keys)), "reader")
                 waited_s = loop.time() - began
                 took_ms.append(waited_s * 1000)  # none where it was read from memory
             moved = near.desk.copies.permanent / contexts

@@ -59,14 +59,14 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
     ]
 
 
-def _written(number: int) -> api.Outgoing:
+def _written(number: int) -> api.OutgoingMessage:
     key = f"many/{number:07}"
     stamp = (1_700_000_000_000 + number) << 16
     request = f"{number:032x}"  # as a client's would be
-    record = protocol.Record(
+    record = protocol.ContextRecord(
         key, ("big",), stamp, "big", inform_worlds.VALUE, writer="filler", request=request
     )
-    return api.Outgoing(protocol.log_subject(key), protocol.encode(record))
+    return api.OutgoingMessage(protocol.log_subject(key), protocol.encode(record))
 
 
 def _size(folder: pathlib.Path) -> int:

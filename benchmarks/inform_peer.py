@@ -68,7 +68,7 @@ async def rows(url: str, folder: pathlib.Path, count: int) -> list[harness.Row]:
         )
         worker.hear()
         bus = await stack.enter_async_context(await client.connect((url,), identity="c"))
-        acts = _ours(inform_client.Client(bus, node="peer"), value)
+        acts = _ours(inform_client.InformClient(bus, node="peer"), value)
         if binary is not None:
             port = await stack.enter_async_context(etcd.running(binary, folder / "etcd"))
             peer = await stack.enter_async_context(await etcd.Client.connect(port))
@@ -83,7 +83,7 @@ async def rows(url: str, folder: pathlib.Path, count: int) -> list[harness.Row]:
 Figures = dict[tuple[str, str], list[float]]  # by side and kind
 
 
-def _ours(contexts: inform_client.Client, value: bytes) -> dict[tuple[str, str], measure.Act]:
+def _ours(contexts: inform_client.InformClient, value: bytes) -> dict[tuple[str, str], measure.Act]:
     def key(number: int) -> str:
         return f"k{number % KEYS}"
 

@@ -26,7 +26,7 @@ def echo_of(name: str) -> str:
 
 
 async def main(url: str, name: str, store_url: str, wanted: str) -> None:
-    chosen = msgspec.json.decode(wanted, type=settings.Inform)
+    chosen = msgspec.json.decode(wanted, type=settings.InformSettings)
     empty_bytes = measure.resident_bytes(os.getpid())
     begun = time.perf_counter()
 

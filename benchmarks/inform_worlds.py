@@ -52,14 +52,16 @@ def make(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def wanted(**changes: object) -> settings.Inform:
-    return msgspec.convert({"copies": 1, "refresh_s": 1.0, "interval_s": 1e6, **changes}, settings.Inform)
+def wanted(**changes: object) -> settings.InformSettings:
+    return msgspec.convert(
+        {"copies": 1, "refresh_s": 1.0, "interval_s": 1e6, **changes}, settings.InformSettings
+    )
 
 
 @contextlib.asynccontextmanager
 async def fleet(
     here: str, there: str, folder: pathlib.Path, copies: int, others: int
-) -> AsyncIterator[tuple[node_node.Node, api.Bus]]:
+) -> AsyncIterator[tuple[node_node.InformationNode, api.Bus]]:
     """A node in this process at broker ``here``, ``others`` in their own at ``there``; and a client's bus."""
     chosen = wanted(copies=copies)
     encoded = msgspec.json.encode(chosen).decode()
@@ -107,7 +109,7 @@ async def far_brokers(folder: pathlib.Path, round_trip_ms: float) -> AsyncIterat
                 config.BrokerConfig(
                     name=name,
                     directory=folder / name,
-                    cluster=config.Cluster(
+                    cluster=config.BrokerCluster(
                         name="long", port=ports[name], routes=(f"nats://127.0.0.1:{ends[other]}",)
                     ),
                 )

@@ -186,7 +186,7 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
         running = await stack.enter_async_context(domain.Domain(wanted))
         fleet = Fleet(running, stack)
         bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(endpoint.Registry(bus, running.store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(bus, running.store))
         for number in range(1, managers + 1):
             name = f"manager-{number}"
             await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
@@ -383,7 +383,7 @@ async def _command(place: pathlib.Path, count: int) -> list[harness.Row]:
     ]
 
 
-async def _operate(sender: manager.Manager, number: int) -> protocol.Answer:
+async def _operate(sender: manager.Manager, number: int) -> protocol.OperationResult:
     operation = protocol.Operation(
         id=sender._next_id(), verb=protocol.Verb.GET, resource="r", epoch=1, manager="m"
     )
@@ -404,15 +404,15 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
             return await stack.enter_async_context(await bus_client.connect([hub.url], identity=name))
 
         store = await stack.enter_async_context(await database.open(f"sqlite:{place / 'registry.db'}"))
-        await stack.enter_async_context(endpoint.Registry(await connect("registry-1"), store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(await connect("registry-1"), store))
         await stack.enter_async_context(manager.Manager(await connect("manager-1")))
-        trust = await asyncio.to_thread(keyring.Trust.create, place / "trust", "bench")
+        trust = await asyncio.to_thread(keyring.Keyring.create, place / "trust", "bench")
         host = stack.enter_context(
             measure.Worker(WORKER, "host", hub.url, "host-a", place / "agent", trust.folder)
         )
         assert await asyncio.to_thread(host.hear) == "ready"
-        fleet = client.Client(await connect("ann"))
-        rows += await _table_1(agent_calls.Operator(await connect("table"), lambda: True), rounds)
+        fleet = client.ManageClient(await connect("ann"))
+        rows += await _table_1(agent_calls.AgentCaller(await connect("table"), lambda: True), rounds)
         for shape, paper_ms in (("ring", 12_515), ("cluster", 15_968)):
             text = f"topologies: [{{name: {shape}, shape: {shape}, size: 8, agent: host-a}}]"
             names = [f"{shape}-{number}" for number in range(1, 9)]
@@ -435,7 +435,7 @@ async def _topologies(place: pathlib.Path, rounds: int) -> list[harness.Row]:
     return rows
 
 
-async def _table_1(operator: agent_calls.Operator, rounds: int) -> list[harness.Row]:
+async def _table_1(operator: agent_calls.AgentCaller, rounds: int) -> list[harness.Row]:
     """The paper's five operations, as a manager has them done: from its request to the agent's answer.
 
     Over a broker, by an agent in another process.  The first time, and the mean of the other rounds.
@@ -456,7 +456,7 @@ async def _table_1(operator: agent_calls.Operator, rounds: int) -> list[harness.
         began = time.perf_counter()
         answer = await operator.operate("host-a", operation)
         took_ms = (time.perf_counter() - began) * 1000
-        assert answer.outcome is messages.Outcome.DONE, answer
+        assert answer.outcome is messages.DecisionOutcome.DONE, answer
         if what is not None:
             took[what].append(took_ms)
 

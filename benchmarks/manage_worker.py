@@ -46,7 +46,7 @@ async def connect(url: str, creds: str | None = None, identity: str = "worker") 
 
 
 async def manage(url: str, creds: str) -> None:
-    worker.spare_collector()  # as in a domain
+    worker.relax_gc()  # as in a domain
     async with await connect(url, creds) as bus, manager.Manager(bus) as running:
         say("ready")
         while await told() is not None:
@@ -67,7 +67,7 @@ async def host(url: str, name: str, folder: str, trust: str) -> None:
 
 async def adapters(url: str, *creds: str) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
-    worker.spare_collector()
+    worker.relax_gc()
     async with contextlib.AsyncExitStack() as stack:
         hosts = []
         for one in creds:
@@ -132,7 +132,9 @@ async def _reassigned(hosts: list[agent.Agent], former: str) -> list[float]:
 
 async def _ask(host: agent.Agent, name: str) -> float:
     one = host.hosted[name]
-    said = protocol.Event(resource=name, what=protocol.CHANGED, observed=one.seen, epoch=one.record.epoch)
+    said = protocol.ResourceEvent(
+        resource=name, what=protocol.CHANGED, observed=one.seen, epoch=one.record.epoch
+    )
     began = time.perf_counter()
     subject = protocol.event(host.name, one.record.manager)
     await host._bus.request(subject, messages.encode(said), timeout_s=60)

@@ -35,9 +35,9 @@ def run(quick: bool) -> list[harness.Row]:
 def _indexed() -> list[harness.Row]:
     """Time of a message among subscriptions of which one matches."""
     took_us = {}
-    meta = messages.Meta(properties={"region": "r7", "size": 4})
+    meta = messages.MessageMeta(properties={"region": "r7", "size": 4})
     for count in (100, 10_000):
-        index: selectors.Index[int] = selectors.Index()
+        index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
         for number in range(count):
             index.add(number, f"region = 'r{number}' AND size > 3")
         took_us[count] = (

@@ -163,7 +163,7 @@ class Side:
     def _took_s(self, command: str, wanted: int | None) -> float:
         answer = self.load.ask(command)
         if wanted is not None and answer["received"] != wanted:
-            raise errors.InvariantBroken(
+            raise errors.InvariantViolation(
                 f"{answer['received']} of {wanted} messages arrived: {self.load.name}"
             )
         return float(answer["took_s"])
@@ -340,7 +340,7 @@ def _transit(all_sides: dict[str, Side], plan: Plan) -> dict[Cell, dict[str, Del
 def read_delays(file: pathlib.Path, subscribers: int) -> Delays:
     delays = np.fromfile(file, dtype="<i4").reshape(subscribers, -1)
     if lost := int((delays < 0).sum()):
-        raise errors.InvariantBroken(f"{lost} of {delays.size} deliveries did not arrive")
+        raise errors.InvariantViolation(f"{lost} of {delays.size} deliveries did not arrive")
     return delays
 
 

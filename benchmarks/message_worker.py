@@ -35,7 +35,7 @@ async def _connect(url: str, identity: str) -> client_api.Connection:
 async def dispatcher(url: str) -> None:
     """Says at each line how much CPU time it has used."""
     bus = await bus_client.connect((url,), identity="dispatcher")
-    running = leadership.Service(bus)
+    running = leadership.DispatcherLeadership(bus)
     task = asyncio.create_task(running.run())
     await running.acting.wait()
     say({})
@@ -51,10 +51,10 @@ async def gateway(url: str) -> None:
     from muster.gateways.amqp import gateway as amqp_gateway
     from muster.trust.login import passwords
 
-    async def dial(login: passwords.Login) -> api.Bus:
+    async def dial(login: passwords.PasswordLogin) -> api.Bus:
         return await bus_client.connect((url,), identity=login.name)
 
-    async with amqp_gateway.Gateway(dial, None, anonymous="bench-client") as started:
+    async with amqp_gateway.AmqpGateway(dial, None, anonymous="bench-client") as started:
         say({"port": started.port})
         while await hear() is not None:
             say({"cpu_s": time.process_time()})
@@ -184,7 +184,7 @@ async def durables(url: str) -> None:
         )
         for number in range(20)
     ]
-    sessions = [connection.session(client_api.Mode.DUPS_OK) for connection in connections]
+    sessions = [connection.session(client_api.AcknowledgeMode.DUPS_OK) for connection in connections]
     made = 0
     say({})
     while (asked := await hear()) is not None:

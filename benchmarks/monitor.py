@@ -48,7 +48,7 @@ from muster.testing.eventually import eventually
 
 ROWS = 1000
 MILLION_ROWS_S = 100_000  # a million machines at a period of 10 s
-UP = interpreters.Subscription("up", (protocol.ROOT,))
+UP = interpreters.ForwardTarget("up", (protocol.ROOT,))
 
 WORKER = "benchmarks.monitor_worker"
 QUICK_S_MAX = 420
@@ -195,7 +195,7 @@ async def _channel(profile: str, total: int, quick: bool) -> float:
 def _channel_round(url: str, profile: str, total: int) -> float:
     """The sensors never run further ahead than the broker would hold for the channel."""
     with (
-        measure.Worker(WORKER, "channel", url, channel_channel.Settings().hold_s, "c1") as channel,
+        measure.Worker(WORKER, "channel", url, channel_channel.ChannelOptions().hold_s, "c1") as channel,
         measure.Worker(WORKER, "sensors", url, MACHINES, profile) as source,
     ):
         source.hear()
@@ -232,7 +232,7 @@ def _channel_round(url: str, profile: str, total: int) -> float:
 
 
 SIZES = (1, 10, 30, 100, 300, 1000)  # reports in a message
-SHIPPED = channel_channel.Settings().compression
+SHIPPED = channel_channel.ChannelOptions().compression
 CODECS = (SHIPPED, "zstd", None)
 
 
@@ -248,13 +248,13 @@ class Form(msgspec.Struct, frozen=True):
         return (self.in_s[ROWS] + self.out_s[ROWS]) / ROWS
 
     @property
-    def costs(self) -> capacity_model.Costs:
+    def costs(self) -> capacity_model.CostParameters:
         taken, written = (
             # Weighed by size, so that the small messages tell the cost of a message.
             capacity_model.fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
             for points in (self.in_s, self.out_s)
         )
-        return capacity_model.Costs(
+        return capacity_model.CostParameters(
             message_s=taken.message_s,
             row_s=taken.row_s,
             out_message_s=written.message_s,
@@ -301,7 +301,7 @@ def _arrow(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None
 
     def message(turn: int) -> bytes:
         numbered = [msgspec.structs.replace(row, sequence=turn + 1) for row in rows]
-        facts = columns.Facts(channel="x", sequence=turn)
+        facts = columns.BatchInfo(channel="x", sequence=turn)
         return columns.encode(columns.to_batch(numbered), facts, compression=SHIPPED)
 
     made = [message(turn) for turn in range(turns)]
@@ -312,7 +312,7 @@ def _arrow(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None
     def write() -> object:
         return [forward.encode(SHIPPED) for forward in channel.flush(now_ms)]
 
-    batch, facts = columns.to_batch(rows), columns.Facts(channel="x")
+    batch, facts = columns.to_batch(rows), columns.BatchInfo(channel="x")
     sizes = {codec: len(columns.encode(batch, facts, compression=codec)) for codec in CODECS}
     return sizes, (take, write)
 
@@ -401,22 +401,24 @@ async def _propagation(quick: bool) -> tuple[float, float]:
         settings = config.BrokerConfig(name="b", directory=pathlib.Path(folder))
         async with broker.Broker(settings) as running:
 
-            async def connect(name: str) -> bus_client.Client:
+            async def connect(name: str) -> bus_client.NatsBus:
                 return await bus_client.connect([running.url], identity=name, audit_s=0)
 
-            below = interpreters.Subscription("up", ("top",))
-            plan = fleet.Plan(machines=machines, period_s=period_s, prefix="fleet", rows_per_message=10)
+            below = interpreters.ForwardTarget("up", ("top",))
+            plan = fleet.FleetPlan(machines=machines, period_s=period_s, prefix="fleet", rows_per_message=10)
             async with (
                 await connect("top") as top_bus,
                 await connect("leaf") as leaf_bus,
                 await connect("fleet") as fleet_bus,
-                channel_channel.Channel(top_bus, channel_channel.Settings(hold_s=HOLDS_S[1])),
+                channel_channel.Channel(top_bus, channel_channel.ChannelOptions(hold_s=HOLDS_S[1])),
                 channel_channel.Channel(
-                    leaf_bus, channel_channel.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))
+                    leaf_bus, channel_channel.ChannelOptions(hold_s=HOLDS_S[0], subscriptions=(below,))
                 ) as leaf,
             ):
                 await eventually(lambda: leaf._parents["up"].choose(time.monotonic()))
-                player = playback.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
+                player = playback.FleetPlayer(
+                    fleet_bus, fleet.VirtualFleet(plan), form="reports", channel="leaf"
+                )
                 await player.run(ticks=5 if quick else 20)
                 await asyncio.sleep(sum(HOLDS_S) + 0.5)
                 found = await client.recent(fleet_bus, window_s=3600)
@@ -425,13 +427,13 @@ async def _propagation(quick: bool) -> tuple[float, float]:
         for one in found
         for at_us in one.batch.column("reported_at").cast("int64").to_pylist()
     ]
-    costs = capacity_model.Measured()
+    costs = capacity_model.MeasuredCosts()
     tree = capacity_model.Hierarchy(
         "measured",
         period_s,
         (
-            capacity_model.Level(machines, HOLDS_S[0], costs.channel),
-            capacity_model.Level(1, HOLDS_S[1], costs.inner),
+            capacity_model.HierarchyLevel(machines, HOLDS_S[0], costs.channel),
+            capacity_model.HierarchyLevel(1, HOLDS_S[1], costs.inner),
         ),
     )
     levels = capacity_model.figures(tree).levels
@@ -442,29 +444,31 @@ async def _propagation(quick: bool) -> tuple[float, float]:
     return predicted_s, max(ages_s)
 
 
-async def _whole_way(quick: bool) -> capacity_check.Checked | None:
+async def _whole_way(quick: bool) -> capacity_check.CapacityCheck | None:
     """Sensors, two levels of channels, the stream, Spark: as `muster capacity --check` sees it."""
     machines, period_s = 2000, 2.0
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
         async with broker.Broker(config.BrokerConfig(name="b", directory=place / "broker")) as running:
 
-            async def connect(name: str) -> bus_client.Client:
+            async def connect(name: str) -> bus_client.NatsBus:
                 return await bus_client.connect([running.url], identity=name, audit_s=0)
 
-            below = interpreters.Subscription("up", ("top",))
-            plan = fleet.Plan(machines=machines, period_s=period_s, prefix="fleet", rows_per_message=20)
+            below = interpreters.ForwardTarget("up", ("top",))
+            plan = fleet.FleetPlan(machines=machines, period_s=period_s, prefix="fleet", rows_per_message=20)
             async with (
                 await connect("top") as top_bus,
                 await connect("leaf") as leaf_bus,
                 await connect("fleet") as fleet_bus,
-                channel_channel.Channel(top_bus, channel_channel.Settings(hold_s=HOLDS_S[1])),
+                channel_channel.Channel(top_bus, channel_channel.ChannelOptions(hold_s=HOLDS_S[1])),
                 channel_channel.Channel(
-                    leaf_bus, channel_channel.Settings(hold_s=HOLDS_S[0], subscriptions=(below,))
+                    leaf_bus, channel_channel.ChannelOptions(hold_s=HOLDS_S[0], subscriptions=(below,))
                 ),
             ):
                 with _spark(running.url, place) as alive:
-                    player = playback.Player(fleet_bus, fleet.Fleet(plan), form="reports", channel="leaf")
+                    player = playback.FleetPlayer(
+                        fleet_bus, fleet.VirtualFleet(plan), form="reports", channel="leaf"
+                    )
                     playing = asyncio.create_task(player.run())
                     try:
                         return await _until_steady(fleet_bus, 4 if quick else 12, alive)
@@ -474,8 +478,8 @@ async def _whole_way(quick: bool) -> capacity_check.Checked | None:
 
 
 async def _until_steady(
-    bus: bus_client.Client, batches: int, alive: Callable[[], bool]
-) -> capacity_check.Checked | None:
+    bus: bus_client.NatsBus, batches: int, alive: Callable[[], bool]
+) -> capacity_check.CapacityCheck | None:
     """What is measured over so many batches; None where Spark does not run, or not quickly enough."""
     deadline = time.monotonic() + 60 + 3 * batches * TRIGGER_S
     while time.monotonic() < deadline and alive():
@@ -489,10 +493,10 @@ async def _until_steady(
 
 @contextlib.contextmanager
 def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
-    options = run_.Options(
+    options = run_.PipelineOptions(
         folder=str(place),
         servers=(url,),
-        settings=pipeline_settings.Pipeline(trigger_s=TRIGGER_S),
+        settings=pipeline_settings.PipelineSettings(trigger_s=TRIGGER_S),
     )
     path = place / "options.json"
     path.write_bytes(msgspec.json.encode(options))
@@ -515,7 +519,7 @@ def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _whole_rows(found: capacity_check.Checked | None) -> list[harness.Row]:
+def _whole_rows(found: capacity_check.CapacityCheck | None) -> list[harness.Row]:
     if found is None:
         print("  the whole way: not measured, since Spark did not run, or was not steady in time")
         return []
@@ -573,7 +577,7 @@ def _hierarchies(forms: dict[str, Form], channel_s: float) -> list[harness.Row]:
 def _ours(forms: dict[str, Form], channel_s: float) -> tuple[capacity_model.Hierarchy, ...]:
     """Single rows from the sensors, Arrow between channels."""
     return capacity_model.table_2(
-        forms["arrow"].costs, first=capacity_model.Costs(message_s=1 / channel_s, row_s=0.0)
+        forms["arrow"].costs, first=capacity_model.CostParameters(message_s=1 / channel_s, row_s=0.0)
     )
 
 
@@ -630,15 +634,20 @@ def _draw_channel(forms: dict[str, Form]) -> None:
     plt.close(figure)
 
 
-def _one_channel(senders: int, size: int, costs: capacity_model.Costs) -> capacity_model.LevelFigures:
+def _one_channel(
+    senders: int, size: int, costs: capacity_model.CostParameters
+) -> capacity_model.ModelLevelFigures:
     """A channel that holds for 30 s, with senders that do so too, each message of ``size`` reports."""
     if size == 1:
         tree = capacity_model.Hierarchy(
-            "one", 30.0, (capacity_model.Level(senders, 30.0, costs),), latest=True
+            "one", 30.0, (capacity_model.HierarchyLevel(senders, 30.0, costs),), latest=True
         )
     else:
-        free = capacity_model.Costs(message_s=0.0, row_s=0.0)
-        levels = (capacity_model.Level(size, 30.0, free), capacity_model.Level(senders, 30.0, costs))
+        free = capacity_model.CostParameters(message_s=0.0, row_s=0.0)
+        levels = (
+            capacity_model.HierarchyLevel(size, 30.0, free),
+            capacity_model.HierarchyLevel(senders, 30.0, costs),
+        )
         tree = capacity_model.Hierarchy("one", 30.0, levels, latest=True)
     return capacity_model.figures(tree).levels[-1]
 

@@ -15,10 +15,10 @@ MACHINES_A_GROUP = 20  # on average, in the realistic fleet
 ZONES = {"plain": 8, "realistic": 40}
 
 
-def plan(machines: int, profile: Any, *, period_s: float = 10.0) -> fleet.Plan:
+def plan(machines: int, profile: Any, *, period_s: float = 10.0) -> fleet.FleetPlan:
     """The fleet of both benchmarks. A message holds a thousand machines."""
     a_group = 1000 if profile == "plain" else MACHINES_A_GROUP
-    return fleet.Plan(
+    return fleet.FleetPlan(
         machines=machines,
         period_s=period_s,
         groups=max(1, machines // a_group),
@@ -30,7 +30,7 @@ def plan(machines: int, profile: Any, *, period_s: float = 10.0) -> fleet.Plan:
 
 def reports_(machines: int, profile: str) -> list[messages.NodeReport]:
     """What each machine that is not silent reports first: with sequence number 1."""
-    made = fleet.Fleet(plan(machines, profile), boot=int(time.time()))
+    made = fleet.VirtualFleet(plan(machines, profile), boot=int(time.time()))
     now_ms = int(time.time() * 1000)
     return [
         msgspec.structs.replace(row, sequence=1)

@@ -37,7 +37,7 @@ async def channel(url: str, hold_s: float, name: str) -> None:
     """Says how far it is and what CPU time it used, whenever it is asked."""
     async with (
         await client.connect([url], identity=name, audit_s=0) as bus,
-        channel_channel.Channel(bus, channel_channel.Settings(hold_s=hold_s)) as running,
+        channel_channel.Channel(bus, channel_channel.ChannelOptions(hold_s=hold_s)) as running,
     ):
         print(json.dumps("ready"), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):

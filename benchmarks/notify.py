@@ -89,7 +89,7 @@ class Times(NamedTuple):
 
 def run(quick: bool) -> list[harness.Row]:
     receivers, many, few = (50_000, 2_000, 200) if quick else (1_000_000, 100_000, 1_000)
-    kernels = matcher.fastest()
+    kernels = matcher.select_kernels()
     rows: list[harness.Row] = []
     held = notify_world.build(receivers, many, kernels)
     gc.collect()
@@ -135,7 +135,7 @@ def run(quick: bool) -> list[harness.Row]:
     return rows
 
 
-def _events(held: matcher.Engine, share: str, dice: random.Random, *, more: bool = False) -> Iterator[Event]:
+def _events(held: matcher.Matcher, share: str, dice: random.Random, *, more: bool = False) -> Iterator[Event]:
     """Events as they are drawn, to 50 % only what few accept; ``more``: only what many do."""
     any_will_do = share != "50%" and not more
     while True:
@@ -144,25 +144,25 @@ def _events(held: matcher.Engine, share: str, dice: random.Random, *, more: bool
             yield event
 
 
-def _work(held: matcher.Engine, share: str, count: int = REPEATED, *, more: bool = False) -> Work:
+def _work(held: matcher.Matcher, share: str, count: int = REPEATED, *, more: bool = False) -> Work:
     dice = random.Random(f"{share}{more}")
     events = itertools.islice(_events(held, share, dice, more=more), count)
     return [(event, parser.parse(notify_world.address(dice, share))) for event in events]
 
 
-def _accepting(held: matcher.Engine, event: dict[str, types.Value]) -> float:
+def _accepting(held: matcher.Matcher, event: dict[str, types.Value]) -> float:
     table = held.tables[0]
     held.policies.ask(event)
     return float(table.spans[held.policies.policies(), 1].sum()) / table.used
 
 
-def _match(held: matcher.Engine, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
+def _match(held: matcher.Matcher, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
     if share == "50%":
         return held.find_bits(event, address)[1]
     return sum(len(found.rows) for found in held.find(event, address))
 
 
-def _repeated(held: matcher.Engine, share: str, work: Work, rounds: int) -> Times:
+def _repeated(held: matcher.Matcher, share: str, work: Work, rounds: int) -> Times:
     """Matches of one moment, each address parsed and compiled before."""
     for event, address in work:
         _match(held, share, event, address)
@@ -179,11 +179,11 @@ def _repeated(held: matcher.Engine, share: str, work: Work, rounds: int) -> Time
 class Fresh:
     """Matches of one moment, each to an address that was never used before."""
 
-    def __init__(self, held: matcher.Engine, share: str, count: int, *, more: bool = False) -> None:
+    def __init__(self, held: matcher.Matcher, share: str, count: int, *, more: bool = False) -> None:
         self._held, self._share, self._count = held, share, count
         self._dice = random.Random(f"new {share}{more}")
         self._events = _events(held, share, self._dice, more=more)
-        self._vocabulary = authorities.Known().vocabulary
+        self._vocabulary = authorities.AuthorityView().vocabulary
         self._vocabulary.add(notify_world.WEB_SERVER)
 
     def __call__(self) -> Times:
@@ -206,7 +206,7 @@ def _in_turns(sides: dict[str, Callable[[], Times]]) -> dict[str, Times]:
 
 
 def _matching(
-    held: matcher.Engine, works: dict[str, Work], policies: int, quick: bool
+    held: matcher.Matcher, works: dict[str, Work], policies: int, quick: bool
 ) -> Iterator[harness.Row]:
     sides: dict[str, Callable[[], Times]] = {}
     naive = Naive(held, 20_000 if quick else 100_000)
@@ -244,7 +244,7 @@ def _pair(what: str, share: str, times: Times, peer: Times | None = None) -> Ite
     )
 
 
-def _accepted_by_more(held: matcher.Engine, policies: int, quick: bool) -> Iterator[harness.Row]:
+def _accepted_by_more(held: matcher.Matcher, policies: int, quick: bool) -> Iterator[harness.Row]:
     works = {share: _work(held, share, 50, more=True) for share in SHARES}
     sides: dict[str, Callable[[], Times]] = {}
     for share, work in works.items():
@@ -259,7 +259,7 @@ def _accepted_by_more(held: matcher.Engine, policies: int, quick: bool) -> Itera
 
 
 def _only(
-    held: matcher.Engine, works: dict[str, Work], what: str, policies: int, rounds: int
+    held: matcher.Matcher, works: dict[str, Work], what: str, policies: int, rounds: int
 ) -> Iterator[harness.Row]:
     sides: dict[str, Callable[[], Times]] = {
         share: functools.partial(_repeated, held, share, work, rounds) for share, work in works.items()
@@ -274,7 +274,7 @@ def _only(
 class Naive:
     """Every receiver of a sample is asked; the time is scaled up to all of them."""
 
-    def __init__(self, held: matcher.Engine, sample: int) -> None:
+    def __init__(self, held: matcher.Matcher, sample: int) -> None:
         table = held.tables[0]
         compiled: dict[int, python.Matches] = {}
         self._receivers = []
@@ -282,7 +282,7 @@ class Naive:
             policy = int(table.policy_of[row])
             if policy not in compiled:
                 compiled[policy] = python.compile(models.parse_policy(held.policies.text(policy)))
-            self._receivers.append(reference.Receiver(str(row), table.read(row), compiled[policy]))
+            self._receivers.append(reference.ReferenceReceiver(str(row), table.read(row), compiled[policy]))
         self._scale = table.used / len(self._receivers)
 
     def __call__(self, work: Work) -> Times:
@@ -295,11 +295,11 @@ class Naive:
         return times
 
 
-def _beside(held: matcher.Engine, works: dict[str, Work], quick: bool) -> list[harness.Row]:
+def _beside(held: matcher.Matcher, works: dict[str, Work], quick: bool) -> list[harness.Row]:
     return [_floor(held), _duckdb(held, works["1%"][: 10 if quick else REPEATED])]
 
 
-def _floor(held: matcher.Engine) -> harness.Row:
+def _floor(held: matcher.Matcher) -> harness.Row:
     """Reading three bitmaps, a column of codes and the policies' rows, and nothing else."""
     table = held.tables[0]
     size = 4 * table.used // 8 + table.used + 7 * len(held.policies.true) * 8
@@ -314,7 +314,7 @@ def _floor(held: matcher.Engine) -> harness.Row:
     )
 
 
-def _duckdb(held: matcher.Engine, work: Work) -> harness.Row:
+def _duckdb(held: matcher.Matcher, work: Work) -> harness.Row:
     import duckdb
     import pyarrow as pa
 
@@ -353,7 +353,7 @@ def _duckdb(held: matcher.Engine, work: Work) -> harness.Row:
 
 
 def _found(
-    held: matcher.Engine, event: dict[str, types.Value], address: ast.Condition
+    held: matcher.Matcher, event: dict[str, types.Value], address: ast.Condition
 ) -> tuple[float, list[int]]:
     """Microseconds, and rows."""
     started = time.perf_counter()
@@ -363,7 +363,7 @@ def _found(
 
 
 def _compared(
-    base: Any, held: matcher.Engine, event: dict[str, types.Value], address: ast.Condition
+    base: Any, held: matcher.Matcher, event: dict[str, types.Value], address: ast.Condition
 ) -> float:
     """Microseconds that DuckDB takes for the same answer."""
     import pyarrow as pa
@@ -378,11 +378,11 @@ def _compared(
     took = (time.perf_counter() - started) * 1e6
     mine = _found(held, event, address)[1]
     if sorted(theirs.tolist()) != sorted(mine):
-        raise errors.InvariantBroken(f"DuckDB finds {len(theirs)} receivers, and we {len(mine)}")
+        raise errors.InvariantViolation(f"DuckDB finds {len(theirs)} receivers, and we {len(mine)}")
     return took
 
 
-def _rate(held: matcher.Engine, policies: int) -> harness.Row:
+def _rate(held: matcher.Matcher, policies: int) -> harness.Row:
     work = [pair for share in SHARES[:2] for pair in _work(held, share)]
     for event, address in work:
         held.find(event, address)
@@ -400,7 +400,7 @@ def _rate(held: matcher.Engine, policies: int) -> harness.Row:
     )
 
 
-def _sustained(held: matcher.Engine, works: dict[str, Work], length_s: float) -> list[harness.Row]:
+def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -> list[harness.Row]:
     """Open loop: events and updates are due at their times, whether or not we keep up.
 
     An update is a message about a thousand parties, by name, as it comes from the bus: decoded, checked,
@@ -418,9 +418,9 @@ def _sustained(held: matcher.Engine, works: dict[str, Work], length_s: float) ->
         (
             shard,
             messages.encode(
-                protocol.Changes(
+                protocol.ReceiverChanges(
                     changes=(
-                        protocol.Update(
+                        protocol.UpdateReceivers(
                             parties=tuple(name.partition("/")[2] for name in names[:batch]),
                             values={"load": np.round(numbers.random(batch), 4).tolist()},
                         ),
@@ -430,13 +430,13 @@ def _sustained(held: matcher.Engine, works: dict[str, Work], length_s: float) ->
         )
         for shard, names in notify_world.by_shard(some).items()
     ]
-    knows = authorities.Known()
+    knows = authorities.AuthorityView()
     knows.vocabulary.add(notify_world.WEB_SERVER)
     refused: list[str] = []
 
     def update(shard: protocol.Shard, data: bytes) -> None:
-        changes = messages.decode(data, protocol.Changes).changes
-        checker = shards_shard.Checker(held, knows, refused.append)
+        changes = messages.decode(data, protocol.ReceiverChanges).changes
+        checker = shards_shard.ChangeValidator(held, knows, refused.append)
         for change in checker.check(notify_world.PROCESS, changes, shard)[0]:
             snapshots.apply(held, knows, shard, notify_world.PROCESS, change, 1)
 
@@ -465,7 +465,7 @@ def _sustained(held: matcher.Engine, works: dict[str, Work], length_s: float) ->
 
     message = measure.cpu_seconds(update_all) / len(said)
     if refused:
-        raise errors.InvariantBroken(f"an update was refused: {refused[0]}")
+        raise errors.InvariantViolation(f"an update was refused: {refused[0]}")
     return [
         harness.Row(
             metric=f"sustained for {length_s:.0f} s: events, with updates at once",

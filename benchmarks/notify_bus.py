@@ -52,7 +52,7 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
             again = await _held_by(notifier)
     for told in (filled, again):
         if told["parties"] != receivers:
-            raise errors.InvariantBroken(f"{told['parties']} of {receivers} receivers are held")
+            raise errors.InvariantViolation(f"{told['parties']} of {receivers} receivers are held")
     of = f"{receivers:,} receivers, {policies:,} policies"
 
     def row(what: str, each: float, goal: float | None = None) -> harness.Row:
@@ -98,7 +98,7 @@ async def end_to_end(receivers: int, events: int) -> list[harness.Row]:
                 await asyncio.to_thread(one.hear, timeout_s=400)
             async with (
                 await bus_client.connect([broker.url], identity="watch", audit_s=0) as bus,
-                client.Parties(bus) as mine,
+                client.NotifyClient(bus) as mine,
             ):
                 latencies_ms: dict[bool, list[float]] = {False: [], True: []}
                 for moment in range(MOMENTS):
@@ -131,7 +131,7 @@ async def end_to_end(receivers: int, events: int) -> list[harness.Row]:
     )
 
 
-async def _one(mine: client.Parties, number: int, groups: int, limit: float | None = None) -> None:
+async def _one(mine: client.NotifyClient, number: int, groups: int, limit: float | None = None) -> None:
     """To one group; a limit above every receiver's load makes the address a new one and selects the same."""
     content: dict[str, types.Value] = {"threat_level": 5, "sent_ns": time.monotonic_ns()}
     group = f"region = 'region{number % groups}'"
@@ -141,7 +141,7 @@ async def _one(mine: client.Parties, number: int, groups: int, limit: float | No
 
 
 async def _send(
-    mine: client.Parties, clients: list[measure.Worker], events: int, groups: int, new: bool
+    mine: client.NotifyClient, clients: list[measure.Worker], events: int, groups: int, new: bool
 ) -> list[float]:
     """Milliseconds from sending to the callback, of each client that has receivers of an event."""
     for number in range(50):
@@ -158,7 +158,7 @@ async def _send(
     return found
 
 
-async def _flood(mine: client.Parties, events: int, groups: int) -> None:
+async def _flood(mine: client.NotifyClient, events: int, groups: int) -> None:
     async def some(first: int) -> None:
         for number in range(first, first + events // 20):
             await _one(mine, number, groups)

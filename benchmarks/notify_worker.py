@@ -32,7 +32,7 @@ from muster.predicates import types
 from muster.predicates.syntax import printer
 
 POLICY = "alert AND threat_level >= 4"
-ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.Kind.EVENT)
+ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.ModelKind.EVENT)
 
 
 def say(fact: Any) -> None:
@@ -42,17 +42,17 @@ def say(fact: Any) -> None:
 
 def memory(receivers: int, policies: int) -> None:
     """Bytes of the tables for each receiver: of a process with and without them."""
-    kernels = matcher.warmed()
+    kernels = matcher.warm_up()
     notify_world.build(1000, 10, kernels)
     before = measure.resident_bytes(os.getpid())
     held = notify_world.build(receivers, policies, kernels)
     gc.collect()
-    heap.give_back()
+    heap.trim_heap()
     say((measure.resident_bytes(os.getpid()) - before) / len(held))
 
 
 async def notifier(url: str) -> None:
-    settings = settings_.Notify(stream_bytes=2 << 30, lease_s=60.0)
+    settings = settings_.NotifySettings(stream_bytes=2 << 30, lease_s=60.0)
     async with (
         await bus_client.connect([url], identity="n1", audit_s=0) as bus,
         notifier_notifier.Notifier(bus, settings) as served,
@@ -60,7 +60,7 @@ async def notifier(url: str) -> None:
         await served.serving()
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
-            await asyncio.to_thread(matcher.warmed)  # so that all there is to load has been
+            await asyncio.to_thread(matcher.warm_up)  # so that all there is to load has been
             resident = await steady()
             say({"parties": len(served.engine), "resident_bytes": resident})
 
@@ -76,11 +76,11 @@ async def steady() -> int:
     return now
 
 
-async def join(mine: client.Parties, first: int, count: int, groups: int) -> None:
+async def join(mine: client.NotifyClient, first: int, count: int, groups: int) -> None:
     """Parties, ten thousand at a time, in columns."""
     for start in range(first, first + count, 10_000):
         numbers = range(start, min(start + 10_000, first + count))
-        joins = protocol.Joins(
+        joins = protocol.JoinReceivers(
             parties=tuple(f"web-{number}" for number in numbers),
             model="WebServer",
             values={
@@ -99,7 +99,7 @@ async def fill(url: str, count: int, policies: int) -> None:
     texts = [printer.write(notify_world.policy(dice)) for _ in range(policies)]
     async with (
         await bus_client.connect([url], identity=notify_world.PROCESS, audit_s=0) as bus,
-        client.Parties(bus) as mine,
+        client.NotifyClient(bus) as mine,
     ):
         for model in (notify_world.WEB_SERVER, notify_world.CONTROLLER, *notify_world.EVENTS):
             await mine.define(model)
@@ -107,7 +107,7 @@ async def fill(url: str, count: int, policies: int) -> None:
             some = range(start, min(start + 10_000, count))
             own, which = np.unique(numbers.integers(0, policies, len(some)), return_inverse=True)
             columns = notify_world.columns(numbers, len(some))
-            joins = protocol.Joins(
+            joins = protocol.JoinReceivers(
                 parties=tuple(f"web-{number}" for number in some),
                 model="WebServer",
                 values={name: [protocol.cell(cell) for cell in cells] for name, cells in columns.items()},
@@ -126,7 +126,7 @@ async def receivers(url: str, name: str, first: int, count: int, groups: int) ->
     latencies: list[float] = []
     delivered = 0
 
-    def on_event(names: Sequence[str], event: client.Event) -> None:
+    def on_event(names: Sequence[str], event: client.ReceivedEvent) -> None:
         nonlocal delivered
         delivered += len(names)
         sent: Any = event.content["sent_ns"]
@@ -134,7 +134,7 @@ async def receivers(url: str, name: str, first: int, count: int, groups: int) ->
 
     async with (
         await bus_client.connect([url], identity=name, audit_s=0) as bus,
-        client.Parties(bus, on_event=on_event) as mine,
+        client.NotifyClient(bus, on_event=on_event) as mine,
     ):
         await mine.define(notify_world.WEB_SERVER)
         await mine.define(ALERT)

@@ -33,7 +33,8 @@ CONTROLLER = models.Model(
     "Controller", {"entity": types.STRING, "_command_region": types.STRING, "_trust_level": types.INT}
 )
 EVENTS = tuple(
-    models.Model(kind, {"threat_level": types.INT, "cost": types.INT}, models.Kind.EVENT) for kind in KINDS
+    models.Model(kind, {"threat_level": types.INT, "cost": types.INT}, models.ModelKind.EVENT)
+    for kind in KINDS
 )
 
 
@@ -116,14 +117,14 @@ def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
     return found
 
 
-def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> matcher.Engine:
+def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> matcher.Matcher:
     """Receivers of one policy stand together, or ``scattered`` over chunks, as they come shard by shard."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
     listed = [models.canonical_text(policy(dice)) for _ in range(policies)]
     which = numbers.integers(0, policies, receivers)
     if not scattered:
         which.sort()
-    made = matcher.Engine(kernels=kernels)
+    made = matcher.Matcher(kernels=kernels)
     for chunk in np.array_split(np.arange(receivers), protocol.SHARDS):
         names = [protocol.party_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
         mine, local = np.unique(which[chunk], return_inverse=True)

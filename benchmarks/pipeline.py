@@ -43,7 +43,7 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 
 PERIOD_S, TRIGGER_S = pipeline_domain.PERIOD_S, pipeline_domain.TRIGGER_S
-DELAY_S = settings.Pipeline().delay_s
+DELAY_S = settings.PipelineSettings().delay_s
 MILLION = 1_000_000
 RUN_S_MAX, QUICK_S_MAX = 10_800, 600
 
@@ -197,7 +197,7 @@ def _recover(domain: pipeline_domain.Domain, sizes: Sizes) -> float:
 
 async def _until_caught_up(url: str, began: float) -> float:
     async with await client.connect([url], identity="bench") as bus:
-        ask = pipeline_client.Client(bus)
+        ask = pipeline_client.PipelineClient(bus)
         while time.monotonic() - began < 300:
             with contextlib.suppress(errors.Unavailable):
                 found = await ask.progress()

@@ -36,7 +36,7 @@ from muster.pipeline import protocol, settings
 from muster.pipeline.job import main as run_
 
 PERIOD_S = pipeline_worker.PERIOD_S
-TRIGGER_S = settings.Pipeline().trigger_s
+TRIGGER_S = settings.PipelineSettings().trigger_s
 GENERATOR = "generator"
 CATCH_UP_S_MAX = 240
 CHANNELS = 2
@@ -52,8 +52,8 @@ class Played:
     rows: int  # sent while it was measured
     samples: int
     facts: dict[str, Any]  # of the generator
-    batches: list[protocol.Progress]  # begun after the warm-up
-    before: protocol.Progress  # the last one before them
+    batches: list[protocol.BatchProgress]  # begun after the warm-up
+    before: protocol.BatchProgress  # the last one before them
     cpu_s: dict[str, float]
     memory_bytes: int
     caught_up_s: float
@@ -126,7 +126,7 @@ class Domain:
             self._runner.run(self._broker.start())
             stack.callback(lambda: self._runner.run(self._broker.stop()))
             self.url = self._broker.url
-            hold_s = channel_service.Settings().hold_s
+            hold_s = channel_service.ChannelOptions().hold_s
             for name in self._channel_names:
                 worker = measure.Worker("benchmarks.monitor_worker", "channel", self.url, hold_s, name)
                 self._channels.append(stack.enter_context(worker))
@@ -140,7 +140,7 @@ class Domain:
         self._stack.close()
 
     def start(self) -> None:
-        options = run_.Options(folder=str(self.place), servers=(self.url,))
+        options = run_.PipelineOptions(folder=str(self.place), servers=(self.url,))
         path = self.place / "options.json"
         path.write_bytes(msgspec.json.encode(options))
         with (self.place / "pipeline.log").open("ab") as log:
@@ -209,7 +209,7 @@ class Domain:
     async def _watch(
         self, generator: measure.Worker, profile: str, machines: int, warm: int, periods: int
     ) -> Played:
-        batches: list[protocol.Progress] = []
+        batches: list[protocol.BatchProgress] = []
         late_s: list[float] = []
         async with await client.connect([self.url], identity="bench") as bus:
             watching = [
@@ -237,7 +237,7 @@ class Domain:
             int(facts["samples"] * share),
             facts,
             counted,
-            earlier[-1] if earlier else protocol.Progress(),
+            earlier[-1] if earlier else protocol.BatchProgress(),
             {name: after_cpu[name] - before_cpu.get(name, 0.0) for name in after_cpu},
             memory,
             caught_up_s,
@@ -262,14 +262,14 @@ class Domain:
             if forwarded == before or forwarded + sum(dropped.values()) >= self._stored + rows:
                 break
             before = forwarded
-            await asyncio.sleep(2 * channel_service.Settings().hold_s)
+            await asyncio.sleep(2 * channel_service.ChannelOptions().hold_s)
         self._stored = forwarded
         return dropped
 
-    async def _catch_up(self, bus: client.Client) -> float:
+    async def _catch_up(self, bus: client.NatsBus) -> float:
         """How long until all that was stored has been read."""
         began = time.monotonic()
-        ask = pipeline_client.Client(bus)
+        ask = pipeline_client.PipelineClient(bus)
         while time.monotonic() - began < CATCH_UP_S_MAX:
             if (await ask.progress()).total_rows >= self._stored:
                 break
@@ -281,7 +281,7 @@ class Domain:
             async with await client.connect([self.url], identity="bench") as bus:
                 for wanted in monitor_protocol.streams():
                     await bus.stream(wanted)
-                ask = pipeline_client.Client(bus)
+                ask = pipeline_client.PipelineClient(bus)
                 for _ in range(4000):
                     with contextlib.suppress(errors.Unavailable):
                         if (await ask.progress()).batch >= 0:
@@ -339,12 +339,12 @@ def _ask(channel: measure.Worker) -> dict[str, Any]:
     return facts
 
 
-async def _follow_batches(bus: client.Client, batches: list[protocol.Progress]) -> None:
-    async for one in pipeline_client.Client(bus).follow_progress():
+async def _follow_batches(bus: client.NatsBus, batches: list[protocol.BatchProgress]) -> None:
+    async for one in pipeline_client.PipelineClient(bus).follow_progress():
         batches.append(one)  # noqa: PERF401
 
 
-async def _follow_system(bus: client.Client, late_s: list[float]) -> None:
+async def _follow_system(bus: client.NatsBus, late_s: list[float]) -> None:
     async with await bus.subscribe(columns.result_subject("pipeline", "system")) as subscription:
         async for message in subscription:
             found = messages.decode(message.data, columns.SystemReport)

@@ -26,16 +26,16 @@ PERIOD_S = 10.0
 SLOW_CLOCK_MS = 1000  # a report whose clock is further behind than this may be late through no fault of ours
 
 
-class Counted(fleet.Fleet):
+class Counted(fleet.VirtualFleet):
     """Remembers which reports it made."""
 
-    def __init__(self, plan: fleet.Plan, *, boot: int) -> None:
+    def __init__(self, plan: fleet.FleetPlan, *, boot: int) -> None:
         super().__init__(plan, boot=boot)
         self.tally = pipeline_tally.Tally(plan.machines)
         self.samples = 0
         self.slow_clocks = 0  # reports of machines with such clocks
 
-    def batch(self, slot: fleet.Slot, tick: int, at_ms: int) -> pa.RecordBatch:
+    def batch(self, slot: fleet.FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
         made = super().batch(slot, tick, at_ms)
         self.tally.add(made)
         extra = made.column("extra")
@@ -63,7 +63,7 @@ async def play(
     ]
     async with await client.connect([url], identity=plan.prefix, audit_s=0) as bus:
         players = [
-            playback.Player(
+            playback.FleetPlayer(
                 bus, part, form="reports" if channels else "batches", channel=channels[at] if channels else ""
             )
             for at, part in enumerate(parts)
@@ -91,7 +91,7 @@ async def play(
 
 def pages(profile: str, machines: int) -> None:
     """The same samples as text: a page for each thousand machines, as if they stood behind one exporter."""
-    made = fleet.Fleet(monitor_rows.plan(machines, profile, period_s=PERIOD_S))
+    made = fleet.VirtualFleet(monitor_rows.plan(machines, profile, period_s=PERIOD_S))
     texts = [[_page(made, slot, tick) for tick in range(3)] for slot in made.slots]
     asked = [0] * len(texts)
     samples = [0]
@@ -121,7 +121,7 @@ def pages(profile: str, machines: int) -> None:
     server.shutdown()
 
 
-def _page(made: fleet.Fleet, slot: fleet.Slot, tick: int) -> tuple[bytes, int]:
+def _page(made: fleet.VirtualFleet, slot: fleet.FleetSlot, tick: int) -> tuple[bytes, int]:
     """The text, and how many samples are in it."""
     lines: dict[str, list[str]] = {}
     for row in columns.from_batch(made.batch(slot, tick, 1_700_000_000_000)):

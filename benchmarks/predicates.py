@@ -177,10 +177,10 @@ def million_rows(quick: bool) -> list[harness.Row]:
     }
     table = columns.Table(
         {
-            "load": columns.Column(types.Kind.FLOAT, load),
+            "load": columns.Column(types.ValueKind.FLOAT, load),
             **{
                 key: columns.Column(
-                    types.Kind.STRING, codes, tuple(f"{key[0]}{n}" for n in range(1, count + 1))
+                    types.ValueKind.STRING, codes, tuple(f"{key[0]}{n}" for n in range(1, count + 1))
                 )
                 for (key, count), codes in zip(WORDS.items(), coded.values(), strict=True)
             },

@@ -47,7 +47,9 @@ def run(quick: bool) -> list[harness.Row]:
     ):
         lite = runner.run(database.open(f"sqlite:{folder}/store.db"))
         large = runner.run(database.open(f"sqlite:{folder}/large.db"))
-        post = runner.run(database.open(server.url, password=server.password, settings=api.Settings(pool=4)))
+        post = runner.run(
+            database.open(server.url, password=server.password, settings=api.StoreOptions(pool=4))
+        )
         lines = [runner.run(_raw_postgres(server)) for _ in range(CALLERS)]
         runner.run(_fill(large, raw, records))
 
@@ -154,7 +156,7 @@ def _raw_load(connection: sqlite3.Connection) -> None:
         pass
 
 
-async def _raw_postgres(server: postgres.Server) -> psycopg.AsyncConnection:
+async def _raw_postgres(server: postgres.PostgresServer) -> psycopg.AsyncConnection:
     connection = await psycopg.AsyncConnection.connect(server.url, password=server.password, autocommit=True)
     await connection.execute("CREATE TABLE IF NOT EXISTS record (key text PRIMARY KEY, value bytea)")
     return connection

@@ -78,17 +78,17 @@ def farm(count: int) -> dict[str, dict[str, object]]:
 async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int = 40) -> Outcome:
     outcome = Outcome()
     wanted = sections.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
-    running = domain.Domain(wanted, parts=[notify_part.Notifier(wanted.notify)])
+    running = domain.Domain(wanted, parts=[notify_part.NotifierComponent(wanted.notify)])
     async with running, contextlib.AsyncExitStack() as stack:
 
         async def join(
             identity: str, on_event: client.OnEvent | None = None
-        ) -> tuple[client.Parties, api.Bus]:
+        ) -> tuple[client.NotifyClient, api.Bus]:
             bus = await running.connect(identity, roles.Role.USER)
             stack.push_async_callback(bus.close)
-            return await stack.enter_async_context(client.Parties(bus, on_event=on_event)), bus
+            return await stack.enter_async_context(client.NotifyClient(bus, on_event=on_event)), bus
 
-        def react(names: Sequence[str], event: client.Event) -> None:
+        def react(names: Sequence[str], event: client.ReceivedEvent) -> None:
             outcome.reached[event.id].update(names)
             heard.set()
 
@@ -105,15 +105,15 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
 
         # The root appoints a trust manager, who may grant regions, and trust up to level 5, and nothing else.
         root = await asyncio.to_thread(running.trust.root_authority)
-        key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+        key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
         now = time.time()
         mandates = root.appoint(
             key.public,
             "trust-manager",
             tier=3,
             may_grant={
-                "_command_region": documents.OneOf(values=("northwest", "southeast", "national")),
-                "_trust_level": documents.Between(low=1, high=5),
+                "_command_region": documents.ValueIn(values=("northwest", "southeast", "national")),
+                "_trust_level": documents.ValueRange(low=1, high=5),
             },
             now=now,
             lifetime_s=HOUR_S,
@@ -176,7 +176,7 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
         await mallory.present(_theirs(manager, now))  # a good grant, of somebody else
         outcome.forged.append(await liar.send("command", {"action": "halt"}))
         # In the regional controller's name: the broker lets nobody speak under another identity.
-        forged = protocol.Send(id="forged", party="control", type="alert", content={"threat_level": 9})
+        forged = protocol.SendEvent(id="forged", party="control", type="alert", content={"threat_level": 9})
         subject = (
             f"muster.notify.from.northwest-control.event.{protocol.shard_of('northwest-control/control')}"
         )
@@ -197,7 +197,7 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
 
 def _self_signed(holder: str, now: float) -> tuple[str, ...]:
     """Signed by a root that nobody trusts."""
-    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)).grant(
+    return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)).grant(
         holder, {"_command_region": "national", "_trust_level": 9}, tier=9, now=now, lifetime_s=HOUR_S
     )
 

@@ -50,12 +50,12 @@ class _Loop:
             self._loop.close()
 
 
-async def _under(working_for: trace.Trace | None, work: Coroutine[Any, Any, T]) -> T:
+async def _under(working_for: trace.TraceContext | None, work: Coroutine[Any, Any, T]) -> T:
     trace.current.set(working_for)
     return await work
 
 
-class Message:
+class BlockingMessage:
     """See `api.Message`."""
 
     def __init__(self, message: api.Message, loop: _Loop) -> None:
@@ -71,17 +71,17 @@ class Message:
         self._loop.wait(self._message.respond(data, headers=headers))
 
 
-class Subscription:
+class BlockingSubscription:
     """Iterate it (without end, until it is closed), or take the `next` within a time."""
 
     def __init__(self, subscription: api.Subscription, loop: _Loop) -> None:
         self._subscription = subscription
         self._loop = loop
 
-    def next(self, *, timeout_s: float | None = None) -> Message:
-        return Message(self._loop.wait(self._subscription.next(timeout_s=timeout_s)), self._loop)
+    def next(self, *, timeout_s: float | None = None) -> BlockingMessage:
+        return BlockingMessage(self._loop.wait(self._subscription.next(timeout_s=timeout_s)), self._loop)
 
-    def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
+    def messages(self, *, timeout_s: float | None = None) -> Iterator[BlockingMessage]:
         """Until none came for ``timeout_s``, or the subscription has ended."""
         while True:
             try:
@@ -89,7 +89,7 @@ class Subscription:
             except (errors.TimedOut, errors.NotConnected):
                 return
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[BlockingMessage]:
         return self.messages()
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Subscription:
         self.close()
 
 
-class Stream:
+class BlockingStream:
     """See `api.Stream`."""
 
     def __init__(self, stream: api.Stream, loop: _Loop) -> None:
@@ -124,7 +124,7 @@ class Stream:
         )
 
     def publish_batch(
-        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, messages: Sequence[api.OutgoingMessage], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
         return self._loop.wait(self._stream.publish_batch(messages, timeout_s=timeout_s))
 
@@ -149,14 +149,14 @@ async def _next(messages: AsyncIterator[api.StoredMessage]) -> api.StoredMessage
     return await anext(messages, None)
 
 
-class KeyValue:
+class BlockingKeyValue:
     """See `api.KeyValue`."""
 
     def __init__(self, bucket: api.KeyValue, loop: _Loop) -> None:
         self._bucket = bucket
         self._loop = loop
 
-    def get(self, key: str) -> api.Entry | None:
+    def get(self, key: str) -> api.KeyValueEntry | None:
         return self._loop.wait(self._bucket.get(key))
 
     def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
@@ -175,7 +175,7 @@ class KeyValue:
         return self._loop.wait(self._bucket.keys(pattern))
 
 
-class Bus:
+class BlockingBus:
     """See `api.Bus`; made by `connect`."""
 
     def __init__(self, bus: api.Bus, loop: _Loop) -> None:
@@ -201,10 +201,10 @@ class Bus:
         *,
         group: str | None = None,
         max_pending: int = 65_536,
-        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
-    ) -> Subscription:
+        overflow: api.OverflowPolicy = api.OverflowPolicy.DROP_OLDEST,
+    ) -> BlockingSubscription:
         made = self._bus.subscribe(subject, group=group, max_pending=max_pending, overflow=overflow)
-        return Subscription(self._loop.wait(made), self._loop)
+        return BlockingSubscription(self._loop.wait(made), self._loop)
 
     def request(
         self,
@@ -213,9 +213,9 @@ class Bus:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
-    ) -> Message:
+    ) -> BlockingMessage:
         answer = self._bus.request(subject, data, headers=headers, timeout_s=timeout_s)
-        return Message(self._loop.wait(answer), self._loop)
+        return BlockingMessage(self._loop.wait(answer), self._loop)
 
     def gather(
         self,
@@ -224,18 +224,18 @@ class Bus:
         *,
         enough: int | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
-    ) -> list[Message]:
+    ) -> list[BlockingMessage]:
         answers = self._loop.wait(self._bus.gather(subject, data, enough=enough, timeout_s=timeout_s))
-        return [Message(answer, self._loop) for answer in answers]
+        return [BlockingMessage(answer, self._loop) for answer in answers]
 
-    def stream(self, settings: api.StreamSettings) -> Stream:
-        return Stream(self._loop.wait(self._bus.stream(settings)), self._loop)
+    def stream(self, settings: api.StreamSettings) -> BlockingStream:
+        return BlockingStream(self._loop.wait(self._bus.stream(settings)), self._loop)
 
-    def open_stream(self, name: str) -> Stream:
-        return Stream(self._loop.wait(self._bus.open_stream(name)), self._loop)
+    def open_stream(self, name: str) -> BlockingStream:
+        return BlockingStream(self._loop.wait(self._bus.open_stream(name)), self._loop)
 
-    def key_value(self, settings: api.KeyValueSettings) -> KeyValue:
-        return KeyValue(self._loop.wait(self._bus.key_value(settings)), self._loop)
+    def key_value(self, settings: api.KeyValueSettings) -> BlockingKeyValue:
+        return BlockingKeyValue(self._loop.wait(self._bus.key_value(settings)), self._loop)
 
     def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
         self._loop.wait(self._bus.flush(timeout_s=timeout_s))
@@ -252,11 +252,11 @@ class Bus:
         self.close()
 
 
-def connect(servers: str | Iterable[str] | None = None, **options: Any) -> Bus:
+def connect(servers: str | Iterable[str] | None = None, **options: Any) -> BlockingBus:
     """As `muster.connect`, with the same options."""
     loop = _Loop()
     try:
-        return Bus(loop.wait(connection.connect(servers, **options)), loop)
+        return BlockingBus(loop.wait(connection.connect(servers, **options)), loop)
     except BaseException:
         loop.stop()
         raise

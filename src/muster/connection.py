@@ -32,7 +32,7 @@ async def connect(
     proxy: str | None = None,
     measure: metrics.Metrics | None = None,
     echo: bool = True,
-) -> client.Client:
+) -> client.NatsBus:
     """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
 
     ``servers``: addresses of brokers (``nats://``, ``tls://``, ``ws://``, ``wss://``); one that answers is
@@ -72,7 +72,7 @@ async def connect(
     )
 
 
-def _find() -> connection.Options | None:
+def _find() -> connection.ConnectionOptions | None:
     """The domain that a command without options would use; None where there is neither profile nor home."""
     from muster.app import home
     from muster.cli import command, connection, profiles
@@ -84,7 +84,7 @@ def _find() -> connection.Options | None:
     chosen = invocation.profile or invocation.home or profiles.current()
     if not chosen and not home.Home.find().settings_file.is_file():
         return None
-    return connection.resolve(invocation, connection.Options())
+    return connection.resolve(invocation, connection.ConnectionOptions())
 
 
 def _read(path: Path) -> credentials.Credentials:

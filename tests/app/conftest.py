@@ -8,15 +8,15 @@ import pytest
 
 from muster.core.settings import domain, sections
 
-Make = Callable[..., domain.Ground]
+Make = Callable[..., domain.BaseSettings]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Make:
     """Settings of a domain in a folder of this test, on free ports; flags as ``bus__brokers=3``."""
 
-    def make(**flags: Any) -> domain.Ground:
+    def make(**flags: Any) -> domain.BaseSettings:
         given = {name.replace("__", "."): value for name, value in flags.items()}
-        return sections.load(domain.Ground, flags={"domain.data_dir": str(tmp_path), **given})
+        return sections.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **given})
 
     return make

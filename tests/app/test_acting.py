@@ -22,7 +22,7 @@ from muster.pipeline import protocol
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 
-NEWS = models.Model("news", {}, models.Kind.EVENT)
+NEWS = models.Model("news", {}, models.ModelKind.EVENT)
 LISTENER = models.Model("Listener", {})
 RULES = """
 responses:
@@ -60,10 +60,10 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
             acknowledge=lambda shard, sequence, party: acknowledged.append(sequence)
         )
     )
-    party = notify.Party(parties, "web-1", 10)
+    party = notify.ReceiverHandle(parties, "web-1", 10)
     for event in events:
         party._take(event, 0)
-    obeying = asyncio.create_task(commands.obey(party, "web-1", manager))  # type: ignore[arg-type]
+    obeying = asyncio.create_task(commands.execute_command(party, "web-1", manager))  # type: ignore[arg-type]
     await eventually(lambda: not manager._answers, timeout_s=600)
     await asyncio.sleep(0)
     obeying.cancel()
@@ -118,7 +118,7 @@ def alert(number: int, *, rule: str = "infected", age_s: float = 0.0) -> message
     return messages.Alert(
         rule=rule,
         about=f"node:n{number}",
-        level=messages.Level.CRITICAL,
+        level=messages.Severity.CRITICAL,
         state=messages.AlertState.FIRING,
         since_ms=now_ms,
         at_ms=now_ms,
@@ -140,7 +140,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
 
     def domain_of(**more: str) -> domain.Domain:
         wanted = sections.load(app_settings.Settings, flags={**flags, **more})
-        return domain.Domain(wanted, parts=app_settings.parts(wanted))
+        return domain.Domain(wanted, parts=app_settings.components(wanted))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:
         async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:
@@ -154,9 +154,11 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     enabled = {"responder.rules": str(tmp_path / "responses.yaml")}
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain_of(**enabled))
-        part = running.part(responder.ResponderPart)
+        part = running.part(responder.ResponderComponent)
         parties = await stack.enter_async_context(
-            notify.Parties(await stack.enter_async_context(await running.connect("ear", roles.Role.USER)))
+            notify.NotifyClient(
+                await stack.enter_async_context(await running.connect("ear", roles.Role.USER))
+            )
         )
         await parties.define(NEWS)
         await parties.define(LISTENER)

@@ -13,11 +13,11 @@ from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from muster.web.data import read_model as source_
 
-WARNING, CRITICAL = messages.Level.WARNING, messages.Level.CRITICAL
+WARNING, CRITICAL = messages.Severity.WARNING, messages.Severity.CRITICAL
 
 
-def use(name: str, used: int, *, refuses: bool = True) -> retention.Use:
-    return retention.Use(name, used, 100, refuses)
+def use(name: str, used: int, *, refuses: bool = True) -> retention.BudgetUsage:
+    return retention.BudgetUsage(name, used, 100, refuses)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,16 @@ def use(name: str, used: int, *, refuses: bool = True) -> retention.Use:
     ],
 )
 def test_how_loud_a_budget_is(used, refuses, level):
-    assert retention.levels([use("b", used, refuses=refuses)], 0.85).get("b") is level
+    assert retention.usage_severities([use("b", used, refuses=refuses)], 0.85).get("b") is level
 
 
 def test_a_budget_without_a_limit_is_never_full():
-    assert retention.levels([retention.Use("b", 10**12, 0, True)], 0.85) == {}
+    assert retention.usage_severities([retention.BudgetUsage("b", 10**12, 0, True)], 0.85) == {}
 
 
-def told(before: retention.Levels, now: retention.Levels, *uses: retention.Use) -> list[tuple[str, str, str]]:
+def told(
+    before: retention.Levels, now: retention.Levels, *uses: retention.BudgetUsage
+) -> list[tuple[str, str, str]]:
     found = retention.alerts(before, now, uses, at_ms=1)
     return [(alert.about, alert.level.value, alert.state.value) for alert in found]
 
@@ -54,12 +56,14 @@ def test_only_changes_are_told():
 async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_room(made):
     """On a real broker; the watch looks when the test says so."""
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(retention.BudgetWatch)
+        watch = running.part(retention.RetentionMonitor)
         stream = await bus.stream(
-            api.StreamSettings("small", subjects=("topic.s",), max_bytes=1 << 20, on_full=api.OnFull.REFUSE)
+            api.StreamSettings(
+                "small", subjects=("topic.s",), max_bytes=1 << 20, on_full=api.FullPolicy.REFUSE
+            )
         )
-        async with await bus.subscribe(subjects.announced("bus", "alert")) as heard:
-            await stream.publish_batch([api.Outgoing("topic.s", bytes(100_000)) for _ in range(9)])
+        async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
+            await stream.publish_batch([api.OutgoingMessage("topic.s", bytes(100_000)) for _ in range(9)])
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.level, alert.state.value) == ("budget:small", WARNING, "firing")
@@ -87,10 +91,10 @@ class Reach:
 
 async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(made, tmp_path):
     async with domain.Domain(made(store__max_bytes=1 << 20)) as running:
-        watch = running.part(retention.BudgetWatch)
+        watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()  # announced, and nothing listens yet
-        source = source_.Source(Reach(running), history=tmp_path, domain="local")
+        source = source_.ReadModel(Reach(running), history=tmp_path, domain="local")
         reading = asyncio.create_task(source.run())
 
         async def about() -> list[str]:
@@ -120,9 +124,9 @@ async def test_a_full_store_is_an_alert_too(made):
     async with (
         domain.Domain(made(store__max_bytes=1 << 20)) as running,
         await running.connect("op", roles.Role.OPERATOR) as bus,
-        await bus.subscribe(subjects.announced("bus", "alert")) as heard,
+        await bus.subscribe(subjects.to_all("bus", "alert")) as heard,
     ):
-        watch = running.part(retention.BudgetWatch)
+        watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()
         alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
@@ -141,11 +145,11 @@ def test_every_stream_of_ours_has_a_budget_in_the_settings(made):
 def test_which_streams_are_to_be_changed(made):
     wanted = made(retention__reports__max_bytes="2GiB")
     found = [
-        api.Budget("reports", 0, 4 << 30, 0, api.OnFull.DROP_OLDEST, 86400.0, 1),
-        api.Budget("alerts", 0, 256 << 20, 0, api.OnFull.DROP_OLDEST, 30 * 86400.0, 1),
-        api.Budget("of-a-user", 0, 1 << 20, 0, api.OnFull.DROP_OLDEST, 0.0, 1),
+        api.StreamBudget("reports", 0, 4 << 30, 0, api.FullPolicy.DROP_OLDEST, 86400.0, 1),
+        api.StreamBudget("alerts", 0, 256 << 20, 0, api.FullPolicy.DROP_OLDEST, 30 * 86400.0, 1),
+        api.StreamBudget("of-a-user", 0, 1 << 20, 0, api.FullPolicy.DROP_OLDEST, 0.0, 1),
     ]
-    assert [name for name, _ in retention.other_than_wanted(found, wanted)] == ["reports"]
+    assert [name for name, _ in retention.drifted_streams(found, wanted)] == ["reports"]
 
 
 async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
@@ -159,19 +163,19 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             "reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20
         )
         stream = await bus.stream(others_idea)
-        watch = running.part(retention.BudgetWatch)
+        watch = running.part(retention.RetentionMonitor)
         await watch.look()
         await bus.stream(others_idea)  # who opens it again changes nothing
         (found,) = [one for one in await watch._context.bus.budgets() if one.stream == "reports"]
-        assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.OnFull.REFUSE)
+        assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.FullPolicy.REFUSE)
 
         # A budget that is really full: writers are told, an alert, a counter, and everybody lives.
         async with (
             await running.connect("op", roles.Role.OPERATOR) as op,
-            await op.subscribe(subjects.announced("bus", "alert")) as heard,
+            await op.subscribe(subjects.to_all("bus", "alert")) as heard,
         ):
             subject = "muster.monitor.from.c.batch.root.0"
-            await stream.publish_batch([api.Outgoing(subject, bytes(500_000)) for _ in range(16)])
+            await stream.publish_batch([api.OutgoingMessage(subject, bytes(500_000)) for _ in range(16)])
             with pytest.raises(errors.LimitExceeded):
                 await stream.publish(subject, bytes(500_000))
             await watch.look()
@@ -181,7 +185,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             assert bus.statistics().refused_full == 1
 
 
-def _is_full(watch: retention.BudgetWatch) -> bool:
+def _is_full(watch: retention.RetentionMonitor) -> bool:
     rows = watch.health().facts["budgets"]
     return any(row["name"] == "reports" and row["used_ratio"] >= retention.FULL for row in rows)
 
@@ -190,11 +194,11 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
-        watch = running.part(retention.BudgetWatch)
+        watch = running.part(retention.RetentionMonitor)
         watch.watch_folder("history", folder, 1_000)
         (folder / "deep").mkdir()
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))
-        async with await bus.subscribe(subjects.announced("bus", "alert")) as heard:
+        async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.level) == ("budget:history", WARNING)

@@ -6,8 +6,8 @@ from muster.app.operations import capacity_check
 from muster.pipeline import protocol
 
 
-def batch(number: int, began_s: float, took_s: float, newest_s: float) -> protocol.Progress:
-    return protocol.Progress(
+def batch(number: int, began_s: float, took_s: float, newest_s: float) -> protocol.BatchProgress:
+    return protocol.BatchProgress(
         batch=number,
         batch_s=took_s,
         at_ms=int((began_s + took_s) * 1000),
@@ -26,7 +26,7 @@ def test_a_report_is_in_the_root_when_its_batch_is_done_and_catching_up_does_not
     ]
     steady = capacity_check.steady_batches(batches)
     assert [one.batch for _, one in steady] == [2, 3]
-    read = capacity_check.read_in(np.array([99.0, 110, 116, 120, 121, 130, 131, 199]), steady)
+    read = capacity_check.ingest_times(np.array([99.0, 110, 116, 120, 121, 130, 131, 199]), steady)
     assert np.array_equal(read, [np.nan, np.nan, 121, 121, 132, 132, np.nan, np.nan], equal_nan=True)
 
 

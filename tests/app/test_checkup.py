@@ -27,10 +27,10 @@ def place(tmp_path: Path) -> home.Home:
     return made
 
 
-async def found(place: home.Home, **flags: object) -> dict[str, doctor.Finding]:
+async def found(place: home.Home, **flags: object) -> dict[str, doctor.CheckResult]:
     given = {name.replace("__", "."): value for name, value in flags.items()}
     loaded = sections.load(app_settings.Settings, file=place.settings_file, flags=given)
-    findings = await doctor.examine(doctor.patient(place, loaded))
+    findings = await doctor.run_checks(doctor.doctor_target(place, loaded))
     return {one.check: one for one in findings}
 
 
@@ -52,7 +52,7 @@ async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatc
         assert "Java" in seen["java"].found or "not needed" in seen["java"].found
         with monkeypatch.context() as changed:
             clock_ahead(changed, 300.0)
-            state, words, advice = await doctor.brokers(doctor.patient(place, loaded))
+            state, words, advice = await doctor.brokers(doctor.doctor_target(place, loaded))
             assert state == doctor.WARNING
             assert "local-1 by -300" in words or "local-1 by -299" in words
             assert "chrony" in advice
@@ -96,10 +96,10 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
 
 async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
     loaded = sections.load(app_settings.Settings, file=place.settings_file)
-    running = home.Running(
+    running = home.RunningDomain(
         domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=("nats://127.0.0.1:9",)
     )
-    state, words, advice = await doctor.brokers(doctor.Patient(place, loaded, running))
+    state, words, advice = await doctor.brokers(doctor.DoctorTarget(place, loaded, running))
     assert state == doctor.FAULT
     assert "nats://127.0.0.1:9" in words
     assert "muster up --detach" in advice
@@ -129,8 +129,8 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     issued = driver.quick("creds", "issue", "ann", "--lifetime", "30d", "--to", creds, home=place.root)
     assert issued.code == 0
     loaded = sections.load(app_settings.Settings, file=place.settings_file)
-    way = doctor.Way(("nats://127.0.0.1:9",), creds=creds)
-    patient = doctor.Patient(place, loaded, None, way)
+    way = doctor.ConnectionRoute(("nats://127.0.0.1:9",), creds=creds)
+    patient = doctor.DoctorTarget(place, loaded, None, way)
     assert (await doctor.credentials(patient))[0] == doctor.OK
     clock_ahead(monkeypatch, 20 * doctor.DAY_S)
     assert (await doctor.credentials(patient))[0] == doctor.WARNING
@@ -182,7 +182,7 @@ def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
 
 
 async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    async def broken(_: doctor.Patient) -> doctor.Answer:
+    async def broken(_: doctor.DoctorTarget) -> doctor.Answer:
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))

@@ -28,13 +28,17 @@ async def test_a_domain_starts_serves_and_stops(made):
         assert running.ready
         alice = await running.connect("alice", roles.Role.USER)
         bob = await running.connect("bob", roles.Role.USER)
-        async with alice, bob, await bob.subscribe(topics.Pattern.parse("a/*").subjects[0]) as subscription:
+        async with (
+            alice,
+            bob,
+            await bob.subscribe(topics.TopicPattern.parse("a/*").subjects[0]) as subscription,
+        ):
             await alice.publish(topics.Topic.parse("a/b").subject, b"hello")
             assert (await subscription.next(timeout_s=30)).data == b"hello"
         (described,) = (await running.status())["brokers"]
         assert described["state"] == "running"
         pid = described["pid"]
-    assert running.state is domain.State.STOPPED
+    assert running.state is domain.DomainState.STOPPED
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert running.folder.holder() is None
@@ -102,7 +106,7 @@ async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
 # -- health pages
 
 
-async def page(running: domain.Domain, path: str) -> server.Response:
+async def page(running: domain.Domain, path: str) -> server.HttpResponse:
     return await server.get(f"{running.running.health_url}{path}")
 
 
@@ -116,7 +120,7 @@ class Fault:
         self.vital = vital
         self.now = asyncio.Event()
 
-    async def start(self, context: context.Context) -> None:
+    async def start(self, context: context.ComponentContext) -> None:
         assert context.store is not None
         context.spawn(self._work())
 
@@ -127,8 +131,8 @@ class Fault:
     async def stop(self) -> None:
         pass
 
-    def health(self) -> component.Health:
-        return component.Health()
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth()
 
 
 async def test_the_health_pages(made):
@@ -188,25 +192,25 @@ async def test_only_an_operator_changes_brokers(made):
     async with domain.Domain(made()) as running:
         async with await running.connect("mallory", roles.Role.AGENT) as agent:
             with pytest.raises(errors.Forbidden, match="agent"):
-                await control.ask(agent, "list")
+                await control.request_control(agent, "list")
         async with await running.connect("admin", identities.OWN["admin"]) as admin:
-            assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
+            assert [one["name"] for one in await control.request_control(admin, "list")] == ["local-1"]
             with pytest.raises(errors.NotFound, match="no operation 'destroy'"):
-                await control.ask(admin, "destroy")
+                await control.request_control(admin, "destroy")
             with pytest.raises(errors.InvalidInput):
-                await control.ask(admin, "link", nearest="x")
+                await control.request_control(admin, "link", nearest="x")
             with pytest.raises(errors.Refused, match="settings"):
-                await control.ask(admin, "stop", name="local-1")
+                await control.request_control(admin, "stop", name="local-1")
 
 
 async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, monkeypatch):
     async def describe(self: object) -> object:
         raise TypeError("describe() takes no such thing")
 
-    monkeypatch.setattr(broker_set.Brokers, "describe", describe)
+    monkeypatch.setattr(broker_set.BrokerSet, "describe", describe)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
-        with pytest.raises(errors.InvariantBroken, match="internal error"):
-            await control.ask(admin, "list")
+        with pytest.raises(errors.InvariantViolation, match="internal error"):
+            await control.request_control(admin, "list")
 
 
 async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> None:
@@ -225,20 +229,20 @@ async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> Non
 async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made, monkeypatch):
     monkeypatch.setattr(control, "AGAIN_S", 1.0)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
-        leaf = await control.ask(admin, "start", name="edge", below="local-1", storage=False)
+        leaf = await control.request_control(admin, "start", name="edge", below="local-1", storage=False)
         creds = await asyncio.to_thread(running.trust.credentials, "admin")
         async with (
             await client.connect([leaf["url"]], creds=creds, identity="admin") as far,
             await far.subscribe("topic.across") as heard,
         ):
             await crosses(admin, "topic.across", heard)
-        assert [one["id"] for one in await control.ask(admin, "links")] == ["edge>local-1"]
-        await control.ask(admin, "unlink", id="edge>local-1")
-        assert await control.ask(admin, "links") == []
+        assert [one["id"] for one in await control.request_control(admin, "links")] == ["edge>local-1"]
+        await control.request_control(admin, "unlink", id="edge>local-1")
+        assert await control.request_control(admin, "links") == []
         # The broker that carries the answer is the one that reads its configuration again.
-        await control.ask(admin, "link", near="local-1", far="edge")
-        assert [one["id"] for one in await control.ask(admin, "links")] == ["local-1>edge"]
-        await control.ask(admin, "unlink", id="local-1>edge")
+        await control.request_control(admin, "link", near="local-1", far="edge")
+        assert [one["id"] for one in await control.request_control(admin, "links")] == ["local-1>edge"]
+        await control.request_control(admin, "unlink", id="local-1>edge")
         for url, words in (
             ("tls://", "no host"),
             ("tls://h:99999", "no URL"),
@@ -246,10 +250,10 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
             (f"tls://{'x' * 64}:1", "xx"),
         ):
             with pytest.raises(errors.MusterError, match=words) as refused:
-                await control.ask(admin, "link", near="local-1", far=url)
+                await control.request_control(admin, "link", near="local-1", far=url)
             assert isinstance(refused.value, errors.InvalidInput | errors.Unavailable)
-        await control.ask(admin, "stop", name="edge")
-        assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
+        await control.request_control(admin, "stop", name="edge")
+        assert [one["name"] for one in await control.request_control(admin, "list")] == ["local-1"]
 
 
 async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):

@@ -17,7 +17,7 @@ from muster.gateways.wsman.wire import namespaces
 from muster.manage import client
 from muster.trust.permissions import roles
 
-V12 = envelope.Version.V12
+V12 = envelope.SoapVersion.V12
 ACTIVITY = "<c:context><c:context-identifier>{}</c:context-identifier></c:context>"
 
 
@@ -54,8 +54,8 @@ async def test_doors_of_a_domain(tmp_path):
     }
     wanted = sections.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
-    async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
-        url = running.part(soap_gateways.SoapPart).url
+    async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
+        url = running.part(soap_gateways.SoapComponent).url
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])
         known.set(vic[0], roles.Role.VIEWER, vic[1])
@@ -80,7 +80,7 @@ async def test_doors_of_a_domain(tmp_path):
         )
         assert "ResourceCreated" in made.text, made.text
         async with await running.connect("op", roles.Role.OPERATOR) as bus:
-            fleet = client.Client(bus)
+            fleet = client.ManageClient(bus)
             await fleet.wait("r", "up")
             assert (await fleet.describe("r"))["applied_by"] == "ann"
         assert "<p:State>up" in (await ask(f"{url}/wsman", vic, "", wsman(namespaces.GET, "r"))).text

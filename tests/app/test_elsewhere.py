@@ -36,7 +36,7 @@ async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
     async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
         wanted = sections.load(app_settings.Settings, file=place.settings_file)
-        async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
+        async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
             assert running.ready
             assert running.brokers is None
             async with (

@@ -21,24 +21,24 @@ pytestmark = pytest.mark.may_block(reason="keys are written as the desk does in 
 
 
 def new_key() -> str:
-    return nkeys.KeyPair.create(nkeys.Kind.USER).public
+    return nkeys.KeyPair.create(nkeys.KeyKind.USER).public
 
 
 class Office:
-    def __init__(self, store: database.Store, trust: keyring.Trust) -> None:
+    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self.trust = trust
-        self.desk = enrolment.Desk(store, trust)
+        self.desk = enrolment.EnrolmentService(store, trust)
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""
         text = await self.desk.make("ann", name, ("nats://x",), "", approval=approval, lifetime_s=lifetime_s)
-        return credentials.Credentials.parse(enrolment.Token.parse(text).creds).identity
+        return credentials.Credentials.parse(enrolment.EnrolmentToken.parse(text).creds).identity
 
 
 @pytest.fixture
 async def office(tmp_path):
     async with await database.open("sqlite::memory:") as store:
-        yield Office(store, keyring.Trust.create(tmp_path / "keys", "work"))
+        yield Office(store, keyring.Keyring.create(tmp_path / "keys", "work"))
 
 
 async def test_a_request_that_is_repeated_gets_the_same_answer(office):
@@ -96,11 +96,11 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
     for token in tokens:
         with pytest.raises(errors.Unavailable, match="approval"):
             await office.desk.enrol(token, new_key(), "m")
-    part = management.Manage(settings.Manage())
+    part = management.ManagementComponent(settings.ManageSettings())
     part._desk = office.desk
-    listed = server.Operation.plain("domain.waiting", part._waiting, audited=False)
-    async with server.Server(bus, protocol.PART, [listed]):
-        first = await management.ask(bus, "waiting")
+    listed = server.RpcOperation.plain("domain.waiting", part._waiting, audited=False)
+    async with server.RpcServer(bus, protocol.PART, [listed]):
+        first = await management.request_bootstrap(bus, "waiting")
         assert (len(first["items"]), first["next"]) == (2, sorted(tokens)[1])
         assert [row["token"] for row in await management.waiting(bus)] == sorted(tokens)
 
@@ -162,7 +162,7 @@ def test_the_key_of_a_machine_lasts_until_it_has_credentials(tmp_path):
     key = enrolment.machine_key(tmp_path)
     assert enrolment.machine_key(tmp_path).public == key.public
     assert (tmp_path / "joining.seed").stat().st_mode & 0o777 == 0o600
-    trust = keyring.Trust.create(tmp_path / "keys", "work")
+    trust = keyring.Keyring.create(tmp_path / "keys", "work")
     document = trust.issue("host-b", roles.Role.AGENT, public_key=key.public)
     enrolment.write_credentials(tmp_path, key, document)
     assert credentials.Credentials.load(tmp_path / "agent.creds").identity == "host-b"

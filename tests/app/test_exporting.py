@@ -91,8 +91,8 @@ def test_our_own_sensor_understands_it():
 
 
 async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
-    wanted = domain.Health(otlp_url=collector.url, otlp_period_s=1.0)
-    async with otlp_exporter.exporting(wanted, "p1", measured()):
+    wanted = domain.HealthSettings(otlp_url=collector.url, otlp_period_s=1.0)
+    async with otlp_exporter.otlp_export(wanted, "p1", measured()):
         await eventually(lambda: collector.got)
     assert len(collector.got) >= 2
     path, body = collector.got[-1]
@@ -105,18 +105,18 @@ async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
 async def test_a_collector_that_refuses_costs_nothing_but_a_count(collector: Collector, status: int):
     collector.status = status
     made = measured()
-    assert not await otlp_exporter.Exporter(collector.url, "p", made).export()
-    assert not await otlp_exporter.Exporter("http://127.0.0.1:9", "p", made).export()
+    assert not await otlp_exporter.OtlpExporter(collector.url, "p", made).export()
+    assert not await otlp_exporter.OtlpExporter("http://127.0.0.1:9", "p", made).export()
     assert made.value("muster_otlp_exports_total", outcome="refused") == 2
 
 
 async def test_without_an_address_nothing_is_sent():
     before = len(asyncio.all_tasks())
-    async with otlp_exporter.exporting(domain.Health(), "p", measured()):
+    async with otlp_exporter.otlp_export(domain.HealthSettings(), "p", measured()):
         assert len(asyncio.all_tasks()) == before
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://user:secret@x"])
 def test_a_wrong_address_is_refused_with_the_settings(url: str):
     with pytest.raises(errors.InvalidInput, match="otlp_url"):
-        domain.Health(otlp_url=url)
+        domain.HealthSettings(otlp_url=url)

@@ -10,7 +10,7 @@ import pytest
 from muster.app import home
 from muster.core import errors
 
-RUNNING = home.Running(
+RUNNING = home.RunningDomain(
     domain="local",
     pid=1,
     started_at_s=1.0,
@@ -32,14 +32,14 @@ def test_the_home_is_the_one_chosen_else_here_else_the_user_s(tmp_path, monkeypa
 
 
 def test_folders_are_for_their_owner_only(tmp_path):
-    folder = home.Folder(tmp_path / "deep" / "local")
+    folder = home.DomainFolder(tmp_path / "deep" / "local")
     folder.create()
     for path in (folder.root, folder.brokers, folder.logs, folder.run):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_only_one_holds_a_folder_and_the_other_is_told_who(tmp_path):
-    folder = home.Folder(tmp_path)
+    folder = home.DomainFolder(tmp_path)
     assert folder.holder() is None
     with folder.hold():
         assert folder.holder() == os.getpid()
@@ -54,7 +54,7 @@ def test_only_one_holds_a_folder_and_the_other_is_told_who(tmp_path):
 
 
 def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):
-    folder = home.Folder(tmp_path)
+    folder = home.DomainFolder(tmp_path)
     code = (
         "import sys, pathlib\nfrom muster.app import home\n"
         "with home.Folder(pathlib.Path(sys.argv[1])).hold():\n"

@@ -9,14 +9,14 @@ from muster.app.brokers import broker_configs
 from muster.bus.brokers import config
 from muster.core.settings import domain, sections
 
-TRUSTED = broker_configs.Trusted(
+TRUSTED = broker_configs.BrokerTrustFiles(
     operator=config.OperatorTrust(operator_jwt="o", system_account="A", accounts={"A": "jwt"}), secret="s"
 )
 
 
 def made(**bus: Any) -> list[config.BrokerConfig]:
-    whole = sections.load(domain.Ground, flags={f"bus.{name}": value for name, value in bus.items()})
-    return broker_configs.brokers(whole, TRUSTED, Path("/data"))
+    whole = sections.load(domain.BaseSettings, flags={f"bus.{name}": value for name, value in bus.items()})
+    return broker_configs.broker_configs(whole, TRUSTED, Path("/data"))
 
 
 def test_one_broker_needs_no_cluster():
@@ -56,8 +56,10 @@ def test_a_super_cluster_has_a_gateway_on_every_broker():
 
 
 def test_a_leaf_tree_hangs_leaves_level_by_level():
-    whole = sections.load(domain.Ground, flags={"bus.layout": "leaf-tree", "bus.leaves": 6, "bus.fan_out": 2})
-    assert broker_configs.parents(whole) == {
+    whole = sections.load(
+        domain.BaseSettings, flags={"bus.layout": "leaf-tree", "bus.leaves": 6, "bus.fan_out": 2}
+    )
+    assert broker_configs.leaf_parents(whole) == {
         "local-leaf-1": "local-1",
         "local-leaf-2": "local-1",
         "local-leaf-3": "local-leaf-1",
@@ -65,8 +67,8 @@ def test_a_leaf_tree_hangs_leaves_level_by_level():
         "local-leaf-5": "local-leaf-2",
         "local-leaf-6": "local-leaf-2",
     }
-    leaves = broker_configs.brokers(whole, TRUSTED, Path("/data"))[1:]
-    assert [one.storage.domain for one in leaves if one.storage] == list(broker_configs.parents(whole))
+    leaves = broker_configs.broker_configs(whole, TRUSTED, Path("/data"))[1:]
+    assert [one.storage.domain for one in leaves if one.storage] == list(broker_configs.leaf_parents(whole))
 
 
 def test_the_weaker_sync_is_the_user_s_choice():

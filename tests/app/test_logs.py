@@ -69,8 +69,8 @@ def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
 
 
 def test_events_are_json_lines_in_the_file(tmp_path):
-    end = log_files.configure(domain.Ground(), tmp_path / "domain.log")
-    log.Events("app").info("started", domain="local")
+    end = log_files.configure(domain.BaseSettings(), tmp_path / "domain.log")
+    log.EventLog("app").info("started", domain="local")
     logging.getLogger("asyncio").error("a library complains")
     end()
     logging.getLogger("asyncio").error("afterwards it goes elsewhere")
@@ -79,7 +79,7 @@ def test_events_are_json_lines_in_the_file(tmp_path):
 
 
 def test_ours_and_the_brokers_logs_fit_the_budget_together():
-    whole = sections.load(domain.Ground, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
+    whole = sections.load(domain.BaseSettings, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
     ours = log_files.file_bytes(whole) * log_files.PIECES
     theirs = 3 * log_files.broker_file_bytes(whole, 3) * 4
     assert ours + theirs <= 64 << 20

@@ -48,25 +48,27 @@ async def running(tmp_path, monkeypatch):
         "manage.registries": 2,
     }
     made = sections.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(made, parts=app_settings.parts(made)) as started:
+    async with domain.Domain(made, parts=app_settings.components(made)) as started:
         yield started
 
 
 async def test_processes_are_killed_and_everything_comes_back(running):
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
-        fleet = client.Client(admin)
+        fleet = client.ManageClient(admin)
         await fleet.apply(MANIFEST)
         first = await fleet.wait("sleeper", "up", timeout_s=30)
         for victim in (first["manager"], "registry-1", "registry-2", "agent-local"):
-            await management.ask(admin, "kill", name=victim)
+            await management.request_bootstrap(admin, "kill", name=victim)
 
         async def back():
             row = (await fleet.get("sleeper"))[0]
             return row["state"] == "up" and row["epoch"] > first["epoch"]
 
         await eventually(back, timeout_s=30)
-        starts = {one["name"]: one["starts"] for one in await management.ask(admin, "processes")}
+        starts = {
+            one["name"]: one["starts"] for one in await management.request_bootstrap(admin, "processes")
+        }
         assert starts["agent-local"] == 2
         await nursery_is_replaced(admin)
         whats = [one.what for one in await fleet.decisions()]
@@ -79,7 +81,7 @@ async def nursery_is_replaced(admin: Any) -> None:
     """Without the process that bears them, those it bore live on; the next that falls is born of another."""
 
     async def processes() -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in await management.ask(admin, "processes")}
+        return {one["name"]: one for one in await management.request_bootstrap(admin, "processes")}
 
     async def all_run() -> bool:
         return all(one["pid"] for one in (await processes()).values())
@@ -96,7 +98,7 @@ async def nursery_is_replaced(admin: Any) -> None:
     first.kill()
     await eventually(lambda: nursery() is None or nursery().pid != first.pid)
     assert await processes() == before
-    await management.ask(admin, "kill", name="manager-1")
+    await management.request_bootstrap(admin, "kill", name="manager-1")
 
     async def anew() -> bool:
         now = await processes()
@@ -110,24 +112,24 @@ async def nursery_is_replaced(admin: Any) -> None:
 
 
 async def enrol(text: str, folder: Path) -> str:
-    token = enrolment.Token.parse(text)
+    token = enrolment.EnrolmentToken.parse(text)
     key = await asyncio.to_thread(enrolment.machine_key, folder)
     creds = credentials.Credentials.parse(token.creds)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     async with await connection.connect(token.servers, creds=creds, tls=tls) as bus:
-        answer = await management.ask(bus, "enrol", timeout_s=5, public_key=key.public)
+        answer = await management.request_bootstrap(bus, "enrol", timeout_s=5, public_key=key.public)
     await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     return (folder / "agent.creds").read_text()
 
 
 async def nothing_but_to_ask(text: str) -> None:
     """What an agent may do, its token may not: it hears nothing, and nothing that it says arrives."""
-    token = enrolment.Token.parse(text)
+    token = enrolment.EnrolmentToken.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     creds = credentials.Credentials.parse(token.creds)
     async with await connection.connect(token.servers, creds=creds, tls=tls) as bus:
         me = bus.identity
-        hello = messages.encode(protocol.Hello(boot=1))
+        hello = messages.encode(protocol.AgentHello(boot=1))
         for subject in (
             *(protocol.hello(me), protocol.hello("host-b"), protocol.request(me, "get")),
             *(f"muster.manage.from.{me}.domain.token", "topic.news", f"muster.inform.from.{me}.read.get"),
@@ -143,8 +145,8 @@ async def nothing_but_to_ask(text: str) -> None:
 async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running, tmp_path):
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
-        fleet = client.Client(admin)
-        made = await management.ask(admin, "token", name="host-b")
+        fleet = client.ManageClient(admin)
+        made = await management.request_bootstrap(admin, "token", name="host-b")
         first = credentials.Credentials.parse(await enrol(made["token"], tmp_path / "one"))
         assert first.identity == "host-b"
         with pytest.raises(errors.Forbidden, match="is spent"):
@@ -163,44 +165,44 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 await fleet.apply(WITH_SECRET.replace("local", "host-b").replace("sleeper", "dozer"))
                 for name in ("sleeper", "dozer"):
                     await fleet.wait(name, "up", timeout_s=30)
-                (done,) = await client.Client(bus).exec("restart", "dozer")
+                (done,) = await client.ManageClient(bus).exec("restart", "dozer")
                 assert done["outcome"] == "done"
                 with pytest.raises(errors.Forbidden, match="sleeper"):
-                    await client.Client(bus).exec("restart", "sleeper")
+                    await client.ManageClient(bus).exec("restart", "sleeper")
                 with pytest.raises(errors.Forbidden, match="sleeper"):
-                    await client.Client(bus, on_behalf_of="admin").exec("restart", "sleeper")
+                    await client.ManageClient(bus, on_behalf_of="admin").exec("restart", "sleeper")
                 for asker in (bus, admin):
                     asked: dict[str, Any] = {
                         "resource": "sleeper",
                         "name": "word",
-                        "key": sealed_box.Key.create().public,
+                        "key": sealed_box.SealedBoxKey.create().public,
                     }
                     with pytest.raises(errors.Forbidden):
                         await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), asked)
                 await fleet.delete("sleeper", "dozer")
                 await fleet.wait_gone("sleeper", "dozer")
             # Nobody becomes a manager, or an agent, by saying so.
-            renewal = messages.encode(protocol.Renew(boot=1))
+            renewal = messages.encode(protocol.RenewRequest(boot=1))
             with pytest.raises(errors.Forbidden):
                 await bus.request(protocol.renew("host-b"), renewal, timeout_s=30)
             assert {one["name"] for one in await fleet.managers()} == {"manager-1", "manager-2"}
             async with await running.connect("bob", roles.Role.USER) as user:
-                hello = messages.encode(protocol.Hello(boot=1))
+                hello = messages.encode(protocol.AgentHello(boot=1))
                 answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)
                 with pytest.raises(errors.Forbidden, match="role user"):
                     rpc.result_of(answer.data)
-            own = client.Client(bus)
+            own = client.ManageClient(bus)
             with pytest.raises(errors.Forbidden):
                 await own.apply(MANIFEST)
             with pytest.raises(errors.Forbidden):
                 await own.get()
-        again = await management.ask(admin, "token", name="host-b", approval=True)
+        again = await management.request_bootstrap(admin, "token", name="host-b", approval=True)
         with pytest.raises(errors.Unavailable, match="approval"):
             await enrol(again["token"], tmp_path / "three")
         await nothing_but_to_ask(again["token"])
         with pytest.raises(errors.Forbidden, match="another machine"):
             await enrol(again["token"], tmp_path / "thief")
-        await management.ask(admin, "approve", name="host-b")
+        await management.request_bootstrap(admin, "approve", name="host-b")
         second = credentials.Credentials.parse(await enrol(again["token"], tmp_path / "three"))
         assert second.claims.sub != first.claims.sub
 
@@ -221,14 +223,14 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
     async with await running.connect("admin", roles.Role.OPERATOR) as admin:
 
         async def processes() -> dict[str, dict[str, Any]]:
-            return {one["name"]: one for one in await management.ask(admin, "processes")}
+            return {one["name"]: one for one in await management.request_bootstrap(admin, "processes")}
 
         async def all_run() -> bool:
             return all(one["pid"] for one in (await processes()).values())
 
         await eventually(all_run, timeout_s=30)
         before = await processes()
-        await management.ask(admin, "kill", name="manager-2", number=signal.SIGSTOP)
+        await management.request_bootstrap(admin, "kill", name="manager-2", number=signal.SIGSTOP)
 
         async def anew() -> bool:
             return (await processes())["manager-2"]["pid"] not in (before["manager-2"]["pid"], None)

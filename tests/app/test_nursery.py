@@ -30,9 +30,11 @@ nursery.main()
 """
 
 
-def task(tmp_path: Path, name: str) -> worker.Task:
+def task(tmp_path: Path, name: str) -> worker.WorkerConfig:
     log_file = str(tmp_path / f"{name}.log")
-    return worker.Task(kind="agent", name=name, servers=(), creds="", known_as=name, log_file=log_file)
+    return worker.WorkerConfig(
+        kind="agent", name=name, servers=(), creds="", known_as=name, log_file=log_file
+    )
 
 
 def log_of(process: psutil.Process) -> str:
@@ -49,7 +51,7 @@ async def made(monkeypatch, tmp_path):
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
     ready: list[str] = []
-    one = fork_server.Nursery(ready.append)
+    one = fork_server.ForkServer(ready.append)
     one.ready = ready  # type: ignore[attr-defined]
     yield one
     await one.close()

@@ -51,7 +51,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
     wanted += [] if "pipeline" in without else ["pipeline.enabled=true"]
     beside = {name: words for name, words in BESIDE.items() if name not in without}
     options = [word for one in wanted for word in ("--set", one)]
-    folder = home.Folder(place / "local")
+    folder = home.DomainFolder(place / "local")
     async with contextlib.AsyncExitStack() as stack:
         up = await stack.enter_async_context(await child_process.start_muster("up", *options, env=env))
         await up.line("is up", timeout_s=120)
@@ -59,7 +59,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             await stack.enter_async_context(await child_process.start_muster(*words, env=env, cwd=tmp_path))
 
         def all_told() -> dict[str, str]:
-            return {one.process: one.url for one in http_health.told(folder.pages)}
+            return {one.process: one.url for one in http_health.advertised(folder.pages)}
 
         def kind_of(name: str) -> str:
             return name.partition("-")[0] if name.startswith(("amqp-", "web-")) else name
@@ -92,32 +92,35 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
 async def test_a_process_that_was_killed_is_not_told_of(tmp_path: Path):
     child = await child_process.start("sleep", "60")
     async with child, await http_server.serve({}) as server:
-        file = http_health.tell(tmp_path, "gone", server)
+        file = http_health.advertise(tmp_path, "gone", server)
         file.write_text(file.read_text().replace(f'"{os.getpid()}"', f'"{child.pid}"'))
-        assert [one.process for one in http_health.told(tmp_path)] == ["gone"]
+        assert [one.process for one in http_health.advertised(tmp_path)] == ["gone"]
         await child.kill()
-        assert list(http_health.told(tmp_path)) == []
+        assert list(http_health.advertised(tmp_path)) == []
         assert not file.exists()
 
 
 async def test_ready_is_what_its_parts_are(tmp_path: Path):
-    told = {"one": http_health.Told(), "two": http_health.Told(health.State.STARTING, "not yet")}
-    wanted = sections.load(domain.Ground).health
-    async with http_health.of_process(
+    told = {
+        "one": http_health.HealthReport(),
+        "two": http_health.HealthReport(health.HealthState.STARTING, "not yet"),
+    }
+    wanted = sections.load(domain.BaseSettings).health
+    async with http_health.serve_process(
         wanted, process="p", conditions=lambda: told, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is not None
         answer = await http_server.get(f"{server.url}/readyz")
         assert answer.status == 503
         assert answer.json()["parts"]["two"] == {"state": "starting", "reason": "not yet"}
-        told["two"] = http_health.Told()
+        told["two"] = http_health.HealthReport()
         assert (await http_server.get(f"{server.url}/readyz")).status == 200
     assert os.listdir(tmp_path) == []
 
 
 async def test_who_wants_none_has_none(tmp_path: Path):
-    wanted = domain.Health(enabled=False)
-    async with http_health.of_process(
+    wanted = domain.HealthSettings(enabled=False)
+    async with http_health.serve_process(
         wanted, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is None

@@ -29,7 +29,7 @@ def alert(rule: str = "quiet", *, age_s: float = 0.0) -> bytes:
         messages.Alert(
             rule=rule,
             about="node:n1",
-            level=messages.Level.CRITICAL,
+            level=messages.Severity.CRITICAL,
             state=messages.AlertState.FIRING,
             since_ms=now_ms,
             at_ms=now_ms,
@@ -49,12 +49,12 @@ async def world(connect: Any, tmp_path: Path) -> Any:
             return await connect(identity)
 
         yield SimpleNamespace(
-            part=responder.ResponderPart(responder.Responder(rules=str(tmp_path / "responses.yaml"))),
+            part=responder.ResponderComponent(responder.Responder(rules=str(tmp_path / "responses.yaml"))),
             bus=await connect("pipeline"),
             store=store,
             connect=connected,
             metrics=metrics.Metrics(),
-            log=log.Events("app"),
+            log=log.EventLog("app"),
             spawn=lambda work: tasks.append(asyncio.create_task(work)),
         )
         for task in tasks:
@@ -94,6 +94,6 @@ async def test_alerts_that_are_too_old_are_counted(world):
 async def test_it_is_late_only_while_there_are_no_alerts_to_read(world, monkeypatch):
     monkeypatch.setattr(responder, "RETRY_S", 0.01)
     await world.part.start(world)
-    await eventually(lambda: world.part.health().state is health.State.LATE)
+    await eventually(lambda: world.part.health().state is health.HealthState.LATE)
     await world.bus.stream(protocol.streams()[1])
-    await eventually(lambda: world.part.health().state is health.State.UP)
+    await eventually(lambda: world.part.health().state is health.HealthState.UP)

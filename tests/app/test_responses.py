@@ -27,7 +27,7 @@ def alert(
     rule: str = "infected", about: str = "group:north", value: float | None = 0.5, **more
 ) -> messages.Alert:
     fields = {
-        "level": messages.Level.CRITICAL,
+        "level": messages.Severity.CRITICAL,
         "state": messages.AlertState.FIRING,
         "since_ms": 1,
         "at_ms": 2,
@@ -36,8 +36,8 @@ def alert(
 
 
 def test_every_rule_that_applies_sends():
-    command, news = response_rules.due(RULES, alert())
-    assert command == response_rules.Notification(
+    command, news = response_rules.matching_notifications(RULES, alert())
+    assert command == response_rules.NotificationTemplate(
         "command",
         {"operation": "isolate", "level": 4, "why": "infected of north"},
         "region = 'north' AND state <> 'patched'",
@@ -50,18 +50,20 @@ def test_every_rule_that_applies_sends():
     "other", [alert(rule="hot"), alert(about="system"), alert(value=0.01), alert(value=None)]
 )
 def test_a_rule_that_does_not_apply_does_not_send(other):
-    assert [one.type for one in response_rules.due(RULES, other)] == ["news"]
+    assert [one.type for one in response_rules.matching_notifications(RULES, other)] == ["news"]
 
 
 def test_by_default_only_what_fires_is_answered():
     resolved = alert(state=messages.AlertState.RESOLVED)
-    assert [one.type for one in response_rules.due(RULES, resolved)] == ["command"]
+    assert [one.type for one in response_rules.matching_notifications(RULES, resolved)] == ["command"]
 
 
 @given(st.text(max_size=60).filter(lambda name: not any("\ud800" <= c <= "\udfff" for c in name)))
 def test_no_name_changes_what_an_address_says(name):
     rules = response_rules.load("responses: [{alert: a, event: e, to: 'region = {name}'}]")
-    (sent,) = response_rules.due(rules, alert(rule="a", about=f"group:{name}" if name else "group:x"))
+    (sent,) = response_rules.matching_notifications(
+        rules, alert(rule="a", about=f"group:{name}" if name else "group:x")
+    )
     reaches = python.compile(parser.parse(sent.address))
     assert reaches({"region": name or "x"}.get)
     assert not reaches({"region": (name or "x") + "!"}.get)

@@ -31,7 +31,7 @@ from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 
 U, W, P = uddi_schema.UDDI, context_schema.WSCTX, namespaces.RESOURCE
-V11, V12 = envelope.Version.V11, envelope.Version.V12
+V11, V12 = envelope.SoapVersion.V11, envelope.SoapVersion.V12
 ROLES = ("anonymous", "viewer", "user", "agent", "operator")
 PASSWORD = "a long secret"
 NO_ACTIVITY = "urn:uuid:00000000-0000-4000-8000-000000000000"
@@ -89,7 +89,9 @@ class Soap:
     tokens: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
-    async def post(self, path: str, role: str, data: str, version: envelope.Version = V12) -> httpx.Response:
+    async def post(
+        self, path: str, role: str, data: str, version: envelope.SoapVersion = V12
+    ) -> httpx.Response:
         headers = {"content-type": version.content_type}
         if role != "anonymous" and path != "/uddi":
             headers["authorization"] = f"Basic {base64.b64encode(f'{role}:{PASSWORD}'.encode()).decode()}"
@@ -208,7 +210,7 @@ class Soap:
         return "", ""
 
 
-def enveloped(body: str, headers: str = "", version: envelope.Version = V12) -> str:
+def enveloped(body: str, headers: str = "", version: envelope.SoapVersion = V12) -> str:
     return (
         f'<s:Envelope xmlns:s="{version.value}" xmlns:c="{W}" xmlns:a="{namespaces.WSA}" xmlns:w="{namespaces.WSMAN}" '
         f'xmlns:n="{namespaces.WSEN}" xmlns:e="{namespaces.WSE}" xmlns:p="{P}" xmlns:u="{U}">'
@@ -263,10 +265,10 @@ async def test_each_role_at_each_soap_operation(tmp_path):
     }
     wanted = sections.load(app_settings.Settings, flags=flags)
     async with (
-        domain.Domain(wanted, parts=app_settings.parts(wanted)) as running,
+        domain.Domain(wanted, parts=app_settings.components(wanted)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
-        part = running.part(soap_gateways.SoapPart)
+        part = running.part(soap_gateways.SoapComponent)
         for role in ROLES[1:]:
             running.trust.passwords().set(role, roles.Role.named(role), PASSWORD)
         soap = Soap(part.url, http)
@@ -325,7 +327,7 @@ async def publish(soap: Soap) -> None:
 def test_the_tables_have_every_operation():
     from muster.gateways.wsman import endpoint
 
-    made = endpoint.Desk(None)  # type: ignore[arg-type]
+    made = endpoint.WsManEndpoint(None)  # type: ignore[arg-type]
     assert {*made._reads, *made._changes} == set(WSMAN) - {"Identify", f"{P}/restart"}
     assert {*context_schema.SERVICE, *context_schema.MANAGER} == set(CONTEXT)
     assert {name for port in uddi_schema.PORTS.values() for name in port} == set(UDDI)

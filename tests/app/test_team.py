@@ -48,12 +48,12 @@ class Example:
     async def stop(self) -> None:
         self.story.append(f"stop {self.name}")
 
-    def health(self) -> component.Health:
-        return component.Health()
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth()
 
 
-def made(story: list[str], *members: Example) -> component.Team:
-    return component.Team(
+def made(story: list[str], *members: Example) -> component.ComponentGroup:
+    return component.ComponentGroup(
         members,
         context_for=lambda part, spawn: cast(Any, spawn),
         on_failure=lambda part, error: story.append(f"failed {part.name}: {error}"),
@@ -100,7 +100,7 @@ async def test_a_task_that_fails_later_is_the_part_s_failure():
     member.later.set()
     await asyncio.gather(*members.tasks(), return_exceptions=True)
     assert story == ["start a", "failed a: a broke"]
-    assert members.health()["a"].state is health.State.FAILED
+    assert members.health()["a"].state is health.HealthState.FAILED
     await members.stop()
 
 

@@ -21,7 +21,7 @@ from tests.cli import driver
 
 def pid_in(root: Path) -> Any:
     for lock in root.glob("**/run/lock"):
-        folder = home.Folder(lock.parents[1])
+        folder = home.DomainFolder(lock.parents[1])
         if folder.running() is not None:
             return folder.holder()
     return None
@@ -62,7 +62,7 @@ async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
     await child.line("ready")
     monkeypatch.setattr(domain_tree, "_pid_of", lambda _: child.pid)
     watching: list[Any] = []
-    passive = domain_tree.Passive(settings.Manage(children=(str(tmp_path),)))
+    passive = domain_tree.ParentNode(settings.ManageSettings(children=(str(tmp_path),)))
     passive._context = types.SimpleNamespace(spawn=watching.append)  # type: ignore[assignment]
     await passive._find_running()
     now = asyncio.get_running_loop().time()

@@ -28,7 +28,7 @@ async def test_visits_share_a_connection_which_ends_after_a_while(connect, monke
         bus: api.Bus = await connect(name)
         return bus
 
-    here = caller_connections.Visitors(as_)
+    here = caller_connections.CallerConnections(as_)
     async with here.visit("ann", "user") as first, here.visit("ann", "user") as second:
         assert first is second
         async with here.visit("bob", "viewer") as other:
@@ -52,7 +52,7 @@ async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
     async def refused(name: str, role: roles.Role) -> api.Bus:
         raise errors.Unauthorized(f"{name} was revoked")
 
-    here = caller_connections.Visitors(refused)
+    here = caller_connections.CallerConnections(refused)
     with pytest.raises(errors.Unauthorized):
         async with here.visit("eve", "user"):
             pass
@@ -62,7 +62,7 @@ async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
         bus: api.Bus = await connect(name)
         return bus
 
-    here = caller_connections.Visitors(as_)
+    here = caller_connections.CallerConnections(as_)
     async with here.visit("ann", "user"):
         with pytest.raises(errors.Overloaded):
             async with here.visit("bob", "user"):

@@ -44,7 +44,7 @@ def test_a_delivery_that_did_not_arrive_is_an_error_and_no_sample(tmp_path: Path
     np.array([[3, 4], [5, 6]], "<i4").tofile(file)
     assert message_peers.read_delays(file, 2).tolist() == [[3, 4], [5, 6]]
     np.array([[3, 4], [5, -1]], "<i4").tofile(file)
-    with pytest.raises(errors.InvariantBroken, match="1 of 4 deliveries did not arrive"):
+    with pytest.raises(errors.InvariantViolation, match="1 of 4 deliveries did not arrive"):
         message_peers.read_delays(file, 2)
 
 

@@ -16,7 +16,7 @@ from muster.simulate import fleet
 
 @pytest.fixture(scope="module")
 def sent() -> pa.Table:
-    made = fleet.Fleet(monitor_rows.plan(1500, "realistic"), boot=5)
+    made = fleet.VirtualFleet(monitor_rows.plan(1500, "realistic"), boot=5)
     return pa.Table.from_batches([made.batch(slot, tick, 1000) for tick in (0, 1) for slot in made.slots])
 
 
@@ -55,7 +55,7 @@ def test_what_is_in_the_history_is_read(sent: pa.Table, tmp_path: Path) -> None:
 
 
 def played(**changes: object) -> pipeline_domain.Played:
-    batches = [protocol.Progress(batch=number, batch_s=4.0, lag_s=3.0) for number in range(6)]
+    batches = [protocol.BatchProgress(batch=number, batch_s=4.0, lag_s=3.0) for number in range(6)]
     facts = {"behind_max_s": 0.1, "failed": 0, "slow_clocks": 10}
     good = pipeline_domain.Played(
         profile="plain",
@@ -65,7 +65,7 @@ def played(**changes: object) -> pipeline_domain.Played:
         samples=720,
         facts=facts,
         batches=batches,
-        before=protocol.Progress(),
+        before=protocol.BatchProgress(),
         cpu_s={},
         memory_bytes=1,
         caught_up_s=5.0,
@@ -74,8 +74,8 @@ def played(**changes: object) -> pipeline_domain.Played:
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
 
 
-def batch(batch_s: float = 4.0, lag_s: float = 3.0, late: int = 0) -> protocol.Progress:
-    return protocol.Progress(batch_s=batch_s, lag_s=lag_s, counts={"late": late})
+def batch(batch_s: float = 4.0, lag_s: float = 3.0, late: int = 0) -> protocol.BatchProgress:
+    return protocol.BatchProgress(batch_s=batch_s, lag_s=lag_s, counts={"late": late})
 
 
 def test_a_fleet_holds() -> None:

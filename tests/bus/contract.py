@@ -207,10 +207,10 @@ class Messages:
 
     @pytest.mark.parametrize(
         ("overflow", "kept"),
-        [(api.Overflow.DROP_OLDEST, [6, 7, 8, 9]), (api.Overflow.DROP_NEWEST, [0, 1, 2, 3])],
+        [(api.OverflowPolicy.DROP_OLDEST, [6, 7, 8, 9]), (api.OverflowPolicy.DROP_NEWEST, [0, 1, 2, 3])],
     )
     async def test_a_slow_reader_loses_by_its_policy_and_it_is_counted(
-        self, connect: Connect, overflow: api.Overflow, kept: list[int]
+        self, connect: Connect, overflow: api.OverflowPolicy, kept: list[int]
     ):
         bus = await connect("one")
         subscription = await bus.subscribe("s", max_pending=4, overflow=overflow)
@@ -225,7 +225,7 @@ class Messages:
 
     async def test_a_slow_reader_may_choose_to_be_closed(self, connect: Connect):
         bus = await connect("one")
-        subscription = await bus.subscribe("s", max_pending=4, overflow=api.Overflow.CLOSE)
+        subscription = await bus.subscribe("s", max_pending=4, overflow=api.OverflowPolicy.CLOSE)
         for number in range(10):
             await bus.publish("s", b"%d" % number)
         await bus.flush()
@@ -291,7 +291,7 @@ def settings(name: str = "log", **more: Any) -> api.StreamSettings:
     return api.StreamSettings(name, more.pop("subjects", (f"{name}.>",)), max_bytes=8 << 20, **more)
 
 
-def small(name: str, on_full: api.OnFull) -> api.StreamSettings:
+def small(name: str, on_full: api.FullPolicy) -> api.StreamSettings:
     return api.StreamSettings(name, (f"{name}.>",), max_bytes=50_000, on_full=on_full)
 
 
@@ -374,7 +374,7 @@ class Streams:
     async def test_what_is_to_be_stored_soon_has_its_own_fate(self, connect: Connect):
         stream = await (await connect("one")).stream(settings())
         first, second = (
-            stream.store_soon(api.Outgoing("log.a", b"x", expected_last_subject_sequence=wanted))
+            stream.store_soon(api.OutgoingMessage("log.a", b"x", expected_last_subject_sequence=wanted))
             for wanted in (0, 7)
         )
         assert await first == 1
@@ -441,26 +441,29 @@ class Streams:
         bus = await connect("one")
         stream = await bus.stream(settings())
         subscription = await bus.subscribe("log.>")
-        assert await stream.publish_batch([api.Outgoing(f"log.{n}", b"%d" % n) for n in range(3)]) == 3
+        assert await stream.publish_batch([api.OutgoingMessage(f"log.{n}", b"%d" % n) for n in range(3)]) == 3
         with pytest.raises(errors.Conflict):
             await stream.publish_batch(
-                [api.Outgoing("log.a", b""), api.Outgoing("log.0", b"", expected_last_subject_sequence=0)]
+                [
+                    api.OutgoingMessage("log.a", b""),
+                    api.OutgoingMessage("log.0", b"", expected_last_subject_sequence=0),
+                ]
             )
         assert (await stream.state()).messages == 3
         assert [m.data for m in await take(subscription, 3)] == [b"0", b"1", b"2"]
         for size in (0, 1001):
             with pytest.raises(errors.LimitExceeded):
-                await stream.publish_batch([api.Outgoing("log.a", b"")] * size)
+                await stream.publish_batch([api.OutgoingMessage("log.a", b"")] * size)
 
     async def test_a_batch_with_message_ids_can_be_repeated(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())
-        batch = [api.Outgoing("log.a", b"%d" % n, message_id=str(n)) for n in range(3)]
+        batch = [api.OutgoingMessage("log.a", b"%d" % n, message_id=str(n)) for n in range(3)]
         assert await stream.publish_batch(batch) == 3
         again = await stream.publish_batch(batch)
         assert (again, type(again)) == (3, api.Duplicate)
         with pytest.raises(errors.AlreadyExists):
-            await stream.publish_batch([*batch[1:], api.Outgoing("log.a", b"", message_id="new")])
+            await stream.publish_batch([*batch[1:], api.OutgoingMessage("log.a", b"", message_id="new")])
         assert (await stream.state()).messages == 3
 
     async def test_subjects_the_stream_does_not_cover(self, connect: Connect):
@@ -474,27 +477,27 @@ class Streams:
 
     async def test_a_full_stream_refuses_or_forgets_by_its_settings(self, connect: Connect):
         bus = await connect("one")
-        refusing = await bus.stream(small("r", api.OnFull.REFUSE))
+        refusing = await bus.stream(small("r", api.FullPolicy.REFUSE))
         with pytest.raises(errors.LimitExceeded):
             await fill(lambda _: refusing.publish("r.a", b"x" * 1000), 100)
         state = await refusing.state()
         assert state.first_sequence == 1
         assert 30 < state.messages < 50
         assert bus.statistics().refused_full == 1
-        forgetting = await bus.stream(small("f", api.OnFull.DROP_OLDEST))
+        forgetting = await bus.stream(small("f", api.FullPolicy.DROP_OLDEST))
         await fill(lambda _: forgetting.publish("f.a", b"x" * 1000), 100)
         state = await forgetting.state()
         assert state.last_sequence == 100
         assert state.first_sequence > 50
         budgets = {budget.stream: budget for budget in await bus.budgets()}
         assert budgets["r"].limit_bytes == 50_000
-        assert budgets["r"].on_full is api.OnFull.REFUSE
+        assert budgets["r"].on_full is api.FullPolicy.REFUSE
         assert 0.8 < budgets["r"].used_ratio <= 1
         assert 0.8 < budgets["f"].used_ratio <= 1
 
     async def test_only_limit_changes_the_budget_of_a_stream_that_is_there(self, connect: Connect):
         bus = await connect("one")
-        stream = await bus.stream(small("r", api.OnFull.REFUSE))
+        stream = await bus.stream(small("r", api.FullPolicy.REFUSE))
         with pytest.raises(errors.LimitExceeded):
             await fill(lambda _: stream.publish("r.a", b"x" * 1000), 100)
         before = (await stream.state()).messages
@@ -503,19 +506,19 @@ class Streams:
             api.StreamSettings("r", ("r.>", "s.>"), max_bytes=1_000, max_age_s=1.0, duplicate_window_s=1.0)
         )
         assert (await stream.state()).messages == before
-        await bus.limit("r", max_bytes=200_000, max_age_s=3600.0, on_full=api.OnFull.REFUSE, replicas=1)
+        await bus.limit("r", max_bytes=200_000, max_age_s=3600.0, on_full=api.FullPolicy.REFUSE, replicas=1)
         await opened.publish("s.a", b"x" * 1000)
         (budget,) = await bus.budgets()
         assert (budget.limit_bytes, budget.max_age_s, budget.replicas) == (200_000, 3600.0, 1)
-        await bus.limit("r", max_bytes=5_000, max_age_s=0.0, on_full=api.OnFull.DROP_OLDEST, replicas=1)
+        await bus.limit("r", max_bytes=5_000, max_age_s=0.0, on_full=api.FullPolicy.DROP_OLDEST, replicas=1)
         await opened.publish("s.a", b"x")
         assert (await stream.state()).bytes <= 5_000
         with pytest.raises(errors.NotFound):
-            await bus.limit("none", max_bytes=1, max_age_s=0.0, on_full=api.OnFull.REFUSE, replicas=1)
+            await bus.limit("none", max_bytes=1, max_age_s=0.0, on_full=api.FullPolicy.REFUSE, replicas=1)
 
     async def test_a_big_message_that_does_not_fit_does_not_hurt_small_ones(self, connect: Connect):
         bus = await connect("one")
-        stream = await bus.stream(small("r", api.OnFull.REFUSE))
+        stream = await bus.stream(small("r", api.FullPolicy.REFUSE))
         outcomes = await asyncio.gather(
             *(stream.publish("r.a", b"x" * (100_000 if n == 7 else 100)) for n in range(30)),
             return_exceptions=True,
@@ -575,7 +578,9 @@ class Streams:
         stream = await bus.stream(settings(allow_schedules=True))
         at_ns = now_ns() + 300_000_000
         await stream.store(
-            api.Outgoing("log.later.1", b"tick", {"Kind": "t"}, deliver_at_ns=at_ns, deliver_to="log.due")
+            api.OutgoingMessage(
+                "log.later.1", b"tick", {"Kind": "t"}, deliver_at_ns=at_ns, deliver_to="log.due"
+            )
         )
         found = await eventually(lambda: stream.last_for("log.due"))
         assert found is not None

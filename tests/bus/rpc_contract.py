@@ -13,7 +13,7 @@ from muster.core import errors, leaky_buckets, messages, subjects
 from muster.testing.eventually import eventually
 
 PART = "manage"
-O = messages.Outcome  # noqa: E741
+O = messages.DecisionOutcome  # noqa: E741
 
 
 class Lamp:
@@ -24,42 +24,42 @@ class Lamp:
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    def operations(self) -> list[server.Operation]:
+    def operations(self) -> list[server.RpcOperation]:
         return [
-            server.Operation("read.state", self.state),
-            server.Operation("read.long", self.long),
-            server.Operation("read.rows", self.rows),
-            server.Operation("request.switch", self.switch),
-            server.Operation("request.break", self.fail),
-            server.Operation("request.slow", self.slow, timeout_s=0.05),
-            server.Operation("request.wait", self.wait),
-            server.Operation("request.note", self.switch, audited=False),
+            server.RpcOperation("read.state", self.state),
+            server.RpcOperation("read.long", self.long),
+            server.RpcOperation("read.rows", self.rows),
+            server.RpcOperation("request.switch", self.switch),
+            server.RpcOperation("request.break", self.fail),
+            server.RpcOperation("request.slow", self.slow, timeout_s=0.05),
+            server.RpcOperation("request.wait", self.wait),
+            server.RpcOperation("request.note", self.switch, audited=False),
         ]
 
-    async def state(self, call: server.Call) -> list[str]:
+    async def state(self, call: server.RpcCall) -> list[str]:
         return self.on
 
-    async def long(self, call: server.Call, size: int) -> str:
+    async def long(self, call: server.RpcCall, size: int) -> str:
         return "x" * size
 
-    async def rows(self, call: server.Call, after: str = "", limit: int = 200) -> dict[str, Any]:
+    async def rows(self, call: server.RpcCall, after: str = "", limit: int = 200) -> dict[str, Any]:
         return server.page([f"{n:05}" for n in range(6000)], str, after, limit)
 
-    async def switch(self, call: server.Call, name: str, times: int = 1) -> dict[str, Any]:
+    async def switch(self, call: server.RpcCall, name: str, times: int = 1) -> dict[str, Any]:
         self.on += [name] * times
         return {"by": call.actor, "on": len(self.on)}
 
-    async def fail(self, call: server.Call, how: str) -> None:
+    async def fail(self, call: server.RpcCall, how: str) -> None:
         if how == "bug":
             raise TypeError("switch() got an unexpected keyword argument 'colour'")
         if how == "conflict":
             raise errors.Conflict("it is on", actual=7, hint="switch it off")
         raise Odd("it is odd", hint="even it")
 
-    async def slow(self, call: server.Call) -> None:
+    async def slow(self, call: server.RpcCall) -> None:
         await asyncio.Event().wait()
 
-    async def wait(self, call: server.Call, name: str) -> int:
+    async def wait(self, call: server.RpcCall, name: str) -> int:
         self.begun.set()
         await self.go_on.wait()
         self.on.append(name)
@@ -77,13 +77,13 @@ async def decisions(bus: api.Bus) -> list[messages.Decision]:
 
 
 def ask(bus: api.Bus, operation: str, arguments: Any = None, **options: Any) -> Any:
-    return client.call(bus, subjects.said_by(PART, bus.identity, operation), arguments, **options)
+    return client.call(bus, subjects.from_identity(PART, bus.identity, operation), arguments, **options)
 
 
 class Contract:
     async def test_an_operation_is_carried_out_and_audited_once(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.Server(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, Lamp().operations()):
             assert await ask(ann, "request.switch", {"name": "hall", "times": 2}) == {"by": "ann", "on": 2}
             assert await ask(ann, "read.state") == ["hall", "hall"]
             await ask(ann, "request.note", {"name": "cellar"})  # its own log names the writer
@@ -96,14 +96,14 @@ class Contract:
             ("request.switch", {}, errors.InvalidInput, "missing required field `name`"),
             ("request.switch", {"name": 5}, errors.InvalidInput, "Expected `str`, got `int`"),
             ("request.switch", {"name": "a", "colour": "red"}, errors.InvalidInput, "unknown field `colour`"),
-            ("request.break", {"how": "bug"}, errors.InvariantBroken, r"internal error \(TypeError\)"),
+            ("request.break", {"how": "bug"}, errors.InvariantViolation, r"internal error \(TypeError\)"),
             ("request.nothing", {}, errors.NotFound, "no operation 'nothing'"),
             ("request.slow", {}, errors.TimedOut, "not done in 0.05 s"),
         ],
     )
     async def test_an_error_is_the_callers_or_the_services(self, connect, operation, arguments, kind, says):
         service, ann = await connect("service"), await connect("ann")
-        async with server.Server(service, PART, Lamp().operations()) as serving:
+        async with server.RpcServer(service, PART, Lamp().operations()) as serving:
             with pytest.raises(kind, match=says) as caught:
                 await ask(ann, operation, arguments)
             assert serving.outcomes[kind.code] == 1
@@ -111,7 +111,7 @@ class Contract:
 
     async def test_errors_keep_their_facts_and_unknown_codes_their_exit_status(self, connect, monkeypatch):
         service, ann = await connect("service"), await connect("ann")
-        async with server.Server(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, Lamp().operations()):
             with pytest.raises(errors.Conflict, match="it is on") as caught:
                 await ask(ann, "request.break", {"how": "conflict"})
             assert (caught.value.actual, caught.value.hint) == (7, "switch it off")
@@ -129,14 +129,14 @@ class Contract:
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()
 
-        async def only_ann(call: server.Call, operation: server.Operation, arguments: Any) -> None:
+        async def only_ann(call: server.RpcCall, operation: server.RpcOperation, arguments: Any) -> None:
             if arguments.get("name") == "vault":
                 raise errors.Forbidden("not the vault")
             call.on_behalf_of = call.claims_for
 
-        serving = server.Server(service, PART, lamp.operations(), authorize=only_ann)
+        serving = server.RpcServer(service, PART, lamp.operations(), authorize=only_ann)
         async with serving:
-            subject = subjects.said_by(PART, "ann", "request.switch")
+            subject = subjects.from_identity(PART, "ann", "request.switch")
             await client.call(ann, subject, {"name": "hall"}, on_behalf_of="eve")
             for operation, arguments in (
                 ("request.switch", {"name": "vault"}),
@@ -163,11 +163,11 @@ class Contract:
         service, ann = await connect("service"), await connect("ann")
         ended = asyncio.Event()
 
-        async def end(call: server.Call) -> str:
+        async def end(call: server.RpcCall) -> str:
             ended.set()
             return "ended"
 
-        async with server.Server(service, PART, [server.Operation("request.end", end)]):
+        async with server.RpcServer(service, PART, [server.RpcOperation("request.end", end)]):
             asked = asyncio.ensure_future(ask(ann, "request.end", timeout_s=5))
             await ended.wait()
         assert await asked == "ended"
@@ -176,8 +176,8 @@ class Contract:
     async def test_a_repeated_request_is_answered_again_and_not_done_again(self, connect):
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()
-        async with server.Server(service, PART, lamp.operations()):
-            subject = subjects.said_by(PART, "ann", "request.wait")
+        async with server.RpcServer(service, PART, lamp.operations()):
+            subject = subjects.from_identity(PART, "ann", "request.wait")
             headers = {requests.REQUEST_ID: "r1"}
             both = [
                 asyncio.ensure_future(ann.request(subject, b'{"name": "a"}', headers=headers))
@@ -199,11 +199,11 @@ class Contract:
         lamp = Lamp()
 
         async def switch(bus: api.Bus, name: str) -> None:
-            subject = subjects.said_by(PART, bus.identity, "request.note")
+            subject = subjects.from_identity(PART, bus.identity, "request.note")
             data = f'{{"name": "{name}"}}'.encode()
             await bus.request(subject, data, headers={requests.REQUEST_ID: name})
 
-        async with server.Server(service, PART, lamp.operations()):
+        async with server.RpcServer(service, PART, lamp.operations()):
             await switch(ann, "first")
             await switch(ann, "second")
             for number in range(30):
@@ -220,13 +220,16 @@ class Contract:
         service, ann = await connect("service"), await connect("ann")
         ready: list[str] = []
 
-        async def begin(call: server.Call) -> int:
+        async def begin(call: server.RpcCall) -> int:
             if not ready:
                 raise errors.Unavailable("not yet")
             return len(ready)
 
-        async with server.Server(service, PART, [server.Operation("request.begin", begin)]):
-            subject, headers = subjects.said_by(PART, "ann", "request.begin"), {requests.REQUEST_ID: "r1"}
+        async with server.RpcServer(service, PART, [server.RpcOperation("request.begin", begin)]):
+            subject, headers = (
+                subjects.from_identity(PART, "ann", "request.begin"),
+                {requests.REQUEST_ID: "r1"},
+            )
             with pytest.raises(errors.Unavailable, match="not yet"):
                 client.result_of((await ann.request(subject, b"{}", headers=headers)).data)
             ready.append("now")
@@ -236,8 +239,8 @@ class Contract:
 
     async def test_refused_requests_of_one_identity_leave_few_records_and_a_count(self, connect):
         service, ann, eve = [await connect(name) for name in ("service", "ann", "eve")]
-        audit = request_audit.Audit(service, PART, refused=leaky_buckets.Budget(3, 300.0))
-        async with server.Server(service, PART, Lamp().operations(), audit=audit):
+        audit = request_audit.RequestAudit(service, PART, refused=leaky_buckets.BucketBudget(3, 300.0))
+        async with server.RpcServer(service, PART, Lamp().operations(), audit=audit):
             for _ in range(20):
                 with pytest.raises(errors.InvalidInput):
                     await ask(eve, "request.switch", {"name": 1})
@@ -258,7 +261,7 @@ class Contract:
 
     async def test_a_record_states_where_the_act_began(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.Server(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, Lamp().operations()):
             with origin.acting("rest", "10.0.0.7") as begun:
                 await ask(ann, "read.state")
                 answered = [begun.answered]
@@ -272,8 +275,8 @@ class Contract:
 
     async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.Server(service, PART, Lamp().operations()):
-            rows = [row async for row in client.pages(ann, subjects.said_by(PART, "ann", "read.rows"))]
+        async with server.RpcServer(service, PART, Lamp().operations()):
+            rows = [row async for row in client.pages(ann, subjects.from_identity(PART, "ann", "read.rows"))]
             assert rows == [f"{n:05}" for n in range(6000)]
             with pytest.raises(errors.LimitExceeded, match="more than a message holds") as caught:
                 await ask(ann, "read.long", {"size": 2 << 20})
@@ -282,7 +285,7 @@ class Contract:
     async def test_too_many_requests_are_refused_as_overload(self, connect):
         service, ann, bob, cleo = [await connect(name) for name in ("service", "ann", "bob", "cleo")]
         lamp = Lamp()
-        async with server.Server(service, PART, lamp.operations(), pending_max=4) as serving:
+        async with server.RpcServer(service, PART, lamp.operations(), pending_max=4) as serving:
 
             def begin(bus: api.Bus, count: int) -> list[asyncio.Future[Any]]:
                 return [
@@ -305,9 +308,9 @@ class Contract:
     async def test_a_reply_elsewhere_and_a_message_out_of_a_stream_are_no_requests(self, connect):
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()
-        async with server.Server(service, PART, lamp.operations()) as serving:
+        async with server.RpcServer(service, PART, lamp.operations()) as serving:
             heard = await service.subscribe("muster.>")
-            subject = subjects.said_by(PART, "ann", "request.switch")
+            subject = subjects.from_identity(PART, "ann", "request.switch")
             data = b'{"name": "a"}'
             for reply in (
                 None,
@@ -330,7 +333,7 @@ class Contract:
             await ask(ann, "read.state", waits=False, absent=errors.NotConnected("no lamp"))
         waiting = asyncio.ensure_future(ask(ann, "request.switch", {"name": "a"}, timeout_s=30))
         lamp, quiet = Lamp(), [True]
-        async with server.Server(service, PART, lamp.operations(), serving=lambda: not quiet[0]):
+        async with server.RpcServer(service, PART, lamp.operations(), serving=lambda: not quiet[0]):
             with pytest.raises(errors.TimedOut, match="it may have been done"):
                 await ask(ann, "request.switch", {"name": "b"}, timeout_s=0.2, try_s=0.1)
             quiet[0] = False

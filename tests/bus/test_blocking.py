@@ -43,7 +43,7 @@ async def test_messages_streams_and_keys(broker: brokers.Broker):
 
             stream = bus.stream(api.StreamSettings("log", ("log.>",)))
             assert [stream.publish("log.a", b"%d" % n) for n in range(3)] == [1, 2, 3]
-            assert stream.publish_batch([api.Outgoing("log.b", b"")] * 2) == 5
+            assert stream.publish_batch([api.OutgoingMessage("log.b", b"")] * 2) == 5
             assert [m.sequence for m in stream.read(1)] == [1, 2, 3, 4, 5]
             assert bus.open_stream("log").get(2).data == b"1"
             assert stream.state().messages == 5

@@ -15,7 +15,7 @@ from muster.bus.brokers import binary, config, topology
 from muster.core import errors
 
 SETTLED = config.BrokerConfig(
-    name="one", directory=Path("/d"), port=4222, monitor_port=8222, leaf=config.Listener(port=7422)
+    name="one", directory=Path("/d"), port=4222, monitor_port=8222, leaf=config.BrokerListener(port=7422)
 )
 
 
@@ -26,7 +26,7 @@ def document(settings: config.BrokerConfig) -> dict[str, Any]:
 
 def test_durable_means_synced_unless_the_user_says_otherwise():
     assert document(SETTLED)["jetstream"]["sync_interval"] == "always"
-    weaker = dataclasses.replace(SETTLED, storage=config.Storage(sync_interval_s=2))
+    weaker = dataclasses.replace(SETTLED, storage=config.BrokerStorage(sync_interval_s=2))
     assert document(weaker)["jetstream"]["sync_interval"] == "2000ms"
     assert "jetstream" not in document(dataclasses.replace(SETTLED, storage=None))
 
@@ -47,12 +47,12 @@ def test_the_monitor_is_on_loopback_wherever_the_broker_listens():
         ({"host": "192.0.2.1"}, "without TLS"),
         ({"port": 70_000}, "70000 is not a port"),
         ({"monitor_port": 4222}, "port 4222 is given to port and monitor_port"),
-        ({"storage": None, "mqtt": config.Listener(port=1883)}, "MQTT needs durable storage"),
-        ({"gateway": config.Gateway(name="east", port=7222)}, "a gateway joins clusters"),
+        ({"storage": None, "mqtt": config.BrokerListener(port=1883)}, "MQTT needs durable storage"),
+        ({"gateway": config.ClusterGateway(name="east", port=7222)}, "a gateway joins clusters"),
         (
             {
-                "cluster": config.Cluster(name="west", port=6222),
-                "gateway": config.Gateway(name="east", port=7222),
+                "cluster": config.BrokerCluster(name="west", port=6222),
+                "gateway": config.ClusterGateway(name="east", port=7222),
             },
             "must bear the name of its cluster",
         ),
@@ -72,7 +72,7 @@ def test_what_would_harm_is_refused_before_a_server_sees_it(changes, complaint):
 
 def test_a_port_that_is_not_settled_is_not_written():
     with pytest.raises(errors.InvalidInput, match="the port of leaf is not known yet"):
-        config.render(dataclasses.replace(SETTLED, leaf=config.Listener()))
+        config.render(dataclasses.replace(SETTLED, leaf=config.BrokerListener()))
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1))
@@ -89,10 +89,12 @@ def test_a_secret_in_an_address_is_escaped():
 
 def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
     everybody = [
-        dataclasses.replace(SETTLED, name=f"b{port}", cluster=config.Cluster(name="c", port=port, secret="s"))
+        dataclasses.replace(
+            SETTLED, name=f"b{port}", cluster=config.BrokerCluster(name="c", port=port, secret="s")
+        )
         for port in (6001, 6002, 6003)
     ]
-    other_cluster = dataclasses.replace(SETTLED, name="x", cluster=config.Cluster(name="d", port=6004))
+    other_cluster = dataclasses.replace(SETTLED, name="x", cluster=config.BrokerCluster(name="d", port=6004))
     wired = topology.with_routes(everybody[0], [*everybody, other_cluster], ("nats://far:6222",))
     assert wired.cluster
     assert wired.cluster.routes == (
@@ -105,8 +107,8 @@ def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
 def test_a_cluster_of_one_in_a_super_cluster_has_a_route_to_itself_so_that_it_may_store():
     alone = dataclasses.replace(
         SETTLED,
-        cluster=config.Cluster(name="east", port=6001),
-        gateway=config.Gateway(name="east", port=7001),
+        cluster=config.BrokerCluster(name="east", port=6001),
+        gateway=config.ClusterGateway(name="east", port=7001),
     )
     wired = topology.with_routes(alone, [alone])
     assert wired.cluster

@@ -21,7 +21,7 @@ from muster.bus.brokers import binary, broker, config, diagnosis
 from muster.core import backoff, errors
 from muster.testing.eventually import eventually
 
-Fault = diagnosis.Fault
+Fault = diagnosis.BrokerFault
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def failure(settings, **options) -> diagnosis.BrokerFailed:
 async def test_a_taken_port_is_named(settings, door):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        value = number if door.endswith("port") else config.Listener(port=number)
+        value = number if door.endswith("port") else config.BrokerListener(port=number)
         error = await failure(dataclasses.replace(settings, **{door: value}))
     assert error.fault is Fault.PORT_TAKEN
     assert f"127.0.0.1:{number} is taken by another program" in error.message
@@ -80,14 +80,14 @@ async def test_a_directory_that_cannot_be_is_named(settings, tmp_path):
 async def test_a_store_that_cannot_be_is_named(settings, tmp_path):
     (tmp_path / "file").write_text("")
     error = await failure(
-        dataclasses.replace(settings, storage=config.Storage(directory=tmp_path / "file" / "store"))
+        dataclasses.replace(settings, storage=config.BrokerStorage(directory=tmp_path / "file" / "store"))
     )
     assert error.fault is Fault.UNWRITABLE
 
 
 async def test_certificates_that_are_not_there_are_named(settings, tmp_path):
     missing = tmp_path / "missing.pem"
-    tls = config.Tls(cert_file=missing, key_file=missing, ca_file=missing)
+    tls = config.BrokerTls(cert_file=missing, key_file=missing, ca_file=missing)
     error = await failure(dataclasses.replace(settings, tls=tls))
     assert error.fault is Fault.BAD_CONFIG
     assert "missing.pem" in error.message
@@ -101,7 +101,7 @@ async def test_a_full_disk_is_named_at_the_start(settings, small_disk):
 
 
 async def test_a_disk_that_fills_up_under_way_is_named(settings, small_disk):
-    storage = config.Storage(directory=small_disk / "store")
+    storage = config.BrokerStorage(directory=small_disk / "store")
     async with broker.Broker(dataclasses.replace(settings, storage=storage)) as one:
         assert await one.problem() is None
         import nats
@@ -139,13 +139,13 @@ def program(folder: Path, text: str) -> Path:
     ],
 )
 async def test_a_program_that_will_not_do_is_refused(settings, tmp_path, text, complaint):
-    with pytest.raises(errors.MissingPart, match=complaint) as caught:
+    with pytest.raises(errors.MissingDependency, match=complaint) as caught:
         await broker.Broker(settings, program=program(tmp_path, text)).start()
     assert "settings" in str(caught.value.hint)
 
 
 async def test_a_program_that_is_not_there_is_named(settings, tmp_path):
-    with pytest.raises(errors.MissingPart, match="is not a program that can be run"):
+    with pytest.raises(errors.MissingDependency, match="is not a program that can be run"):
         await broker.Broker(settings, program=tmp_path / "nowhere").start()
 
 
@@ -156,9 +156,11 @@ async def test_the_program_of_the_wheel_is_found_and_new_enough_for_everything()
 
 
 def test_a_feature_that_the_program_is_too_old_for_is_named():
-    old = binary.Binary(Path("/usr/bin/nats-server"), (2, 12, 3))
+    old = binary.ServerBinary(Path("/usr/bin/nats-server"), (2, 12, 3))
     old.require("atomic batch publish")
-    with pytest.raises(errors.MissingPart, match=r"live leaf links needs nats-server 2\.14\.0 or later"):
+    with pytest.raises(
+        errors.MissingDependency, match=r"live leaf links needs nats-server 2\.14\.0 or later"
+    ):
         old.require("live leaf links")
 
 
@@ -179,7 +181,7 @@ async def test_a_broker_that_falls_is_started_again_on_the_same_port(settings):
 
 
 async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(settings):
-    rules = backoff.Supervision(crashes_max=3, pause_s=0.001)
+    rules = backoff.BackoffPolicy(crashes_max=3, pause_s=0.001)
     async with broker.Broker(settings, supervise=rules) as one:
         config_path = one.config.config_path
         config_path.write_text(
@@ -188,7 +190,7 @@ async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(s
         assert one.pid
         os.kill(one.pid, signal.SIGKILL)
         async with asyncio.timeout(30):
-            await one.wait_for(broker.State.FAILED)
+            await one.wait_for(broker.BrokerState.FAILED)
         assert isinstance(one.failure, diagnosis.BrokerFailed)
         assert one.failure.fault is Fault.CRASH_LOOP
         assert "fell 3 times and was given up; the last time: broker one: the server refuses its " in (
@@ -201,8 +203,8 @@ async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(s
 
 @given(crashes=st.integers(1, 10_000), limit=st.integers(0, 10_000))
 def test_pauses_are_bounded_and_a_first_crash_is_not_kept_waiting(crashes, limit):
-    rules = backoff.Supervision(crashes_max=limit)
-    pause_s = backoff.next_pause_s(rules, crashes)
+    rules = backoff.BackoffPolicy(crashes_max=limit)
+    pause_s = backoff.next_delay_s(rules, crashes)
     if pause_s is None:
         assert crashes >= limit
     else:
@@ -212,7 +214,7 @@ def test_pauses_are_bounded_and_a_first_crash_is_not_kept_waiting(crashes, limit
 
 
 def test_crashes_of_long_ago_do_not_count():
-    rules = backoff.Supervision(window_s=60)
+    rules = backoff.BackoffPolicy(window_s=60)
     assert backoff.recent(rules, [0.0, 10.0, 65.0, 70.0], 70.0) == [10.0, 65.0, 70.0]
 
 

@@ -13,21 +13,21 @@ from muster.core import errors
 
 
 def routes() -> dict[str, http_server.Handler]:
-    async def echo(request: http_server.Request) -> http_server.Response:
+    async def echo(request: http_server.HttpRequest) -> http_server.HttpResponse:
         return http_server.json_response(
             {"path": request.path, "query": dict(request.query), "peer": request.peer}
         )
 
-    def fail(_: http_server.Request) -> http_server.Response:
+    def fail(_: http_server.HttpRequest) -> http_server.HttpResponse:
         raise errors.Unavailable("not now")
 
-    def bug(_: http_server.Request) -> http_server.Response:
+    def bug(_: http_server.HttpRequest) -> http_server.HttpResponse:
         raise ZeroDivisionError
 
-    return {"/echo": echo, "/fail": fail, "/bug": bug, "/empty": lambda _: http_server.Response(204)}
+    return {"/echo": echo, "/fail": fail, "/bug": bug, "/empty": lambda _: http_server.HttpResponse(204)}
 
 
-async def raw(server: http_server.Server, text: bytes) -> bytes:
+async def raw(server: http_server.HttpServer, text: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(text)
     try:
@@ -75,7 +75,7 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
     taken: list[bytes] = []
     refused: list[str] = []
 
-    def take(request: http_server.Request) -> http_server.Response:
+    def take(request: http_server.HttpRequest) -> http_server.HttpResponse:
         if request.body == b"bad":
             raise errors.InvalidInput("not that")
         taken.append(request.body)
@@ -159,4 +159,4 @@ async def test_an_answer_that_is_too_long_is_refused():
 @given(st.binary())
 def test_any_bytes_are_a_request_or_a_refusal(head):
     parsed = http_server.parse_request(head, "peer")
-    assert isinstance(parsed, http_server.Response) or parsed[1].path.startswith("/")
+    assert isinstance(parsed, http_server.HttpResponse) or parsed[1].path.startswith("/")

@@ -18,7 +18,7 @@ from muster.testing.eventually import eventually
 from muster.trust import certificates, keyring
 from muster.trust.permissions import roles
 
-Kind = topology.Kind
+Kind = topology.LinkKind
 
 
 async def crosses(near: broker.Broker, far: broker.Broker, *, timeout_s: float = 30.0) -> None:
@@ -61,7 +61,7 @@ def ups(found: list[topology.LinkStatus], kind: Kind) -> list[str]:
 
 async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_path):
     began_s = time.monotonic()
-    async with network.Network(network.members(3, tmp_path), supervise=backoff.NO_RESTART) as mesh:
+    async with network.BrokerNetwork(network.members(3, tmp_path), supervise=backoff.NO_RESTART) as mesh:
         # The goal is 3 s on a machine that does nothing else; an election that is lost takes longer.
         assert time.monotonic() - began_s < 25
         assert ups(await mesh.links(), Kind.ROUTE) == [
@@ -75,7 +75,7 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
             victim = mesh["broker-2"]
             assert victim.pid
             os.kill(victim.pid, signal.SIGKILL)
-            await victim.wait_for(broker.State.FAILED)
+            await victim.wait_for(broker.BrokerState.FAILED)
             await crosses(mesh["broker-1"], mesh["broker-3"])
 
             async def stored() -> bool:
@@ -97,11 +97,11 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
 
 async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
     settings = network.members(3, tmp_path, system_secret="s")
-    async with network.Network(settings, supervise=backoff.NO_RESTART) as mesh:
+    async with network.BrokerNetwork(settings, supervise=backoff.NO_RESTART) as mesh:
         victim = mesh["broker-2"]
         assert victim.pid
         os.kill(victim.pid, signal.SIGKILL)
-        await victim.wait_for(broker.State.FAILED)
+        await victim.wait_for(broker.BrokerState.FAILED)
         with pytest.raises(errors.Refused, match="does not run, so what it stores cannot move"):
             await mesh.remove("broker-2")
         await mesh.remove("broker-2", force=True)
@@ -128,7 +128,7 @@ async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
         *network.members(2, tmp_path, system_secret="s"),
         config.BrokerConfig(name="leaf", directory=tmp_path / "leaf", storage=None),
     ]
-    async with network.Network(brokers, leaves=[("leaf", "broker-1")]) as running:
+    async with network.BrokerNetwork(brokers, leaves=[("leaf", "broker-1")]) as running:
         before = ups(await running.links(), Kind.LEAF)
         with pytest.raises(errors.Refused):
             await running.remove("broker-1")
@@ -137,31 +137,31 @@ async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
 
 @pytest.mark.slow  # the cluster forgets a member only after a while
 async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(backoff, "next_pause_s", lambda *_: 60.0)
+    monkeypatch.setattr(backoff, "next_delay_s", lambda *_: 60.0)
     async with network.mesh(3, tmp_path, system_secret="s") as mesh:
         one = mesh["broker-2"]
         assert one.pid
         os.kill(one.pid, signal.SIGKILL)
-        await one.wait_for(broker.State.RESTARTING)
+        await one.wait_for(broker.BrokerState.RESTARTING)
         await mesh.remove_storage("broker-2", force=True)
-        await one.wait_for(broker.State.RUNNING)
+        await one.wait_for(broker.BrokerState.RUNNING)
         assert one.config.storage is None
         assert not ((await one.ask("varz")).get("jetstream") or {}).get("config")
 
 
 async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
     inside = [
-        dataclasses.replace(one, cluster=config.Cluster(name="muster", secret="inside/only"))
+        dataclasses.replace(one, cluster=config.BrokerCluster(name="muster", secret="inside/only"))
         for one in network.members(2, tmp_path, storage=None)
     ]
-    async with network.Network(inside) as mesh:
+    async with network.BrokerNetwork(inside) as mesh:
         door = mesh["broker-1"].config.cluster
         assert door
         stranger = config.BrokerConfig(
             name="stranger",
             directory=tmp_path / "stranger",
             storage=None,
-            cluster=config.Cluster(name="muster", routes=(config.peer_url("127.0.0.1", door.port),)),
+            cluster=config.BrokerCluster(name="muster", routes=(config.peer_url("127.0.0.1", door.port),)),
         )
         async with broker.Broker(stranger) as one:
             log = mesh["broker-1"].config.log_path
@@ -200,8 +200,8 @@ async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_p
                     name="north-1",
                     directory=tmp_path / "north-1",
                     storage=None,
-                    cluster=config.Cluster(name="north"),
-                    gateway=config.Gateway(name="north"),
+                    cluster=config.BrokerCluster(name="north"),
+                    gateway=config.ClusterGateway(name="north"),
                 )
             )
         with pytest.raises(errors.Refused, match="joined already, as members of the super-cluster"):
@@ -222,7 +222,7 @@ async def test_a_tree_of_leaf_links_carries_messages_from_leaf_to_leaf(tmp_path)
 
 async def test_links_come_and_go_while_brokers_run_and_clients_stay(tmp_path):
     single = [config.BrokerConfig(name=name, directory=tmp_path / name, storage=None) for name in ("a", "b")]
-    async with network.Network(single) as pair, await client.connect([pair["a"].url]) as stays:
+    async with network.BrokerNetwork(single) as pair, await client.connect([pair["a"].url]) as stays:
         await does_not_cross(pair["a"], pair["b"])
         id = await pair.link("a", "b")
         (status,) = await pair.links()
@@ -268,7 +268,7 @@ async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
         nowhere = config.LeafRemote(id="x", urls=("nats-leaf://127.0.0.1:9",))
         with pytest.raises(diagnosis.BrokerFailed, match="the far end does not answer") as caught:
             await lonely.link(nowhere, timeout_s=0.5)
-        assert caught.value.fault is diagnosis.Fault.DEAD_LINK
+        assert caught.value.fault is diagnosis.BrokerFault.DEAD_LINK
         assert lonely.config.remotes == ()
         unknown = config.LeafRemote(id="y", urls=(f"tls://{'x' * 64}.example:7422",))
         with pytest.raises(diagnosis.BrokerFailed, match=r"no address is known for the host x+\.example"):
@@ -279,7 +279,7 @@ async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
 
 async def test_two_members_of_a_cluster_may_link_to_one_hub_and_nothing_arrives_twice(tmp_path):
     hub = config.BrokerConfig(name="hub", directory=tmp_path / "hub", storage=None)
-    async with network.Network([hub, *network.members(2, tmp_path, storage=None)]) as world:
+    async with network.BrokerNetwork([hub, *network.members(2, tmp_path, storage=None)]) as world:
         await world.link("broker-1", "hub")
         await world.link("broker-2", "hub")
         async with (
@@ -299,7 +299,7 @@ async def test_two_members_of_a_cluster_may_link_to_one_hub_and_nothing_arrives_
 async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
     settings = network.members(4, tmp_path, system_secret="s")
     settings[3] = dataclasses.replace(settings[3], storage=None)
-    async with network.Network(settings) as mesh, await client.connect(mesh.urls) as bus:
+    async with network.BrokerNetwork(settings) as mesh, await client.connect(mesh.urls) as bus:
         single = await bus.stream(api.StreamSettings("single", subjects=("single",)))
         triple = await bus.stream(api.StreamSettings("triple", subjects=("triple",), replicas=3))
         for number in range(20):
@@ -308,7 +308,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
         (holder,) = await holders(mesh, "single")
         with pytest.raises(errors.Refused, match="some stream has 3 replicas, and 2 other brokers"):
             await mesh.remove_storage(holder)
-        await mesh.add_storage("broker-4", config.Storage())
+        await mesh.add_storage("broker-4", config.BrokerStorage())
         await mesh.remove_storage(holder)
         assert (await mesh[holder].ask("jsz")).get("disabled")
         for stream in (single, triple):
@@ -322,7 +322,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
             await eventually(kept)
         assert holder not in await holders(mesh, "single") + await holders(mesh, "triple")
         with pytest.raises(errors.Unavailable, match="its cluster keeps it out") as caught:
-            await mesh.add_storage(holder, config.Storage())
+            await mesh.add_storage(holder, config.BrokerStorage())
         assert caught.value.retry_after_s
 
 
@@ -330,13 +330,13 @@ async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
     first, *others = network.members(3, tmp_path)
     without = [dataclasses.replace(one, storage=None) for one in others]
     with pytest.raises(errors.InvalidInput, match="the only one of its cluster with storage"):
-        await network.Network([first, *without]).start()
-    async with network.Network([first, others[0], without[1]]) as mesh:
+        await network.BrokerNetwork([first, *without]).start()
+    async with network.BrokerNetwork([first, others[0], without[1]]) as mesh:
         with pytest.raises(errors.Refused, match="would be alone with it"):
             await mesh.remove_storage("broker-1")
 
 
-async def holders(mesh: network.Network, stream: str) -> list[str]:
+async def holders(mesh: network.BrokerNetwork, stream: str) -> list[str]:
     pages = {one.name: await one.ask("jsz?accounts=true&streams=true") for one in mesh.brokers.values()}
     return [
         name
@@ -350,7 +350,7 @@ async def test_members_join_and_leave_a_running_cluster(tmp_path, trust):
     trust.issue("steward", roles.Role.SYSTEM)
     settings = network.members(4, tmp_path, trust=believed(trust))
     steward = trust.credentials("steward", domain=keyring.SYSTEM)
-    async with network.Network(settings[:3], system_credentials=steward) as mesh:
+    async with network.BrokerNetwork(settings[:3], system_credentials=steward) as mesh:
         await mesh.add(settings[3])
         await mesh.remove("broker-2")
         assert ups(await mesh.links(), Kind.ROUTE) == [
@@ -370,10 +370,10 @@ async def test_members_join_and_leave_a_running_cluster(tmp_path, trust):
 
 @pytest.fixture
 def trust(tmp_path):
-    return keyring.Trust.create(tmp_path / "keys", "acme")
+    return keyring.Keyring.create(tmp_path / "keys", "acme")
 
 
-def believed(trust: keyring.Trust) -> config.OperatorTrust:
+def believed(trust: keyring.Keyring) -> config.OperatorTrust:
     known = trust.broker()
     return config.OperatorTrust(
         operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
@@ -381,23 +381,25 @@ def believed(trust: keyring.Trust) -> config.OperatorTrust:
 
 
 async def test_routes_and_links_with_tls_and_credentials(tmp_path, trust):
-    authority = certificates.Certificates.create(tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S)
+    authority = certificates.CertificateStore.create(
+        tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S
+    )
     authority.ensure("broker", ["127.0.0.1", "localhost"])
     pair = authority.pair("broker")
-    tls = config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=authority.bundle)
+    tls = config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=authority.bundle)
     trust.issue("edge", roles.Role.LINK)
     trust.issue("steward", roles.Role.SYSTEM)
     known = believed(trust)
     (account,) = set(known.accounts) - {known.system_account}
     settings = network.members(2, tmp_path, storage=None, tls=tls, trust=known)
     edge = config.BrokerConfig(name="edge", directory=tmp_path / "edge", storage=None, tls=tls, trust=known)
-    async with network.Network([*settings, edge]) as world:
+    async with network.BrokerNetwork([*settings, edge]) as world:
         assert ups(await world.links(), Kind.ROUTE) == ["route:broker-1=broker-2"]
         id = await world.link(
             "edge", "broker-1", account=account, credentials_file=trust.credentials_path("edge")
         )
         assert ups(await world.links(), Kind.LEAF) == [id]
-        steward = system_account.Access(
+        steward = system_account.SystemAccess(
             credentials=trust.credentials("steward", domain=keyring.SYSTEM), tls=tls
         )
         answers = await system_account.gather(
@@ -450,7 +452,7 @@ def test_all_connections_of_a_route_count_for_it():
     }
     found = [
         (one.far, one.in_messages, one.out_messages, one.in_bytes, one.out_bytes)
-        for one in topology.of_routes("a", page)
+        for one in topology.route_links("a", page)
     ]
     assert found == [("b", 6, 9, 53, 74), ("c", 1, 1, 0, 0)]
 
@@ -468,7 +470,7 @@ def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
             {"is_spoke": False, "account": "ACC", "ip": "10.0.0.1", "port": 7422, "name": "guest"},
         ]
     }
-    found = {one.id: (one.up, one.far) for one in topology.of_leaves("near", remotes, addresses, page)}
+    found = {one.id: (one.up, one.far) for one in topology.leaf_links("near", remotes, addresses, page)}
     assert found == {
         "here": (True, "here-1"),
         "cluster": (True, "unnamed"),

@@ -53,12 +53,12 @@ async def test_runs_in_a_folder_of_any_name(settings, tmp_path, name):
 async def test_a_system_secret_of_any_characters_opens_the_system_account(settings):
     secret = 'p@ss/w:rd "$x" {}#北'
     async with broker.Broker(dataclasses.replace(settings, system_secret=secret)) as one:
-        access = system_account.Access(password=secret)
+        access = system_account.SystemAccess(password=secret)
         (answer,) = await system_account.gather([one.address], access, "$SYS.REQ.SERVER.PING", enough=1)
         assert answer["server"]["name"] == "one"
         with pytest.raises(errors.Unauthorized):
             await system_account.gather(
-                [one.address], system_account.Access(password="wrong"), "$SYS.REQ.SERVER.PING", enough=1
+                [one.address], system_account.SystemAccess(password="wrong"), "$SYS.REQ.SERVER.PING", enough=1
             )
 
 
@@ -100,7 +100,7 @@ async def test_stopping_with_a_drain_sends_clients_away_first(settings):
 
 
 async def test_websocket_answers(settings):
-    async with broker.Broker(dataclasses.replace(settings, websocket=config.Listener())) as one:
+    async with broker.Broker(dataclasses.replace(settings, websocket=config.BrokerListener())) as one:
         assert one.websocket_url
         assert one.config.websocket
         reader, writer = await asyncio.open_connection("127.0.0.1", one.config.websocket.port)
@@ -116,7 +116,7 @@ async def test_websocket_answers(settings):
 
 
 async def test_mqtt_answers(settings):
-    async with broker.Broker(dataclasses.replace(settings, mqtt=config.Listener())) as one:
+    async with broker.Broker(dataclasses.replace(settings, mqtt=config.BrokerListener())) as one:
         assert one.config.mqtt
         reader, writer = await asyncio.open_connection("127.0.0.1", one.config.mqtt.port)
         body = b"\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
@@ -143,7 +143,7 @@ async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(se
         text = one.config.config_path.read_text()
         with pytest.raises(diagnosis.BrokerFailed, match="would not take its new configuration") as caught:
             await one.apply(dataclasses.replace(one.config, name="two"))
-        assert caught.value.fault is diagnosis.Fault.RELOAD_REFUSED
+        assert caught.value.fault is diagnosis.BrokerFault.RELOAD_REFUSED
         assert one.name == "one"
         assert one.config.config_path.read_text() == text
         assert (await one.health()).ok
@@ -201,13 +201,13 @@ async def test_supervision_outlives_a_lack_of_file_descriptors(settings, monkeyp
         assert one.pid
         os.kill(one.pid, signal.SIGKILL)
         await eventually(lambda: one.restarts == 1)
-        assert (failed, one.state) == ([True], broker.State.RUNNING)
+        assert (failed, one.state) == ([True], broker.BrokerState.RUNNING)
 
 
 async def test_a_restart_keeps_its_ports_and_may_open_another_door(settings):
     async with broker.Broker(settings) as one:
         url, pid = one.url, one.pid
-        await one.restart(dataclasses.replace(one.config, websocket=config.Listener()))
+        await one.restart(dataclasses.replace(one.config, websocket=config.BrokerListener()))
         assert (one.url, one.websocket_url is not None) == (url, True)
         assert one.pid != pid
 
@@ -217,14 +217,14 @@ async def test_a_restart_keeps_its_ports_and_may_open_another_door(settings):
 
 @pytest.fixture
 def authority(tmp_path):
-    made = certificates.Certificates.create(tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S)
+    made = certificates.CertificateStore.create(tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S)
     made.ensure("broker", ["127.0.0.1", "localhost"])
     return made
 
 
-def tls_of(made: certificates.Certificates) -> config.Tls:
+def tls_of(made: certificates.CertificateStore) -> config.BrokerTls:
     pair = made.pair("broker")
-    return config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=made.bundle)
+    return config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=made.bundle)
 
 
 async def believing(bundle: Path) -> ssl.SSLContext:
@@ -259,10 +259,10 @@ async def test_certificates_are_replaced_without_a_restart(settings, authority):
 
 @pytest.fixture
 def trust(tmp_path):
-    return keyring.Trust.create(tmp_path / "keys", "acme")
+    return keyring.Keyring.create(tmp_path / "keys", "acme")
 
 
-def operator_trust(made: keyring.Trust, resolver: config.Resolver) -> config.OperatorTrust:
+def operator_trust(made: keyring.Keyring, resolver: config.AccountResolver) -> config.OperatorTrust:
     known = made.broker()
     return config.OperatorTrust(
         operator_jwt=known.operator_jwt,
@@ -272,7 +272,7 @@ def operator_trust(made: keyring.Trust, resolver: config.Resolver) -> config.Ope
     )
 
 
-@pytest.mark.parametrize("resolver", list(config.Resolver))
+@pytest.mark.parametrize("resolver", list(config.AccountResolver))
 async def test_with_an_operator_only_its_users_may_connect(settings, trust, resolver):
     trust.issue("agent-1", roles.Role.AGENT)
     trusting = dataclasses.replace(settings, trust=operator_trust(trust, resolver))
@@ -287,10 +287,10 @@ async def test_a_revocation_is_pushed_to_a_running_broker_over_the_system_accoun
     trust.issue("agent-1", roles.Role.AGENT)
     trust.issue("pusher", roles.Role.SYSTEM)
     creds = trust.credentials("agent-1")
-    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.Resolver.FULL))
+    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.AccountResolver.FULL))
     async with broker.Broker(trusting) as one, await client.connect([one.url], creds=creds) as bus:
         trust.revoke("agent-1")
-        access = system_account.Access(credentials=trust.credentials("pusher", domain=keyring.SYSTEM))
+        access = system_account.SystemAccess(credentials=trust.credentials("pusher", domain=keyring.SYSTEM))
         subject, document = trust.claims_update()
         await system_account.request([one.address], access, subject, document)
         await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
@@ -303,11 +303,11 @@ async def test_a_revocation_is_pushed_to_a_running_broker_over_the_system_accoun
 async def test_with_accounts_in_memory_a_revocation_is_a_reload(settings, trust):
     trust.issue("agent-1", roles.Role.AGENT)
     creds = trust.credentials("agent-1")
-    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.Resolver.MEMORY))
+    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.AccountResolver.MEMORY))
     async with broker.Broker(trusting) as one:
         async with await client.connect([one.url], creds=creds) as bus:
             trust.revoke("agent-1")
-            now = operator_trust(trust, config.Resolver.MEMORY)
+            now = operator_trust(trust, config.AccountResolver.MEMORY)
             await one.apply(dataclasses.replace(one.config, trust=now))
             await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
         with pytest.raises(errors.Unauthorized):

@@ -24,16 +24,16 @@ from muster.trust.permissions import roles
 from tests.bus import contract
 
 
-def socket_of(bus: client.Client) -> Any:
+def socket_of(bus: client.NatsBus) -> Any:
     return bus._wire._transport
 
 
-def cut(bus: client.Client) -> None:
+def cut(bus: client.NatsBus) -> None:
     """The socket is gone, as when the network or the broker dies."""
     socket_of(bus)._io_writer.transport.abort()
 
 
-def make_deaf(bus: client.Client, subject: str) -> None:
+def make_deaf(bus: client.NatsBus, subject: str) -> None:
     """The broker forgets a subscription, and nobody on our side knows."""
     (number,) = [n for n, s in bus._subscriptions.items() if s.subject == subject]
     bus._wire._append(b"UNSUB %d\r\n" % number)
@@ -48,7 +48,7 @@ async def plain(tmp_path):
 @pytest.fixture
 async def trusted(tmp_path):
     """A broker in operator mode, and the trust it believes in."""
-    trust = keyring.Trust.create(tmp_path / "trust", "fleet")
+    trust = keyring.Keyring.create(tmp_path / "trust", "fleet")
     known = trust.broker()
     settings = config.BrokerConfig(
         name="b",
@@ -74,11 +74,11 @@ class TestCredentials:
         with pytest.raises(errors.Unauthorized) as caught:
             await muster.connect(running.url)
         assert "Authorization Violation" in str(caught.value)
-        stranger = keyring.Trust.create(tmp_path / "other", "fleet")
+        stranger = keyring.Keyring.create(tmp_path / "other", "fleet")
         stranger.issue("m1", roles.Role.REGISTRY)
         with pytest.raises(errors.Unauthorized):
             await muster.connect(running.url, creds=stranger.credentials("m1"))
-        late = keyring.Trust.open(tmp_path / "trust", clock=lambda: time.time() - 3600)
+        late = keyring.Keyring.open(tmp_path / "trust", clock=lambda: time.time() - 3600)
         late.issue("m2", roles.Role.REGISTRY, lifetime_s=60)
         with pytest.raises(errors.Unauthorized):
             await muster.connect(running.url, creds=late.credentials("m2"))
@@ -124,19 +124,21 @@ class TestCredentials:
             await muster.connect(running.url, creds=tmp_path / "bad.creds")
 
 
-async def test_single_reads_are_answered_by_the_leader(bus: client.Client, monkeypatch):
+async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monkeypatch):
     """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
     asked: list[str] = []
-    ask = requests.Wire.ask
+    ask = requests.RequestConnection.ask
 
-    async def note(self: requests.Wire, subject: str, *arguments: Any, **options: Any) -> requests.Answer:
+    async def note(
+        self: requests.RequestConnection, subject: str, *arguments: Any, **options: Any
+    ) -> requests.InboxReply:
         asked.append(subject)
         return await ask(self, subject, *arguments, **options)
 
     bucket = await bus.key_value(api.KeyValueSettings("b"))
     revision = await bucket.put("k", b"v")
     stream = await bus.open_stream("KV_b")
-    monkeypatch.setattr(requests.Wire, "ask", note)
+    monkeypatch.setattr(requests.RequestConnection, "ask", note)
     entry, last = await bucket.get("k"), await stream.last_for("$KV.b.k")
     assert entry is not None
     assert last is not None
@@ -223,14 +225,14 @@ class TestConnecting:
                 await asking
 
     async def test_tls_and_websocket(self, tmp_path):
-        authority = certificates.Certificates.create(tmp_path / "pki", "fleet", lifetime_s=86400)
+        authority = certificates.CertificateStore.create(tmp_path / "pki", "fleet", lifetime_s=86400)
         authority.ensure("b", ("localhost", "127.0.0.1"))
         pair = authority.pair("b")
         settings = config.BrokerConfig(
             name="b",
             directory=tmp_path / "b",
-            tls=config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle),
-            websocket=config.Listener(),
+            tls=config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle),
+            websocket=config.BrokerListener(),
             storage=None,
         )
         async with broker.Broker(settings) as running:
@@ -425,7 +427,7 @@ class TestTraces:
 
     async def test_a_trace_goes_with_what_is_sent_and_the_handler_runs_under_it(self, plain):
         async with await muster.connect(plain.url) as bus:
-            seen: list[tuple[str, trace.Trace | None]] = []
+            seen: list[tuple[str, trace.TraceContext | None]] = []
             done = asyncio.Event()
 
             async def slow(message: api.Message) -> None:
@@ -529,7 +531,7 @@ class TestSeveralAtOnce:
             assert (await heard.next(timeout_s=30)).subject == "a.5"
 
 
-def lose_acknowledgements(bus: client.Client, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def lose_acknowledgements(bus: client.NatsBus, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The next ``count`` publishes are stored, and their publisher never hears of it."""
     expect, left = bus._wire.expect, [count]
 
@@ -544,20 +546,20 @@ def lose_acknowledgements(bus: client.Client, monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("expected", [None, 0])
 async def test_what_was_stored_is_no_failure_when_its_acknowledgement_is_lost(
-    bus: client.Client, monkeypatch, size: int, expected: int | None
+    bus: client.NatsBus, monkeypatch, size: int, expected: int | None
 ):
     stream = await bus.stream(contract.settings())
     await stream.publish("log.other", b"")
     lose_acknowledgements(bus, monkeypatch, 1)
     batch = [
-        api.Outgoing(f"log.{n}", b"", message_id=str(n), expected_last_subject_sequence=expected)
+        api.OutgoingMessage(f"log.{n}", b"", message_id=str(n), expected_last_subject_sequence=expected)
         for n in range(size)
     ]
     assert await stream.publish_batch(batch) == size + 1
     assert (await stream.state()).messages == size + 1
 
 
-async def test_a_refusal_stands_when_no_attempt_was_stored(bus: client.Client, monkeypatch):
+async def test_a_refusal_stands_when_no_attempt_was_stored(bus: client.NatsBus, monkeypatch):
     stream = await bus.stream(contract.settings())
     taken = await stream.publish("log.a", b"")
     lose_acknowledgements(bus, monkeypatch, 1)

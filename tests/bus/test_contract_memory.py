@@ -14,7 +14,7 @@ pytestmark = pytest.mark.virtual_time
 
 @pytest.fixture
 def net():
-    return network.Network(seed=1)
+    return network.SimulatedNetwork(seed=1)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class TestMemory(contract.Contract):
 
 
 def both_speak_the_words(
-    net: network.Network, real: client.Client, twin: connection.Bus
+    net: network.SimulatedNetwork, real: client.NatsBus, twin: connection.SimulatedBus
 ) -> tuple[api.Connector, api.Bus, api.Bus]:
     """For the type checker: neither has drifted from the protocols."""
     return net.connect, real, twin

@@ -18,10 +18,10 @@ def now_ns():
 
 @pytest.fixture
 async def connect(tmp_path):
-    opened: list[client.Client] = []
+    opened: list[client.NatsBus] = []
     async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running:
 
-        async def make(identity: str) -> client.Client:
+        async def make(identity: str) -> client.NatsBus:
             bus = await client.connect([running.url], identity=identity)
             opened.append(bus)
             return bus

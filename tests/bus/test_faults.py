@@ -91,12 +91,12 @@ async def test_a_broker_killed_under_load_loses_nothing_it_acknowledged(broker: 
         await load.check(stream)
 
 
-async def leader_of(bus: client.Client, stream: str) -> str:
+async def leader_of(bus: client.NatsBus, stream: str) -> str:
     report = await bus._durable.api.call(f"STREAM.INFO.{stream}")
     return str(report["cluster"]["leader"])
 
 
-async def test_reads_are_current_after_replicas_are_raised(cluster: network.Network):
+async def test_reads_are_current_after_replicas_are_raised(cluster: network.BrokerNetwork):
     async with contextlib.AsyncExitStack() as stack:
         buses = [
             await stack.enter_async_context(await muster.connect(one.url, identity=one.name))
@@ -104,7 +104,9 @@ async def test_reads_are_current_after_replicas_are_raised(cluster: network.Netw
         ]
         settings = api.KeyValueSettings("b", max_bytes=1 << 20)
         buckets = [await bus.key_value(settings) for bus in buses]  # of one replica
-        await buses[0].limit("KV_b", max_bytes=1 << 20, max_age_s=0, on_full=api.OnFull.REFUSE, replicas=3)
+        await buses[0].limit(
+            "KV_b", max_bytes=1 << 20, max_age_s=0, on_full=api.FullPolicy.REFUSE, replicas=3
+        )
 
         async def replicated() -> bool:
             report = (await buses[0].storage.call("STREAM.INFO.KV_b"))["cluster"]
@@ -117,7 +119,7 @@ async def test_reads_are_current_after_replicas_are_raised(cluster: network.Netw
             assert [entry and entry.revision for entry in found] == [revision] * 3
 
 
-async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(cluster: network.Network):
+async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(cluster: network.BrokerNetwork):
     async with await muster.connect(cluster.urls, identity="writer") as bus:
         await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20, replicas=3))
         leader = await leader_of(bus, "log")

@@ -19,7 +19,7 @@ from muster.testing.eventually import eventually
 from tests.bus import contract
 
 
-def cut(bus: client.Client) -> None:
+def cut(bus: client.NatsBus) -> None:
     over: Any = bus._wire._transport
     over._io_writer.transport.abort()
 
@@ -73,7 +73,7 @@ async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker
         await asyncio.wait(tasks)
 
 
-async def test_a_lost_consumer_is_noticed_and_made_again(bus: client.Client, monkeypatch):
+async def test_a_lost_consumer_is_noticed_and_made_again(bus: client.NatsBus, monkeypatch):
     monkeypatch.setattr(ordered_consumer, "BEAT_S", 0.2)
     stream = await bus.stream(contract.settings())
     async with stream.follow(1) as messages:
@@ -87,7 +87,7 @@ async def test_a_lost_consumer_is_noticed_and_made_again(bus: client.Client, mon
         assert [m.sequence for m in await reading] == [1, 2]
 
 
-async def test_a_slow_reader_holds_the_broker_back(bus: client.Client):
+async def test_a_slow_reader_holds_the_broker_back(bus: client.NatsBus):
     stream = await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20))
     await asyncio.gather(*(stream.publish("log.a", b"x" * 20_000) for _ in range(1500)))
     async with stream.follow(1) as messages:
@@ -105,7 +105,7 @@ async def test_a_slow_reader_holds_the_broker_back(bus: client.Client):
 
 
 async def test_what_retention_takes_from_under_a_follower_is_told(
-    bus: client.Client, broker: brokers.Broker, monkeypatch
+    bus: client.NatsBus, broker: brokers.Broker, monkeypatch
 ):
     stream = await bus.stream(contract.settings())
     for _ in range(5):
@@ -124,7 +124,7 @@ async def test_what_retention_takes_from_under_a_follower_is_told(
             await contract.take(messages, 1)
 
 
-async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: client.Client):
+async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: client.NatsBus):
     settings = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
     stream = await bus.stream(settings)
     await asyncio.gather(*(stream.publish("log.a", b"x" * 20_000) for _ in range(1500)))
@@ -151,7 +151,7 @@ async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: cli
         assert [m.sequence for m in await contract.take(messages, 1)] == [1500]
 
 
-async def test_a_watch_reports_a_deletion_while_the_broker_still_replays(bus: client.Client):
+async def test_a_watch_reports_a_deletion_while_the_broker_still_replays(bus: client.NatsBus):
     bucket = await bus.key_value(api.KeyValueSettings("b", max_bytes=64 << 20))
     await asyncio.gather(*(bucket.put(f"k{number}", bytes(20_000)) for number in range(1500)))
     seen: dict[str, bool] = {}

@@ -76,14 +76,14 @@ def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
         return
     wanted = matches_by_definition(pattern, subject)
     assert subject_patterns.matches(".".join(pattern), ".".join(subject)) == (wanted or pattern == subject)
-    assert subject_patterns.Patterns([".".join(pattern)]).match(".".join(subject)) == (
+    assert subject_patterns.SubjectPatternSet([".".join(pattern)]).match(".".join(subject)) == (
         wanted or pattern == subject
     )
 
 
 @given(st.integers(0, 2**62))
 def test_times_come_back(at_ns: int):
-    assert jetstream.nanoseconds(jetstream.stamp(at_ns)) == at_ns
+    assert jetstream.nanoseconds(jetstream.to_timestamp(at_ns)) == at_ns
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ WAITING = st.builds(
 
 @given(st.lists(WAITING, min_size=1, max_size=60))
 def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: list[Waiting]):
-    left, costs = list(waiting), commit_groups.Costs()
+    left, costs = list(waiting), commit_groups.CommitCosts()
     while left:
-        count, together = commit_groups.next_round(left, costs)
+        count, together = commit_groups.next_group(left, costs)
         costs.observe(count, together, 0.001)
         assert 1 <= count <= len(left)
         batch, left = left[:count], left[count:]
@@ -137,9 +137,9 @@ def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: 
 
 def test_many_waiting_go_together_and_few_do_not():
     many = [Waiting(f"s{n}", 100, False, True, str(n)) for n in range(2000)]
-    costs = commit_groups.Costs()
-    assert commit_groups.next_round(many, costs) == (commit_groups.MAX_BATCH, True)
-    assert commit_groups.next_round(many[: commit_groups.MIN_BATCH - 1], costs) == (
+    costs = commit_groups.CommitCosts()
+    assert commit_groups.next_group(many, costs) == (commit_groups.MAX_BATCH, True)
+    assert commit_groups.next_group(many[: commit_groups.MIN_BATCH - 1], costs) == (
         commit_groups.MIN_BATCH - 1,
         False,
     )
@@ -153,12 +153,12 @@ def test_many_waiting_go_together_and_few_do_not():
 @pytest.mark.parametrize("start", [0.000_001, 0.01])
 def test_costs_are_learned_from_the_rounds(single_s: float, batch_s: float, together: bool, start: float):
     """50 senders in a closed loop, whatever it believed at first."""
-    costs = commit_groups.Costs()
+    costs = commit_groups.CommitCosts()
     costs.single_s = start
     many = [Waiting(f"s{n}", 100, False, False, None) for n in range(50)]
     chosen = []
     for _ in range(50 * commit_groups.EXPLORE_EVERY):
-        count, as_one = commit_groups.next_round(many, costs)
+        count, as_one = commit_groups.next_group(many, costs)
         chosen.append(as_one)
         costs.observe(count, as_one, batch_s + count * 0.000_02 if as_one else 0.000_2 + count * single_s)
     late = chosen[-10 * commit_groups.EXPLORE_EVERY :]

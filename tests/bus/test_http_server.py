@@ -14,7 +14,7 @@ from muster.testing.eventually import eventually
 from muster.trust import certificates
 
 
-def ok(_: http_server.Request) -> http_server.Response:
+def ok(_: http_server.HttpRequest) -> http_server.HttpResponse:
     return http_server.text("ok")
 
 
@@ -48,7 +48,7 @@ async def test_a_body_that_is_too_long_is_answered_not_reset():
 @pytest.mark.parametrize("size", [100_000, 8_000_000])
 async def test_answers_that_are_not_read_end_with_their_deadline(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
-    body = http_server.Response(200, b"x" * size)
+    body = http_server.HttpResponse(200, b"x" * size)
     async with await http_server.serve({"/metrics": lambda _: body}, connections_max=4) as server:
         before = len(os.listdir("/proc/self/fd"))
         clients = []
@@ -68,7 +68,7 @@ async def test_answers_that_are_not_read_end_with_their_deadline(size: int, monk
 
 @pytest.mark.may_block(reason="certificates are files")
 async def test_tls_handshakes_count_as_connections(tmp_path):
-    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority = certificates.CertificateStore.create(tmp_path / "ca", "test", lifetime_s=3600)
     authority.ensure("door", ["127.0.0.1"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(authority.pair("door").path)

@@ -21,7 +21,7 @@ NAME = "manage.registry"
 @pytest.fixture
 async def join(tmp_path):
     """Connect under an identity that may hold leases: the bus, and its leases with this time to live."""
-    trust = keyring.Trust.create(tmp_path / "trust", "fleet")
+    trust = keyring.Keyring.create(tmp_path / "trust", "fleet")
     known = trust.broker()
     believed = config.OperatorTrust(
         operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
@@ -29,7 +29,7 @@ async def join(tmp_path):
     settings = config.BrokerConfig(name="b", directory=tmp_path / "b", trust=believed)
     async with broker.Broker(settings) as running, contextlib.AsyncExitStack() as stack:
 
-        async def make(identity: str, *, ttl_s: float = 30.0) -> tuple[client.Client, leases.Leases]:
+        async def make(identity: str, *, ttl_s: float = 30.0) -> tuple[client.NatsBus, leases.Leases]:
             trust.issue(identity, roles.Role.REGISTRY)
             bus = await client.connect([running.url], creds=trust.credentials(identity))
             stack.push_async_callback(bus.close)
@@ -63,11 +63,11 @@ async def test_a_release_between_the_first_look_and_the_watch_is_not_missed(join
     lease = await first.acquire(NAME)
     watch = second._bucket.watch
 
-    async def late(name: str) -> api.Watch:
+    async def late(name: str) -> api.KeyWatch:
         (run,) = second._runs
         await eventually(lambda: run.candidate._record is not None)
         await lease.release()
-        begun: api.Watch = await watch(name)
+        begun: api.KeyWatch = await watch(name)
         return begun
 
     monkeypatch.setattr(second._bucket, "watch", late)
@@ -104,7 +104,7 @@ async def test_a_dead_holder_is_replaced_at_once(join):
     assert asyncio.get_running_loop().time() - started < 20, "before its 30 s are over"
     assert other.epoch > lease.epoch
     await eventually(lambda: not lease.held)
-    fence = leases.Fence()
+    fence = leases.EpochFence()
     fence.check(other.epoch)
     with pytest.raises(errors.StaleEpoch) as caught:
         fence.check(lease.epoch)
@@ -167,7 +167,7 @@ async def test_what_others_wrote_under_the_key_is_left_alone(join):
 
 
 def test_the_record_is_readable_by_others():
-    assert lease_state.Record.__struct_fields__ == (
+    assert lease_state.LeaseRecord.__struct_fields__ == (
         "holder",
         "claim",
         "broker",

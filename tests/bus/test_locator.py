@@ -29,13 +29,13 @@ HERE = ipaddress.ip_address("10.1.2.3")
 _ids = itertools.count()
 
 
-def candidate(**known: Any) -> ranking.Candidate:
+def candidate(**known: Any) -> ranking.BrokerCandidate:
     number = next(_ids)
     host = known.pop("host", "10.1.2.9")
     defaults: dict[str, Any] = {
         "id": f"N{number}",
         "name": f"b{number}",
-        "hosts": (ranking.Host(host, host),),
+        "hosts": (ranking.BrokerHost(host, host),),
         "port": 4222,
         "connections": 100,
         "connections_max": 1000,
@@ -44,10 +44,10 @@ def candidate(**known: Any) -> ranking.Candidate:
         "messages_per_s": 0.0,
         "uptime_s": 1e6,
     }
-    return ranking.Candidate(**(defaults | known))
+    return ranking.BrokerCandidate(**(defaults | known))
 
 
-def names(choices: list[ranking.Choice]) -> list[str]:
+def names(choices: list[ranking.BrokerChoice]) -> list[str]:
     return [one.candidate.name for one in choices]
 
 
@@ -98,7 +98,7 @@ def test_a_client_beside_the_locator_is_near_a_broker_beside_the_locator():
     beside, near = candidate(host="192.0.2.1", beside_locator=True), candidate(host="127.0.0.1", cores=1)
     asked = ranking.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
     assert names(asked) == [beside.name, near.name]
-    assert {one.distance for one in asked} == {ranking.Distance.MACHINE}
+    assert {one.distance for one in asked} == {ranking.BrokerDistance.MACHINE}
 
 
 def test_clients_that_were_sent_count_as_connected():
@@ -108,19 +108,19 @@ def test_clients_that_were_sent_count_as_connected():
 
 
 def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for():
-    hosts = (ranking.Host("far.example", "192.0.2.1"), ranking.Host("near.example", "10.1.2.9"))
+    hosts = (ranking.BrokerHost("far.example", "192.0.2.1"), ranking.BrokerHost("near.example", "10.1.2.9"))
     one = candidate(hosts=hosts, tls=True, websocket_port=8443)
-    (choice,) = ranking.rank([one], HERE, protocol=ranking.Protocol.WEBSOCKET)
+    (choice,) = ranking.rank([one], HERE, protocol=ranking.BrokerProtocol.WEBSOCKET)
     assert choice.url == "wss://near.example:8443"
-    assert ranking.rank([one], HERE, protocol=ranking.Protocol.MQTT) == []
+    assert ranking.rank([one], HERE, protocol=ranking.BrokerProtocol.MQTT) == []
     (choice,) = ranking.rank([candidate(host="2001:db8::1")], HERE)
     assert choice.url == "nats://[2001:db8::1]:4222"
 
 
 def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
-    def greeting(name: str, reached: str, port: int) -> locator_server.Greeting:
+    def greeting(name: str, reached: str, port: int) -> locator_server.BrokerGreeting:
         info = {"server_id": "S", "server_name": "b", "tls_required": True}
-        return locator_server.Greeting((name, port), reached, info, 0.001, same_machine=False)
+        return locator_server.BrokerGreeting((name, port), reached, info, 0.001, same_machine=False)
 
     for greetings, url in (
         ([("10.1.2.9", "10.1.2.9", 4222), ("hub.example", "10.1.2.9", 4222)], "tls://hub.example:4222"),
@@ -133,7 +133,9 @@ def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
 def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
     monkeypatch.setattr(locator_server, "_own_address", lambda client: "10.1.2.1")
     greeted = {"server_id": "S", "server_name": "b", "host": "0.0.0.0"}
-    greeting = locator_server.Greeting(("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True)
+    greeting = locator_server.BrokerGreeting(
+        ("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True
+    )
 
     def told(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
         info = {**greeted, "tls_required": tls}
@@ -180,7 +182,7 @@ def test_any_brokers_are_ranked_the_same_way_whatever_their_order(some, asker, r
     assert full == sorted(full)  # whoever has a free slot comes before whoever has none
 
 
-def _is_full(one: ranking.Candidate) -> bool:
+def _is_full(one: ranking.BrokerCandidate) -> bool:
     return bool(one.connections_max) and (one.connections or 0) >= (one.connections_max or 0)
 
 
@@ -192,15 +194,15 @@ def test_what_is_not_an_address_is_refused(text):
 
 # With real brokers
 
-ACCESS = system_account.Access(password="s")
+ACCESS = system_account.SystemAccess(password="s")
 
 
 @pytest.fixture
 async def trio(tmp_path):
     settings = network.members(
-        3, tmp_path, storage=None, system_secret="s", connections_max=100, websocket=config.Listener()
+        3, tmp_path, storage=None, system_secret="s", connections_max=100, websocket=config.BrokerListener()
     )
-    async with network.Network(settings, supervise=backoff.NO_RESTART) as three:
+    async with network.BrokerNetwork(settings, supervise=backoff.NO_RESTART) as three:
         yield three
 
 
@@ -242,13 +244,13 @@ async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp
             one = trio[name]
             assert one.pid
             os.kill(one.pid, signal.SIGKILL)
-            await one.wait_for(broker.State.FAILED)
+            await one.wait_for(broker.BrokerState.FAILED)
         assert await locator_server.locate(here.url) == [trio["broker-2"].url]
     async with locator_server.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
         (newcomer,) = network.members(
             1, tmp_path, prefix="new", storage=None, system_secret="s", connections_max=100
         )
-        await trio.add(dataclasses.replace(newcomer, cluster=config.Cluster(name="muster")))
+        await trio.add(dataclasses.replace(newcomer, cluster=config.BrokerCluster(name="muster")))
 
         async def first() -> bool:
             return bool((await locator_server.locate(here.url))[0] == trio["new-1"].url)

@@ -56,7 +56,7 @@ class Wire:
         self.heard.append(text)
 
 
-def _parse(parser: client_parser.Parser, data: bytes) -> None:
+def _parse(parser: client_parser.NatsParser, data: bytes) -> None:
     work = parser.parse(data)
     with pytest.raises(StopIteration):  # it never waits here
         work.send(None)
@@ -65,7 +65,7 @@ def _parse(parser: client_parser.Parser, data: bytes) -> None:
 @given(st.lists(st.integers(0, len(SAID)), max_size=20), st.booleans())
 def test_blocks_of_any_size(cuts: list[int], as_it_comes: bool):
     wire = Wire()
-    parser = client_parser.Parser(wire)  # type: ignore[arg-type]
+    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     edges = [0, *sorted(cuts), len(SAID)]
     for begin, end in itertools.pairwise(edges):
         block = SAID[begin:end]
@@ -79,14 +79,14 @@ def test_what_comes_amid_another_line_waits():
             self.heard.append(parser.take(b"MSG b 2 0\r\n\r\n"))
 
     wire = Slow()
-    parser = client_parser.Parser(wire)  # type: ignore[arg-type]
+    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     _parse(parser, b"PING\r\nMSG a 1 0\r\n\r\n")
     assert wire.heard == [b"MSG b 2 0\r\n\r\n", (1, b"a", b"", b"", None)]
 
 
 def test_what_an_old_connection_left_is_forgotten():
     wire = Wire()
-    parser = client_parser.Parser(wire)  # type: ignore[arg-type]
+    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     _parse(parser, SAID[:30])
     parser.reset()
     _parse(parser, b"PONG\r\n")
@@ -97,6 +97,6 @@ def test_what_an_old_connection_left_is_forgotten():
     "said", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
 )
 def test_what_no_broker_says(said: bytes):
-    parser = client_parser.Parser(Wire())  # type: ignore[arg-type]
+    parser = client_parser.NatsParser(Wire())  # type: ignore[arg-type]
     with pytest.raises(nats.errors.ProtocolError):
         parser.parse(said).send(None)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.virtual_time
 
 @pytest.fixture
 async def connect():
-    net, opened = network.Network(seed=1), []
+    net, opened = network.SimulatedNetwork(seed=1), []
 
     async def make(identity: str):
         opened.append(await net.connect(identity))
@@ -33,8 +33,10 @@ class TestMemory(rpc_contract.Contract):
 
 async def test_the_count_of_suppressed_records_is_stored_while_the_attack_goes_on(connect):
     service, eve = await connect("service"), await connect("eve")
-    audit = request_audit.Audit(service, rpc_contract.PART, refused=leaky_buckets.Budget(1, 3600.0))
-    async with server.Server(service, rpc_contract.PART, rpc_contract.Lamp().operations(), audit=audit):
+    audit = request_audit.RequestAudit(
+        service, rpc_contract.PART, refused=leaky_buckets.BucketBudget(1, 3600.0)
+    )
+    async with server.RpcServer(service, rpc_contract.PART, rpc_contract.Lamp().operations(), audit=audit):
         for _ in range(2):
             for _ in range(5):
                 with pytest.raises(errors.InvalidInput):

@@ -26,7 +26,7 @@ class Checker:
     def __init__(self) -> None:
         self.holders: dict[str, leases.Lease] = {}
         self.history: list[str] = []
-        self.fence = leases.Fence()
+        self.fence = leases.EpochFence()
         self.tenures = 0
 
     def gained(self, who: str, lease: leases.Lease) -> None:
@@ -41,7 +41,7 @@ class Checker:
         assert len(acting) <= 1, f"{acting} act at once: {self.history}"
 
 
-async def candidate(who: str, net: network.Network, checker: Checker, chance: random.Random) -> None:
+async def candidate(who: str, net: network.SimulatedNetwork, checker: Checker, chance: random.Random) -> None:
     """A process that wants the lease, works, sometimes lets go, and starts again when it was killed."""
     while True:
         try:
@@ -59,10 +59,10 @@ async def candidate(who: str, net: network.Network, checker: Checker, chance: ra
             await asyncio.sleep(chance.uniform(0.1, 2))
 
 
-async def nemesis(net: network.Network, chance: random.Random, history: list[str]) -> None:
+async def nemesis(net: network.SimulatedNetwork, chance: random.Random, history: list[str]) -> None:
     while True:
         await asyncio.sleep(chance.uniform(0.5, 8))
-        victims: list[connection.Bus] = [bus for bus in net._buses if chance.random() < 0.4]
+        victims: list[connection.SimulatedBus] = [bus for bus in net._buses if chance.random() < 0.4]
         act = chance.choice(["cut", "unplug", "heal", "disconnect", "crash"])
         history.append(f"{asyncio.get_running_loop().time():.3f} {act} {[bus.identity for bus in victims]}")
         if act == "cut":
@@ -80,12 +80,12 @@ async def nemesis(net: network.Network, chance: random.Random, history: list[str
 
 async def simulate(seed: int) -> Checker:
     chance = random.Random(seed)
-    faults = network.Faults(
+    faults = network.NetworkFaults(
         delay_s_max=chance.choice([0.001, 0.2]),
         loss=chance.choice([0, 0.05]),
         silence_s=chance.uniform(1, 20),
     )
-    net, checker = network.Network(seed, faults=faults), Checker()
+    net, checker = network.SimulatedNetwork(seed, faults=faults), Checker()
     tasks = [
         asyncio.create_task(candidate(f"n{n}", net, checker, random.Random(f"{seed}/{n}"))) for n in range(3)
     ]
@@ -99,7 +99,7 @@ async def simulate(seed: int) -> Checker:
                 task.result()
     tasks[-1].cancel()
     net.heal()
-    net.faults = network.Faults()
+    net.faults = network.NetworkFaults()
     before = checker.tenures
     while not any(lease.held for lease in checker.holders.values()):
         await asyncio.sleep(0.05)
@@ -144,7 +144,7 @@ def test_a_seed_is_a_run():
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("after_ms", range(8))
 async def test_an_attempt_ends_when_the_storage_is_lost_in_the_middle(after_ms: int):
-    net = network.Network(seed=3)
+    net = network.SimulatedNetwork(seed=3)
     loop = asyncio.get_running_loop()
     async with await net.connect("one") as bus, await leases.Leases.open(bus, ttl_s=TTL_S) as mine:
         loop.call_later(after_ms / 2000, net.cut, "one")
@@ -158,7 +158,7 @@ async def test_an_attempt_ends_when_the_storage_is_lost_in_the_middle(after_ms: 
 
 @pytest.mark.virtual_time
 async def test_of_many_attempts_at_once_one_gets_the_lease():
-    net = network.Network(seed=3)
+    net = network.SimulatedNetwork(seed=3)
     buses = [await net.connect(f"n{number}") for number in range(5)]
     all_leases = [await leases.Leases.open(bus, ttl_s=TTL_S) for bus in buses]
     outcomes = await asyncio.gather(*(mine.try_acquire(NAME) for mine in all_leases))

@@ -18,13 +18,13 @@ from tests.bus import contract
 pytestmark = pytest.mark.virtual_time
 
 
-async def say(bus: connection.Bus, count: int) -> None:
+async def say(bus: connection.SimulatedBus, count: int) -> None:
     for number in range(count):
         await bus.publish("n", b"%d" % number)
     await bus.flush()
 
 
-async def heard(net: network.Network, count: int = 1000) -> list[int]:
+async def heard(net: network.SimulatedNetwork, count: int = 1000) -> list[int]:
     """What a receiver gets of ``count`` messages."""
     sender, receiver = await net.connect("sender"), await net.connect("receiver")
     subscription = await receiver.subscribe("n")
@@ -35,11 +35,11 @@ async def heard(net: network.Network, count: int = 1000) -> list[int]:
 
 
 async def test_a_good_network_delivers_everything_in_order():
-    assert await heard(network.Network(1)) == list(range(1000))
+    assert await heard(network.SimulatedNetwork(1)) == list(range(1000))
 
 
 async def test_loss_is_as_asked_and_counted():
-    net = network.Network(1, faults=network.Faults(loss=0.1))
+    net = network.SimulatedNetwork(1, faults=network.NetworkFaults(loss=0.1))
     got = await heard(net)
     assert 850 < len(got) < 950
     assert len(got) + net.lost == 1000
@@ -47,17 +47,17 @@ async def test_loss_is_as_asked_and_counted():
 
 
 async def test_duplication_and_reordering():
-    net = network.Network(1, faults=network.Faults(duplication=0.1))
+    net = network.SimulatedNetwork(1, faults=network.NetworkFaults(duplication=0.1))
     got = await heard(net)
     assert len(got) == 1000 + net.duplicated
     assert set(got) == set(range(1000))
-    got = await heard(network.Network(1, faults=network.Faults(reordering=0.2)))
+    got = await heard(network.SimulatedNetwork(1, faults=network.NetworkFaults(reordering=0.2)))
     assert sorted(got) == list(range(1000))
     assert got != sorted(got)
 
 
 async def test_delay_is_within_its_bounds():
-    net = network.Network(1, faults=network.Faults(delay_s_min=1, delay_s_max=2))
+    net = network.SimulatedNetwork(1, faults=network.NetworkFaults(delay_s_min=1, delay_s_max=2))
     bus = await net.connect("one")
     loop = asyncio.get_running_loop()
     for _ in range(20):
@@ -67,7 +67,7 @@ async def test_delay_is_within_its_bounds():
 
 
 async def test_nodes_cut_off_together_reach_each_other_and_nobody_else():
-    net = network.Network(1)
+    net = network.SimulatedNetwork(1)
     near, far, here = await net.connect("near"), await net.connect("far"), await net.connect("here")
     ears = {bus: await bus.subscribe("n") for bus in (near, far, here)}
     bucket = await near.key_value(api.KeyValueSettings("b"))
@@ -94,7 +94,7 @@ async def test_nodes_cut_off_together_reach_each_other_and_nobody_else():
 
 
 async def test_an_unplugged_node_reaches_nobody_and_both_ends_give_up():
-    net = network.Network(1, faults=network.Faults(silence_s=5))
+    net = network.SimulatedNetwork(1, faults=network.NetworkFaults(silence_s=5))
     bus, witness = await net.connect("bus"), await net.connect("witness")
     own = await bus.subscribe("n")
     reports = await witness.subscribe("muster.bus.all.connections.disconnect")
@@ -120,7 +120,7 @@ async def test_an_unplugged_node_reaches_nobody_and_both_ends_give_up():
 
 
 async def test_a_killed_process_says_nothing_more():
-    net = network.Network(1)
+    net = network.SimulatedNetwork(1)
     bus, witness = await net.connect("bus"), await net.connect("witness")
     reports = await witness.subscribe("muster.bus.all.connections.disconnect")
     asking = asyncio.create_task(bus.request("muster.bus.all.connections.disconnect", b"", timeout_s=100))
@@ -135,7 +135,7 @@ async def test_a_killed_process_says_nothing_more():
 
 
 async def test_a_follower_misses_nothing_whatever_the_network_does():
-    net = network.Network(5, faults=network.Faults(loss=0.2, delay_s_max=0.5, silence_s=2))
+    net = network.SimulatedNetwork(5, faults=network.NetworkFaults(loss=0.2, delay_s_max=0.5, silence_s=2))
     writer, reader = await net.connect("writer"), await net.connect("reader")
     stream = await writer.stream(contract.settings())
     seen: list[int] = []
@@ -162,7 +162,7 @@ async def test_a_follower_misses_nothing_whatever_the_network_does():
 
 
 async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_again():
-    net = network.Network(6, faults=network.Faults(loss=0.2))
+    net = network.SimulatedNetwork(6, faults=network.NetworkFaults(loss=0.2))
     bus = await net.connect("worker")
     stream = await bus.stream(contract.settings())
     for number in range(50):
@@ -185,8 +185,8 @@ async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_aga
 def run(seed: int) -> list[str]:
     async def main() -> list[str]:
         chance = random.Random(seed)
-        faults = network.Faults(loss=0.1, duplication=0.1, reordering=0.1, delay_s_max=0.1)
-        net, story = network.Network(seed, faults=faults), []
+        faults = network.NetworkFaults(loss=0.1, duplication=0.1, reordering=0.1, delay_s_max=0.1)
+        net, story = network.SimulatedNetwork(seed, faults=faults), []
         buses = [await net.connect(f"n{n}") for n in range(4)]
         for bus in buses:
 

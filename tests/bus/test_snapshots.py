@@ -18,19 +18,21 @@ from muster.bus.streams import jetstream, snapshots
 SETTINGS = api.StreamSettings("log", ("log.>",), max_bytes=32 << 20)
 
 
-async def fill(bus: client.Client, count: int = 20, size: int = 50_000) -> list[bytes]:
+async def fill(bus: client.NatsBus, count: int = 20, size: int = 50_000) -> list[bytes]:
     stream = await bus.stream(SETTINGS)
     contents = [os.urandom(size) for _ in range(count)]
     await asyncio.gather(*(stream.publish("log.a", data) for data in contents))
     return contents
 
 
-async def take(bus: client.Client) -> tuple[snapshots.Snapshot, list[bytes]]:
-    snapshot = snapshots.Snapshot(bus, "log")
+async def take(bus: client.NatsBus) -> tuple[snapshots.StreamSnapshot, list[bytes]]:
+    snapshot = snapshots.StreamSnapshot(bus, "log")
     return snapshot, [piece async for piece in snapshot]
 
 
-async def restored(bus: client.Client, snapshot: snapshots.Snapshot, pieces: Sequence[bytes]) -> list[bytes]:
+async def restored(
+    bus: client.NatsBus, snapshot: snapshots.StreamSnapshot, pieces: Sequence[bytes]
+) -> list[bytes]:
     async def given() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
@@ -40,14 +42,14 @@ async def restored(bus: client.Client, snapshot: snapshots.Snapshot, pieces: Seq
     return [message.data async for message in (await bus.open_stream("log")).read(1)]
 
 
-async def test_a_stream_of_many_pieces(bus: client.Client):
+async def test_a_stream_of_many_pieces(bus: client.NatsBus):
     contents = await fill(bus)
     snapshot, pieces = await take(bus)
     assert len(pieces) > 3
     assert await restored(bus, snapshot, pieces) == contents
 
 
-async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.Future[client.Client]]):
+async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.Future[client.NatsBus]]):
     one, two = await connect("admin"), await connect("admin")
     contents = await fill(one)
     for snapshot, pieces in await asyncio.gather(take(one), take(two)):
@@ -55,7 +57,7 @@ async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.F
 
 
 @pytest.mark.may_block(reason="the broker is stopped and continued")
-async def test_a_broker_that_answers_late(bus: client.Client, broker: brokers.Broker, monkeypatch):
+async def test_a_broker_that_answers_late(bus: client.NatsBus, broker: brokers.Broker, monkeypatch):
     """A repeated request would send the pieces of a second snapshot among those of the first."""
     contents = await fill(bus, 40, 300_000)
     monkeypatch.setattr(jetstream, "TRY_S", 0.2)

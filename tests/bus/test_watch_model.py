@@ -31,7 +31,7 @@ class Watches(stateful.RuleBasedStateMachine):
     @stateful.initialize(seed=st.integers(0, 2**16), there=st.dictionaries(KEYS, VALUES))
     def start(self, seed: int, there: dict[str, bytes]) -> None:
         self.loop = virtual_clock.VirtualLoop()
-        self.net = network.Network(seed)
+        self.net = network.SimulatedNetwork(seed)
         self.model: dict[str, tuple[bytes, float]] = {}  # key: value, and when it expires
         self.readers = 0
         self.run(self._start(there))
@@ -135,7 +135,9 @@ class Watches(stateful.RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         self.net.heal()
-        await asyncio.sleep(network.Faults().silence_s + 20.31)  # whatever was under way has been settled
+        await asyncio.sleep(
+            network.NetworkFaults().silence_s + 20.31
+        )  # whatever was under way has been settled
         assert not self.watching.done(), self.watching
         now = self.loop.time()
         expected = {key: value for key, (value, until) in self.model.items() if now < until}

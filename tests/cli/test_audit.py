@@ -66,7 +66,7 @@ def test_every_command_is_known_to_act_or_not_to():
         command, name = context.command, " ".join(context.command_path.split()[1:])
         if isinstance(command, click.Group) and not command.invoke_without_command:
             continue
-        assert isinstance(command, cli_command.Command)
+        assert isinstance(command, cli_command.MusterCommand)
         (acting if command.acts else silent).add(name)
         if command.acts:
             names = {parameter.name or "" for parameter in command.params}
@@ -158,16 +158,18 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
         driver.quick, "creds", "issue", "mallory", "--to", tmp_path / "mallory.creds", home=place
     )
     assert issued.code == 0, issued.err
-    running = home.Folder(place / "local").running()
+    running = home.DomainFolder(place / "local").running()
     assert running is not None
     async with await muster.connect(running.servers, creds=tmp_path / "mallory.creds") as bus:
         padding = {f"detail-{number}": "x" * 4096 for number in range(60)}
-        line = audit.decision("admin", "purge", "queue:innocent", why="y" * 4096)
-        await audit.say(bus, msgspec.structs.replace(line, at_ms=1, details={**line.details, **padding}))
+        line = audit.audit_entry("admin", "purge", "queue:innocent", why="y" * 4096)
+        await audit.publish_entry(
+            bus, msgspec.structs.replace(line, at_ms=1, details={**line.details, **padding})
+        )
         answer = await bus.request("muster.audit.from.mallory.act", b"rubbish")
         assert b"malformed" in answer.data
         with pytest.raises(errors.InvalidInput, match="cannot be a name"):
-            await audit.say(bus, messages_of("two words"))
+            await audit.publish_entry(bus, messages_of("two words"))
     found = await asyncio.to_thread(driver.quick, "audit", "--target", "innocent", "-o", "json", home=place)
     (stored,) = found.json()
     assert stored["who"] == "mallory"
@@ -177,8 +179,8 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
 
 
 async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "SAID", leaky_buckets.Budget(3, 3600.0))
-    net = network.Network(seed=1)
+    monkeypatch.setattr(audit, "SAID", leaky_buckets.BucketBudget(3, 3600.0))
+    net = network.SimulatedNetwork(seed=1)
     async with await net.connect("domain") as own, await net.connect("chatty") as bus:
         tasks: list[asyncio.Task[None]] = []
         context = types.SimpleNamespace(
@@ -187,14 +189,14 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
             settings=settings.Settings(),
             spawn=lambda work: tasks.append(asyncio.create_task(work)),
         )
-        part = audit.Audit()
+        part = audit.AuditComponent()
         await part.start(context)  # type: ignore[arg-type]
-        line = audit.decision("chatty", "purge", "queue:much")
+        line = audit.audit_entry("chatty", "purge", "queue:much")
         for number in range(3):
-            await audit.say(bus, msgspec.structs.replace(line, id=f"{number}"))
+            await audit.publish_entry(bus, msgspec.structs.replace(line, id=f"{number}"))
         for _ in range(5):
             with pytest.raises(errors.Overloaded, match="only counted"):
-                await audit.say(bus, line)
+                await audit.publish_entry(bus, line)
         await part.stop()
         tasks[0].cancel()
         await asyncio.wait(tasks)
@@ -205,7 +207,7 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
 
 
 async def test_failed_logins_leave_a_bounded_number_of_records_and_a_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "FAILED_LOGINS", leaky_buckets.Budget(3, 3600.0))
+    monkeypatch.setattr(audit, "FAILED_LOGINS", leaky_buckets.BucketBudget(3, 3600.0))
     async with audit.FailedLogins(tmp_path, "soap") as failed:
         for number in range(20):
             await failed(f"guess{number}", "10.0.0.1")
@@ -224,7 +226,7 @@ def messages_of(what: str) -> messages.Decision:
 def test_a_note_that_is_none_is_passed_over_and_the_rest_is_taken(tmp_path):
     """Files of the folder are read in the order in which they were written."""
     for what in ("first", "second"):
-        audit.note(tmp_path, audit.decision("admin", what, "x"))
+        audit.append_entry(tmp_path, audit.audit_entry("admin", what, "x"))
     (tmp_path / audit.FOLDER / ".draft").write_text("half")
     found = [
         messages.decode(path.read_bytes(), messages.Decision).what

@@ -35,7 +35,7 @@ def test_every_command_has_help_with_examples_and_the_common_options(path, muste
     assert "--home" in answer.out
     assert "--output" in answer.out
     command = COMMANDS[path]
-    assert isinstance(command, cli_command.Command | cli_command.Group)
+    assert isinstance(command, cli_command.MusterCommand | cli_command.MusterGroup)
     for line, _ in command.examples:
         assert line.startswith(("muster ", "echo ", "kill ")), line
 
@@ -62,7 +62,7 @@ def commands_in(line: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_example_can_be_typed(path, muster, tmp_path):
     shown = COMMANDS[path]
-    assert isinstance(shown, cli_command.Command)
+    assert isinstance(shown, cli_command.MusterCommand)
     for line, _ in shown.examples:
         for word in shlex.split(line):
             if re.fullmatch(r"[\w-]+\.\w+", word):  # files that are to be there

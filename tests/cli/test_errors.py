@@ -42,7 +42,7 @@ def test_with_json_output_the_error_is_json_too(muster, tmp_path):
 
 
 def test_a_deadline_that_passed_without_a_word_is_told_in_words():
-    told = main.explain(TimeoutError())
+    told = main.from_os_error(TimeoutError())
     assert (told.code, told.exit_code) == (errors.TimedOut.code, 5)
     assert told.message
 
@@ -57,7 +57,7 @@ def test_a_deadline_that_passed_without_a_word_is_told_in_words():
     ],
 )
 def test_errors_of_the_system_are_told_in_our_words(number, kind, word):
-    told = main.explain(OSError(number, os.strerror(number), "/some/file"))
+    told = main.from_os_error(OSError(number, os.strerror(number), "/some/file"))
     assert type(told) is kind
     assert word in told.message
     assert "/some/file" in told.message

@@ -77,7 +77,7 @@ def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(
     done = subprocess.run(
         command, env=driver.environment(tmp_path), capture_output=True, text=True, check=False
     )
-    assert done.returncode == errors.MissingPart.exit_code, done.stderr
+    assert done.returncode == errors.MissingDependency.exit_code, done.stderr
     assert "needs python-qpid-proton" in done.stderr
     assert "C compiler" in done.stderr
 

@@ -47,7 +47,7 @@ async def pressed_at(instants: list[float], home: Path, *words: str) -> None:
             assert not _complaints(list(child.lines)), told
 
 
-def _was_ours(child: child_process.Child) -> bool:
+def _was_ours(child: child_process.ChildProcess) -> bool:
     return any(str(driver.SOURCE / "muster" / "cli") in line for line in child.lines)
 
 

@@ -91,7 +91,7 @@ def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
     [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (16 << 20, "16 MiB"), (3 << 50, "3072 TiB")],
 )
 def test_sizes_for_people(count, shown):
-    assert output.size(count) == shown
+    assert output.format_bytes(count) == shown
 
 
 def on_a_terminal(**environment: str) -> bytes:

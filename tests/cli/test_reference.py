@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
 def test_the_reference_page_is_the_command_s_own():
-    made = reference.page()
+    made = reference.render_page()
     if os.environ.get("REWRITE"):
         PAGE.write_text(made)
     assert PAGE.read_text() == made, "REWRITE=1 pytest tests/cli writes it anew"
@@ -20,7 +20,7 @@ def test_the_reference_page_is_the_command_s_own():
 
 def test_every_error_of_the_tree_has_its_exit_code_on_the_page():
     kinds = {kind for group in reference.exit_codes().values() for kind in group}
-    assert {errors.StaleEpoch, errors.TimedOut, errors.MissingPart, errors.InvariantBroken} <= kinds
+    assert {errors.StaleEpoch, errors.TimedOut, errors.MissingDependency, errors.InvariantViolation} <= kinds
     assert 0 not in reference.exit_codes()
 
 

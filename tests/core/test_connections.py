@@ -6,7 +6,7 @@ from muster.core.net import connection_limits
 
 
 def test_an_address_has_its_own_limit_and_all_have_one():
-    made = connection_limits.Connections(4, 2)
+    made = connection_limits.ConnectionLimits(4, 2)
     assert [made.add(number, "10.0.0.1") for number in range(3)] == [True, True, False]
     assert made.add("other", "10.0.0.2")
     made.discard(0)
@@ -24,12 +24,12 @@ def test_an_address_has_its_own_limit_and_all_have_one():
 
 
 def test_a_client_of_ipv6_counts_by_its_network():
-    made = connection_limits.Connections(10, 1)
+    made = connection_limits.ConnectionLimits(10, 1)
     assert made.add(1, "2001:db8::1")
     assert not made.add(2, "2001:db8::2")
     assert made.add(3, "2001:db8:0:1::1")
 
 
 def test_without_a_limit_for_an_address():
-    made = connection_limits.Connections(3, None)
+    made = connection_limits.ConnectionLimits(3, None)
     assert [made.add(number, "10.0.0.1") for number in range(4)] == [True, True, True, False]

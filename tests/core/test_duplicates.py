@@ -6,37 +6,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import duplicates
-from muster.core.duplicates import Verdict
+from muster.core.duplicates import DuplicateVerdict
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from((7, 3)), st.integers(0, 100)), max_size=200))
 def test_an_item_is_new_once_and_late_only_where_it_cannot_be_told(items):
-    windows = duplicates.Windows(10)
+    windows = duplicates.DuplicateWindows(10)
     seen: set[tuple[str, int, int]] = set()
     for source, boot, sequence in items:
         highest = max((number for *run, number in seen if run == [source, boot]), default=sequence)
         verdict = windows.observe(source, boot, sequence)
         if highest - sequence >= duplicates.KEPT:
-            assert verdict is Verdict.LATE
+            assert verdict is DuplicateVerdict.LATE
         else:
-            assert (verdict is Verdict.NEW) == ((source, boot, sequence) not in seen)
-            assert (verdict is Verdict.DUPLICATE) == ((source, boot, sequence) in seen)
-        if verdict is Verdict.NEW:
+            assert (verdict is DuplicateVerdict.NEW) == ((source, boot, sequence) not in seen)
+            assert (verdict is DuplicateVerdict.DUPLICATE) == ((source, boot, sequence) in seen)
+        if verdict is DuplicateVerdict.NEW:
             seen.add((source, boot, sequence))
-        windows = duplicates.Windows(10, windows.remembered())
+        windows = duplicates.DuplicateWindows(10, windows.remembered())
 
 
 def test_two_boots_of_a_source_are_remembered():
-    windows = duplicates.Windows(10)
+    windows = duplicates.DuplicateWindows(10)
     assert [windows.observe("a", boot, 1) for boot in (1, 2, 1, 2)] == [
-        Verdict.NEW,
-        Verdict.NEW,
-        Verdict.DUPLICATE,
-        Verdict.DUPLICATE,
+        DuplicateVerdict.NEW,
+        DuplicateVerdict.NEW,
+        DuplicateVerdict.DUPLICATE,
+        DuplicateVerdict.DUPLICATE,
     ]
-    assert windows.observe("a", 3, 1) is Verdict.NEW
-    assert windows.observe("a", 2, 1) is Verdict.DUPLICATE
-    assert windows.observe("a", 1, 1) is Verdict.NEW  # two restarts ago
+    assert windows.observe("a", 3, 1) is DuplicateVerdict.NEW
+    assert windows.observe("a", 2, 1) is DuplicateVerdict.DUPLICATE
+    assert windows.observe("a", 1, 1) is DuplicateVerdict.NEW  # two restarts ago
 
 
 def test_memory_is_bounded():
@@ -44,7 +44,7 @@ def test_memory_is_bounded():
     for sequence in range(1, 3 * duplicates.KEPT):
         _, high, bits = duplicates.observe(high, bits, sequence)
     assert bits == (1 << 64) - 1
-    windows = duplicates.Windows(2)
+    windows = duplicates.DuplicateWindows(2)
     for source in ("a", "b", "c"):
         windows.observe(source, 1, 1)
     assert list(windows.remembered()) == ["b", "c"]
@@ -53,9 +53,9 @@ def test_memory_is_bounded():
 
 
 def test_a_far_jump_forgets_what_was_before():
-    assert duplicates.observe(1, 1, 1 + duplicates.KEPT) == (Verdict.NEW, 1 + duplicates.KEPT, 1)
+    assert duplicates.observe(1, 1, 1 + duplicates.KEPT) == (DuplicateVerdict.NEW, 1 + duplicates.KEPT, 1)
     assert duplicates.observe(1, 1, duplicates.KEPT) == (
-        Verdict.NEW,
+        DuplicateVerdict.NEW,
         duplicates.KEPT,
         1 << (duplicates.KEPT - 1) | 1,
     )

@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors, health
-from muster.core.health import Event, State
+from muster.core.health import HealthEvent, HealthState
 
 
 def test_a_life() -> None:
-    now = health.Health(State.STARTING, "applied", 0)
+    now = health.Health(HealthState.STARTING, "applied", 0)
     for at_ms, event, state, since_ms in [
-        (10, Event.BEAT, State.UP, 10),
-        (20, Event.BEAT, State.UP, 10),
-        (30, Event.OVERDUE, State.LATE, 30),
-        (40, Event.BEAT, State.UP, 40),
-        (50, Event.CUT_OFF, State.UNKNOWN, 50),
-        (60, Event.OVERDUE, State.LATE, 60),
-        (70, Event.DIED, State.DOWN, 70),
-        (80, Event.START, State.STARTING, 80),
-        (90, Event.GIVE_UP, State.FAILED, 90),
-        (99, Event.START, State.STARTING, 99),
+        (10, HealthEvent.BEAT, HealthState.UP, 10),
+        (20, HealthEvent.BEAT, HealthState.UP, 10),
+        (30, HealthEvent.OVERDUE, HealthState.LATE, 30),
+        (40, HealthEvent.BEAT, HealthState.UP, 40),
+        (50, HealthEvent.CUT_OFF, HealthState.UNKNOWN, 50),
+        (60, HealthEvent.OVERDUE, HealthState.LATE, 60),
+        (70, HealthEvent.DIED, HealthState.DOWN, 70),
+        (80, HealthEvent.START, HealthState.STARTING, 80),
+        (90, HealthEvent.GIVE_UP, HealthState.FAILED, 90),
+        (99, HealthEvent.START, HealthState.STARTING, 99),
     ]:
         now = health.advance(now, event, f"at {at_ms}", at_ms)
         assert now == health.Health(state, f"at {at_ms}", since_ms)
@@ -31,33 +31,33 @@ def test_a_life() -> None:
 
 def test_nobody_starts_what_may_be_running() -> None:
     with pytest.raises(errors.Conflict, match="start cannot happen to what is unknown"):
-        health.advance(health.Health(State.UNKNOWN, "zone silent", 0), Event.START, "", 1)
+        health.advance(health.Health(HealthState.UNKNOWN, "zone silent", 0), HealthEvent.START, "", 1)
 
 
 def test_silence_alone_never_says_down() -> None:
-    silent = {Event.OVERDUE, Event.CUT_OFF}
+    silent = {HealthEvent.OVERDUE, HealthEvent.CUT_OFF}
     reached = {
         after for steps in health.TRANSITIONS.values() for event, after in steps.items() if event in silent
     }
-    assert reached <= {State.LATE, State.UNKNOWN, State.DRAINING, State.FAILED}
-    assert State.FAILED not in {
+    assert reached <= {HealthState.LATE, HealthState.UNKNOWN, HealthState.DRAINING, HealthState.FAILED}
+    assert HealthState.FAILED not in {
         health.TRANSITIONS[state].get(event)
         for event in silent
-        for state in State
-        if state is not State.FAILED
+        for state in HealthState
+        if state is not HealthState.FAILED
     }
 
 
 def test_every_state_can_be_left_and_every_state_can_be_reached() -> None:
-    assert set(health.TRANSITIONS) == set(State)
+    assert set(health.TRANSITIONS) == set(HealthState)
     for state, steps in health.TRANSITIONS.items():
         assert set(steps.values()) - {state}
-    assert {after for steps in health.TRANSITIONS.values() for after in steps.values()} == set(State)
+    assert {after for steps in health.TRANSITIONS.values() for after in steps.values()} == set(HealthState)
 
 
-@given(st.lists(st.tuples(st.sampled_from(Event), st.integers(0, 100))))
-def test_since_is_when_the_state_began(events: list[tuple[Event, int]]) -> None:
-    now, at_ms = health.Health(State.STARTING, "", 0), 0
+@given(st.lists(st.tuples(st.sampled_from(HealthEvent), st.integers(0, 100))))
+def test_since_is_when_the_state_began(events: list[tuple[HealthEvent, int]]) -> None:
+    now, at_ms = health.Health(HealthState.STARTING, "", 0), 0
     for event, step_ms in events:
         at_ms += step_ms
         if event not in health.TRANSITIONS[now.state]:
@@ -68,13 +68,13 @@ def test_since_is_when_the_state_began(events: list[tuple[Event, int]]) -> None:
 
 
 def test_only_up_is_given_work() -> None:
-    assert [state for state in State if health.Health(state, "", 0).is_working] == [State.UP]
+    assert [state for state in HealthState if health.Health(state, "", 0).is_working] == [HealthState.UP]
 
 
 def test_one_state_for_many_is_the_worst() -> None:
-    assert set(health.SEVERITY) == set(State)
-    assert health.worst([State.UP, State.LATE, State.DRAINING]) is State.LATE
-    assert health.worst([]) is State.UNKNOWN
+    assert set(health.SEVERITY) == set(HealthState)
+    assert health.worst([HealthState.UP, HealthState.LATE, HealthState.DRAINING]) is HealthState.LATE
+    assert health.worst([]) is HealthState.UNKNOWN
 
 
 def test_the_documented_diagram_is_the_table() -> None:

@@ -14,8 +14,8 @@ CHUNKED = (
 )
 
 
-def feed(data: bytes, size: int) -> http1.Framing:
-    made = http1.Framing()
+def feed(data: bytes, size: int) -> http1.HttpFraming:
+    made = http1.HttpFraming()
     for start in range(0, len(data), size):
         made.feed(data[start : start + size])
     return made
@@ -66,5 +66,5 @@ def request(*headers: bytes, first: bytes = b"POST / HTTP/1.1", body: bytes = b"
     ],
 )
 def test_what_is_ambiguous_is_malformed(data: bytes, size: int):
-    with pytest.raises(http1.Malformed):
+    with pytest.raises(http1.MalformedHttp):
         feed(data, size)

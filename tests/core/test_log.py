@@ -30,7 +30,9 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_an_event_is_one_json_object_for_programs(stream: io.StringIO) -> None:
-    log.Events("bus", domain="d").bind(broker="b1").info("lease-lost", lease="manager-1", epoch=7, event="x")
+    log.EventLog("bus", domain="d").bind(broker="b1").info(
+        "lease-lost", lease="manager-1", epoch=7, event="x"
+    )
     [line] = lines(stream)
     event = json.loads(line)
     assert event.pop("time").endswith("Z")
@@ -49,7 +51,7 @@ def test_an_event_is_one_json_object_for_programs(stream: io.StringIO) -> None:
 def test_people_read_text_with_colours_on_a_terminal_only() -> None:
     for stream, coloured in ((Terminal(), True), (io.StringIO(), False)):
         undo = log.configure(stream, form="text" if not coloured else "auto")
-        log.Events("bus").warning("slow-consumer", subject="a b", pending=3)
+        log.EventLog("bus").warning("slow-consumer", subject="a b", pending=3)
         undo()
         [line] = lines(stream)
         assert 'WARNING bus slow-consumer subject="a b" pending=3' in line
@@ -57,7 +59,7 @@ def test_people_read_text_with_colours_on_a_terminal_only() -> None:
 
 
 def test_levels(stream: io.StringIO) -> None:
-    events = log.Events("bus")
+    events = log.EventLog("bus")
     events.debug("unseen")
     events.error("seen")
     events.event("seen-too", level=logging.WARNING)
@@ -69,7 +71,7 @@ def test_an_errors_stack_is_for_debugging_only(stream: io.StringIO) -> None:
         try:
             raise ValueError("why")
         except ValueError as error:
-            log.Events("bus").error("failed", error=error)
+            log.EventLog("bus").error("failed", error=error)
 
     fail()
     undo = log.configure(stream, level="debug")
@@ -85,10 +87,10 @@ def test_the_trace_of_the_running_task_is_attached(stream: io.StringIO) -> None:
     working_for = trace.start(bytes(range(24)))
     token = trace.current.set(working_for)
     try:
-        log.Events("bus").info("inside")
+        log.EventLog("bus").info("inside")
     finally:
         trace.current.reset(token)
-    log.Events("bus").info("outside")
+    log.EventLog("bus").info("outside")
     inside, outside = map(json.loads, lines(stream))
     assert (inside["trace_id"], inside["span_id"]) == (working_for.trace_id, working_for.span_id)
     assert "trace_id" not in outside
@@ -123,7 +125,7 @@ def test_whatever_the_facts_hold_an_event_is_one_bounded_line(facts: dict[str, o
     for form in ("json", "text"):
         stream = io.StringIO()
         undo = log.configure(stream, form=form)
-        log.Events("bus").info("happened", **facts)
+        log.EventLog("bus").info("happened", **facts)
         undo()
         text = stream.getvalue()
         assert len(text.splitlines()) == 1

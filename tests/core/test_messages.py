@@ -24,11 +24,13 @@ heartbeats = st.builds(
     sequence=count,
     at_ms=at_ms,
     period_s=period,
-    state=st.sampled_from(health.State),
+    state=st.sampled_from(health.HealthState),
     reason=text,
     epoch=count,
 )
-services = st.builds(messages.ServiceReport, name=name, state=st.sampled_from(health.State), metrics=metrics)
+services = st.builds(
+    messages.ServiceReport, name=name, state=st.sampled_from(health.HealthState), metrics=metrics
+)
 node_reports = st.builds(
     messages.NodeReport,
     machine=name,
@@ -45,7 +47,7 @@ alerts = st.builds(
     messages.Alert,
     rule=name,
     about=name,
-    level=st.sampled_from(messages.Level),
+    level=st.sampled_from(messages.Severity),
     state=st.sampled_from(messages.AlertState),
     since_ms=at_ms,
     at_ms=at_ms,
@@ -61,10 +63,10 @@ decisions = st.builds(
     target=name,
     why=text,
     at_ms=at_ms,
-    outcome=st.sampled_from(messages.Outcome),
+    outcome=st.sampled_from(messages.DecisionOutcome),
 )
 every = st.one_of(heartbeats, node_reports, alerts, decisions)
-KINDS: list[type[messages.Message]] = [
+KINDS: list[type[messages.WireMessage]] = [
     messages.Heartbeat,
     messages.NodeReport,
     messages.Alert,
@@ -74,7 +76,7 @@ REPORT = messages.NodeReport(machine="web-7", sequence=1, at_ms=1, period_s=10, 
 
 
 @given(every, st.sampled_from(["json", "msgpack"]))
-def test_messages_read_back_in_both_forms(message: messages.Message, form: Any) -> None:
+def test_messages_read_back_in_both_forms(message: messages.WireMessage, form: Any) -> None:
     assert messages.decode(messages.encode(message, form), type(message)) == message
 
 
@@ -97,20 +99,20 @@ def test_a_field_added_later_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"kind": "node-report/2"}, messages.UnknownKind),
-        ({"kind": "alert/1"}, messages.UnknownKind),
-        ({"kind": "nothing/0"}, messages.UnknownKind),
-        ({"kind": None}, messages.UnknownKind),
-        ({"kind": "x" * 100_000}, messages.UnknownKind),
-        ({"sequence": -1}, messages.Malformed),
-        ({"sequence": 1 << 63}, messages.Malformed),
-        ({"sequence": "1"}, messages.Malformed),
-        ({"machine": ""}, messages.Malformed),
-        ({"machine": "x" * 257}, messages.Malformed),
-        ({"period_s": 0}, messages.Malformed),
-        ({"metrics": {"cpu": None}}, messages.Malformed),
-        ({"metrics": {f"m{n}": 1 for n in range(1025)}}, messages.Malformed),
-        ({"services": [{"name": "s", "state": "asleep"}]}, messages.Malformed),
+        ({"kind": "node-report/2"}, messages.UnknownMessageKind),
+        ({"kind": "alert/1"}, messages.UnknownMessageKind),
+        ({"kind": "nothing/0"}, messages.UnknownMessageKind),
+        ({"kind": None}, messages.UnknownMessageKind),
+        ({"kind": "x" * 100_000}, messages.UnknownMessageKind),
+        ({"sequence": -1}, messages.MalformedMessage),
+        ({"sequence": 1 << 63}, messages.MalformedMessage),
+        ({"sequence": "1"}, messages.MalformedMessage),
+        ({"machine": ""}, messages.MalformedMessage),
+        ({"machine": "x" * 257}, messages.MalformedMessage),
+        ({"period_s": 0}, messages.MalformedMessage),
+        ({"metrics": {"cpu": None}}, messages.MalformedMessage),
+        ({"metrics": {f"m{n}": 1 for n in range(1025)}}, messages.MalformedMessage),
+        ({"services": [{"name": "s", "state": "asleep"}]}, messages.MalformedMessage),
     ],
 )
 def test_what_is_wrong_is_refused_with_a_short_reason(
@@ -127,28 +129,28 @@ def test_what_is_wrong_is_refused_with_a_short_reason(
 def test_a_message_without_a_kind_is_refused() -> None:
     wire = json.loads(messages.encode(REPORT))
     del wire["kind"]
-    with pytest.raises(messages.UnknownKind, match="missing required field `kind`"):
+    with pytest.raises(messages.UnknownMessageKind, match="missing required field `kind`"):
         messages.decode(json.dumps(wire).encode(), messages.NodeReport)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_is_none_is_refused_at_both_ends(value: float) -> None:
-    with pytest.raises(messages.Malformed, match="'cpu' is not a finite"):
+    with pytest.raises(messages.MalformedMessage, match="'cpu' is not a finite"):
         messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, metrics={"cpu": value})
-    with pytest.raises(messages.Malformed):
+    with pytest.raises(messages.MalformedMessage):
         messages.ServiceReport(name="s", metrics={"cpu": value})
     wire = msgspec.to_builtins(REPORT) | {"metrics": {"cpu": value}}
-    with pytest.raises(messages.Malformed, match="'cpu' is not a finite"):
+    with pytest.raises(messages.MalformedMessage, match="'cpu' is not a finite"):
         messages.decode(msgspec.msgpack.encode(wire), messages.NodeReport)
 
 
 def test_size_is_bounded_at_both_ends() -> None:
-    with pytest.raises(messages.TooLarge):
+    with pytest.raises(messages.MessageTooLarge):
         messages.decode(b"{" * 10_000_000, messages.NodeReport)
-    with pytest.raises(messages.TooLarge):
+    with pytest.raises(messages.MessageTooLarge):
         messages.decode(messages.encode(REPORT), messages.NodeReport, max_bytes=10)
     big = messages.Decision(id="i", who="w", what="w", target="t", why="x" * (1 << 20), at_ms=1)
-    with pytest.raises(messages.TooLarge):
+    with pytest.raises(messages.MessageTooLarge):
         messages.encode(big)
 
 
@@ -181,7 +183,7 @@ def test_any_bytes_are_a_message_or_a_clear_error(data: bytes) -> None:
 
 @given(every, st.data())
 def test_a_truncated_or_damaged_message_is_a_message_or_a_clear_error(
-    message: messages.Message, data: Any
+    message: messages.WireMessage, data: Any
 ) -> None:
     whole = bytearray(messages.encode(message, data.draw(st.sampled_from(["json", "msgpack"]))))
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))

@@ -40,7 +40,7 @@ def one(**more: Any) -> messages.NodeReport:
 
 @given(rows, st.sampled_from([None, "lz4", "zstd"]))
 def test_rows_survive_arrow(rows, compression):
-    facts = columns.Facts(channel="c", sequence=7, dropped={"duplicate": 3}, partial=True)
+    facts = columns.BatchInfo(channel="c", sequence=7, dropped={"duplicate": 3}, partial=True)
     batch, read = columns.decode(
         columns.encode(columns.to_batch(rows, partial=True), facts, compression=compression)
     )
@@ -52,7 +52,7 @@ def test_rows_survive_arrow(rows, compression):
 def test_compression_makes_a_batch_smaller_as_asked():
     batch = columns.to_batch([one(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
     plain, lz4, zstd = (
-        len(columns.encode(batch, columns.Facts(channel="c"), compression=codec))
+        len(columns.encode(batch, columns.BatchInfo(channel="c"), compression=codec))
         for codec in (None, "lz4", "zstd")
     )
     assert zstd < lz4 < plain / 5
@@ -67,7 +67,7 @@ def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
 
 
 def test_the_state_is_the_worst_of_the_services():
-    states = (health.State.UP, health.State.DOWN, health.State.LATE)
+    states = (health.HealthState.UP, health.HealthState.DOWN, health.HealthState.LATE)
     services = tuple(messages.ServiceReport(name=state.value, state=state) for state in states)
     batch = columns.to_batch([one(), one(services=services[:1]), one(services=services)])
     assert batch["state"].to_pylist() == ["up", "up", "down"]
@@ -77,7 +77,7 @@ def test_a_reader_takes_columns_by_name():
     batch = columns.to_batch([one(metrics={"cpu_percent": 4.0})])
     order = list(reversed(batch.schema.names))
     newer = batch.select([name for name in order if name != "load_1m"]).append_column("later", pa.array([1]))
-    facts = columns.Facts()
+    facts = columns.BatchInfo()
     read, _ = columns.decode(columns.encode(newer, facts))
     assert columns.from_batch(read) == [one(metrics={"cpu_percent": 4.0})]
 
@@ -90,7 +90,7 @@ def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
     return data
 
 
-good = columns.encode(columns.to_batch([one()]), columns.Facts())
+good = columns.encode(columns.to_batch([one()]), columns.BatchInfo())
 
 
 @pytest.mark.parametrize(

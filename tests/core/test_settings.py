@@ -13,25 +13,25 @@ from muster.core.formats import toml
 from muster.core.settings import bus, domain, sections
 
 
-class Engine(sections.Section, frozen=True, kw_only=True):
+class Engine(sections.SettingsSection, frozen=True, kw_only=True):
     """What drives it."""
 
-    warm_up_s: Annotated[float, sections.doc("Longer is smoother, and later.", ge=0)] = 2.5
-    tank_bytes: Annotated[int, sections.doc("More lasts longer.", ge=1)] = 1024
-    cylinders: Annotated[int, sections.doc("More is louder.", ge=1, le=12)] = 4
-    choke: Annotated[bool, sections.doc("Cold starts.")] = False
-    fuel: Annotated[Literal["petrol", "steam"], sections.doc("What burns.")] = "steam"
-    places: Annotated[tuple[str, ...], sections.doc("Where it stands.")] = ()
-    note: Annotated[str, sections.doc("Any text.")] = ""
-    token: Annotated[sections.Secret, sections.doc("A key.")] = ""
-    folder: Annotated[sections.FilePath, sections.doc("A path.")] = ""
+    warm_up_s: Annotated[float, sections.field_doc("Longer is smoother, and later.", ge=0)] = 2.5
+    tank_bytes: Annotated[int, sections.field_doc("More lasts longer.", ge=1)] = 1024
+    cylinders: Annotated[int, sections.field_doc("More is louder.", ge=1, le=12)] = 4
+    choke: Annotated[bool, sections.field_doc("Cold starts.")] = False
+    fuel: Annotated[Literal["petrol", "steam"], sections.field_doc("What burns.")] = "steam"
+    places: Annotated[tuple[str, ...], sections.field_doc("Where it stands.")] = ()
+    note: Annotated[str, sections.field_doc("Any text.")] = ""
+    token: Annotated[sections.Secret, sections.field_doc("A key.")] = ""
+    folder: Annotated[sections.FilePath, sections.field_doc("A path.")] = ""
 
     def __post_init__(self) -> None:
         if self.choke and self.fuel == "steam":
             raise errors.InvalidInput("steam has no choke")
 
 
-class Car(sections.Section, frozen=True, kw_only=True):
+class Car(sections.SettingsSection, frozen=True, kw_only=True):
     engine: Engine = msgspec.field(default_factory=Engine)
 
 
@@ -41,7 +41,7 @@ def write(folder: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def faults(**places: object) -> tuple[sections.Problem, ...]:
+def faults(**places: object) -> tuple[sections.SettingsProblem, ...]:
     with pytest.raises(sections.InvalidSettings) as caught:
         sections.load(Car, **places)  # type: ignore[arg-type]
     return caught.value.problems
@@ -179,7 +179,7 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(text.encode(errors="surrogatepass"))
     try:
-        sections.load(domain.Ground, file=path)
+        sections.load(domain.BaseSettings, file=path)
     except errors.InvalidInput as error:
         assert str(path) in str(error)  # noqa: PT017 - either outcome is right
 
@@ -187,7 +187,8 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
 @given(
     st.dictionaries(
         st.one_of(
-            st.text(max_size=20), st.sampled_from([field.key for field in sections.fields(domain.Ground)])
+            st.text(max_size=20),
+            st.sampled_from([field.key for field in sections.fields(domain.BaseSettings)]),
         ),
         st.one_of(
             st.text(max_size=20),
@@ -202,8 +203,8 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
 )
 def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> None:
     try:
-        loaded = sections.load(domain.Ground, flags=flags)
-        assert msgspec.convert(msgspec.to_builtins(loaded), domain.Ground) == loaded
+        loaded = sections.load(domain.BaseSettings, flags=flags)
+        assert msgspec.convert(msgspec.to_builtins(loaded), domain.BaseSettings) == loaded
     except sections.InvalidSettings as error:
         assert error.problems  # noqa: PT017 - either outcome is right
 
@@ -236,13 +237,13 @@ def test_printed_settings_show_no_password_and_who_set_what() -> None:
 
 
 def test_tls_is_off_on_loopback_only() -> None:
-    assert not bus.Bus(host="127.0.0.1").uses_tls
-    assert not bus.Bus(host="::1").uses_tls
-    assert not bus.Bus(host="localhost").uses_tls
-    assert bus.Bus(host="0.0.0.0").uses_tls
-    assert bus.Bus(host="127.0.0.1.example.org").uses_tls
-    assert bus.Bus(host="127.0.0.1", tls="on").uses_tls
-    assert not bus.Bus(host="0.0.0.0", tls="off").uses_tls
+    assert not bus.BusSettings(host="127.0.0.1").uses_tls
+    assert not bus.BusSettings(host="::1").uses_tls
+    assert not bus.BusSettings(host="localhost").uses_tls
+    assert bus.BusSettings(host="0.0.0.0").uses_tls
+    assert bus.BusSettings(host="127.0.0.1.example.org").uses_tls
+    assert bus.BusSettings(host="127.0.0.1", tls="on").uses_tls
+    assert not bus.BusSettings(host="0.0.0.0", tls="off").uses_tls
 
 
 @pytest.mark.parametrize(
@@ -263,17 +264,17 @@ def test_tls_is_off_on_loopback_only() -> None:
 )
 def test_what_cannot_work_is_refused(flags: dict[str, str], fault: str) -> None:
     with pytest.raises(sections.InvalidSettings, match=fault) as caught:
-        sections.load(domain.Ground, flags=flags)
+        sections.load(domain.BaseSettings, flags=flags)
     assert "hunter2" not in str(caught.value)
 
 
 def test_someone_elses_brokers_have_budgets_of_their_own() -> None:
     flags = {"bus.storage_disk_bytes": "1GiB", "bus.servers": "nats://a:4222,nats://b:4222"}
-    assert sections.load(domain.Ground, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
+    assert sections.load(domain.BaseSettings, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
 
 
 def test_a_service_adds_its_section_by_subclassing() -> None:
-    class Whole(domain.Ground, frozen=True, kw_only=True):
+    class Whole(domain.BaseSettings, frozen=True, kw_only=True):
         engine: Engine = msgspec.field(default_factory=Engine)
 
     loaded = sections.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
@@ -281,11 +282,11 @@ def test_a_service_adds_its_section_by_subclassing() -> None:
     assert "## `[engine]`" in sections.reference(Whole)
 
 
-class Ports(sections.Section, frozen=True, kw_only=True):
-    open: Annotated[tuple[int, ...], sections.doc("Where it listens.")] = ()
+class Ports(sections.SettingsSection, frozen=True, kw_only=True):
+    open: Annotated[tuple[int, ...], sections.field_doc("Where it listens.")] = ()
 
 
-class Listening(sections.Section, frozen=True, kw_only=True):
+class Listening(sections.SettingsSection, frozen=True, kw_only=True):
     ports: Ports = Ports()
 
 

@@ -21,10 +21,10 @@ def exact(numbers: list[float], share: float) -> float:
 @given(values, st.lists(st.integers(0, 60), max_size=3), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
 def test_quantiles_are_within_the_error_however_they_were_merged(numbers, cuts, share):
     places = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
-    merged = sketches.Quantiles()
+    merged = sketches.QuantileSketch()
     for start, end in itertools.pairwise(places):
-        part = sketches.Quantiles.of(numbers[start:end])
-        merged.merge(sketches.Quantiles.from_bytes(bytes(part)))
+        part = sketches.QuantileSketch.of(numbers[start:end])
+        merged.merge(sketches.QuantileSketch.from_bytes(bytes(part)))
     wanted = exact(numbers, share)
     assert merged.count == len(numbers)
     assert merged.quantile(share) == pytest.approx(wanted, rel=1.01 * sketches.RELATIVE_ERROR)
@@ -32,35 +32,35 @@ def test_quantiles_are_within_the_error_however_they_were_merged(numbers, cuts, 
 
 def test_buckets_are_bounded_and_high_quantiles_stay_right():
     numbers = np.exp(np.linspace(-300, 300, 100_000))
-    sketch = sketches.Quantiles.of(numbers)
+    sketch = sketches.QuantileSketch.of(numbers)
     assert len(bytes(sketch)) < 20_000
     assert sketch.quantile(0.99) == pytest.approx(numbers[int(0.99 * 99_999)], rel=0.011)
 
 
 def test_distinct_is_exact_while_few_and_close_when_many():
-    few = sketches.Distinct.of(f"m{i}" for i in range(200))
-    few.merge(sketches.Distinct.of(f"m{i}" for i in range(100, 250)))
+    few = sketches.DistinctSketch.of(f"m{i}" for i in range(200))
+    few.merge(sketches.DistinctSketch.of(f"m{i}" for i in range(100, 250)))
     assert few.count() == 250
     for count in (300, 5_000, 100_000):
-        whole = sketches.Distinct.of(f"m{i}" for i in range(count))
+        whole = sketches.DistinctSketch.of(f"m{i}" for i in range(count))
         assert whole.count() == pytest.approx(count, rel=0.06)
 
 
 def test_merging_distinct_counts_in_any_order_gives_the_same():
     chance = random.Random(4)
     parts = [{f"m{chance.randrange(3000)}" for _ in range(chance.choice([3, 100, 900]))} for _ in range(12)]
-    whole = bytes(sketches.Distinct.of(set().union(*parts)))
+    whole = bytes(sketches.DistinctSketch.of(set().union(*parts)))
     for _ in range(5):
         chance.shuffle(parts)
-        merged = sketches.Distinct()
+        merged = sketches.DistinctSketch()
         for part in parts:
-            merged.merge(sketches.Distinct.from_bytes(bytes(sketches.Distinct.of(part))))
+            merged.merge(sketches.DistinctSketch.from_bytes(bytes(sketches.DistinctSketch.of(part))))
         assert bytes(merged) == whole
 
 
 @pytest.mark.parametrize("data", [b"x", b"\x93\x00\x80", b"\x93\x00\x81\xcd\xff\xff\x01\x80", b"\xff" * 9])
 def test_rubbish_is_no_sketch(data):
     with pytest.raises(errors.InvalidInput):
-        sketches.Quantiles.from_bytes(data)
+        sketches.QuantileSketch.from_bytes(data)
     with pytest.raises(errors.InvalidInput):
-        sketches.Distinct.from_bytes(data[:7])
+        sketches.DistinctSketch.from_bytes(data[:7])

@@ -49,7 +49,7 @@ def test_spaces_after_a_comma_as_the_paper_prints_them() -> None:
 
 
 def test_a_subscription_to_all_courses() -> None:
-    pattern = topics.Pattern.parse("Courses=*, Session=HPJava")
+    pattern = topics.TopicPattern.parse("Courses=*, Session=HPJava")
     assert pattern.matches(topics.Topic.parse("Courses=CPS616,Session=HPJava"))
     assert pattern.matches(topics.Topic.parse("Courses=CPS714,Session=HPJava"))
     assert not pattern.matches(topics.Topic.parse("Courses=CPS714,Session=Fortran"))
@@ -73,10 +73,10 @@ def test_every_topic_reads_back_from_each_notation(topic: topics.Topic) -> None:
 @given(st.one_of(st.text(max_size=40), st.text(st.sampled_from(TRICKY), max_size=12)))
 def test_every_text_is_one_path_and_comes_back_as_it_was(text: str) -> None:
     try:
-        pattern = topics.Pattern.from_path(text)
+        pattern = topics.TopicPattern.from_path(text)
     except errors.MusterError:
         assume(False)
-    assert topics.Pattern.parse(str(pattern)) == pattern
+    assert topics.TopicPattern.parse(str(pattern)) == pattern
     assert str(pattern).removeprefix("path:") == text.removeprefix("path:")
     if (
         not any(isinstance(part, topics.Wildcard) for part in text.split("/"))
@@ -199,7 +199,12 @@ def test_what_cannot_be_a_topic_is_refused(text: str, fault: str) -> None:
 
 @given(st.text(st.sampled_from(TRICKY), max_size=30))
 def test_hostile_text_is_a_topic_or_a_clear_error(text: str) -> None:
-    for read in (topics.Topic.parse, topics.Topic.from_tags, topics.Pattern.parse, topics.Pattern.from_tags):
+    for read in (
+        topics.Topic.parse,
+        topics.Topic.from_tags,
+        topics.TopicPattern.parse,
+        topics.TopicPattern.from_tags,
+    ):
         try:
             read(text)
         except (errors.InvalidInput, errors.LimitExceeded) as error:
@@ -227,10 +232,10 @@ def test_hostile_text_is_a_topic_or_a_clear_error(text: str) -> None:
     ],
 )
 def test_what_patterns_match(pattern: str, yes: list[str], no: list[str]) -> None:
-    compiled = topics.Pattern.parse(pattern)
+    compiled = topics.TopicPattern.parse(pattern)
     assert [text for text in yes if not compiled.matches(topics.Topic.parse(text))] == []
     assert [text for text in no if compiled.matches(topics.Topic.parse(text))] == []
-    assert topics.Pattern.parse(str(compiled)) == compiled
+    assert topics.TopicPattern.parse(str(compiled)) == compiled
 
 
 @pytest.mark.parametrize(
@@ -248,7 +253,7 @@ def test_what_patterns_match(pattern: str, yes: list[str], no: list[str]) -> Non
 )
 def test_what_cannot_be_a_pattern_is_refused(text: str) -> None:
     with pytest.raises((errors.InvalidInput, errors.LimitExceeded)):
-        topics.Pattern.parse(text)
+        topics.TopicPattern.parse(text)
 
 
 small = st.sampled_from(["a", "b", "", "*", "muster"])
@@ -269,7 +274,7 @@ wanted_value = st.one_of(value.map(lambda text: text.replace("*", "\\*")), st.ju
     ),
 )
 def test_a_message_is_delivered_exactly_once_if_it_matches(topic: topics.Topic, text: str) -> None:
-    pattern = topics.Pattern.parse(text)
+    pattern = topics.TopicPattern.parse(text)
     arrivals = [
         via for via, subject in enumerate(pattern.subjects) if subjects.matches(subject, topic.subject)
     ]
@@ -285,13 +290,13 @@ def test_a_topic_with_at_least_those_tags_matches(
     some: list[tuple[str, str]], more: list[tuple[str, str]]
 ) -> None:
     wanted = ",".join(topics.Topic(pair).tags for pair in some)
-    assert topics.Pattern.from_tags(wanted).matches(tag_topic([*more, *some]))
+    assert topics.TopicPattern.from_tags(wanted).matches(tag_topic([*more, *some]))
     missing = set(some) - set(more)
-    assert topics.Pattern.from_tags(wanted).matches(tag_topic(more)) == (not missing)
+    assert topics.TopicPattern.from_tags(wanted).matches(tag_topic(more)) == (not missing)
 
 
 def test_a_wide_pattern_takes_no_subject_that_is_not_a_topics() -> None:
-    pattern = topics.Pattern.parse(">")
+    pattern = topics.TopicPattern.parse(">")
     assert pattern.take("muster.app.all.x") is None
     assert pattern.take("topic.a.b") == topics.Topic(("a", "b"))
     assert pattern.take("topic." + ".".join("x" * 40)) is None
@@ -319,7 +324,7 @@ def test_subjects_match_as_the_broker_does(pattern: str, subject: str, yes: bool
 
 def test_several_tags_in_any_order_are_no_permission() -> None:
     with pytest.raises(errors.InvalidInput, match="cannot be a permission") as caught:
-        topics.Pattern.parse("Region=north,Kind=meter").permitted()
+        topics.TopicPattern.parse("Region=north,Kind=meter").permitted()
     assert "semicolons" in (caught.value.hint or "")
 
 
@@ -328,7 +333,7 @@ def test_several_tags_in_any_order_are_no_permission() -> None:
 def test_a_permission_covers_what_matches_and_nothing_else(
     text: str, topic: topics.Topic, data: st.DataObject
 ) -> None:
-    pattern = topics.Pattern.parse(text)
+    pattern = topics.TopicPattern.parse(text)
     words = st.sampled_from(["Region", "north", "Kind", "meter", "a", "b", ""])
     near = topics.Topic(tuple(data.draw(st.lists(words, min_size=2, max_size=6))))
     for one in (topic, near):

@@ -10,14 +10,14 @@ from muster.core.telemetry import trace
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def read(**headers: str) -> tuple[trace.Trace | None, list[str]]:
+def read(**headers: str) -> tuple[trace.TraceContext | None, list[str]]:
     malformed: list[str] = []
     return trace.extract(headers, malformed.append), malformed
 
 
 def test_the_specifications_example() -> None:
     found, malformed = read(traceparent=PARENT, tracestate="rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
-    assert found == trace.Trace(
+    assert found == trace.TraceContext(
         "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 1, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
     )
     assert found.sampled

@@ -40,8 +40,8 @@ def exported() -> set[str]:
             ):
                 found.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
     tables = metrics.Metrics(process=True)
-    counters.Counts(tables)
-    progress_metrics.Measured(tables)
+    counters.ConnectionCounters(tables)
+    progress_metrics.ProgressMetrics(tables)
     text = tables.exposition()[1].decode()
     return found | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
 

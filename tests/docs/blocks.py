@@ -102,7 +102,7 @@ class Reader:
 
     def __init__(self, folder: Path, broker_url: str = "") -> None:
         self._broker_url = broker_url
-        self._going: list[child_process.Child] = []
+        self._going: list[child_process.ChildProcess] = []
         programs = folder / "programs"
         programs.mkdir()
         for name, arguments in (("muster", "-m muster"), ("pytest", "-m pytest"), ("python", "")):
@@ -197,7 +197,7 @@ class Reader:
             assert code == 0, f"{name} failed; {child.tail()}"
 
 
-def _story(child: child_process.Child, what: str, shown: list[str]) -> str:
+def _story(child: child_process.ChildProcess, what: str, shown: list[str]) -> str:
     return "\n".join(
         (f"$ {child.name}", f"it {what}; shown:", *(f"  | {line}" for line in shown), child.tail())
     )

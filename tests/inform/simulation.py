@@ -35,23 +35,23 @@ SETTINGS = msgspec.convert(
         "interval_s": 10.0,
         "history": 64,
     },
-    settings.Inform,
+    settings.InformSettings,
 )
 
 
 class Run:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        faults = network.Faults(
+        faults = network.NetworkFaults(
             delay_s_max=self.chance.choice([0.001, 0.05]),
             loss=self.chance.choice([0, 0.02, 0.1]),
             duplication=self.chance.choice([0, 0.05]),
             reordering=self.chance.choice([0, 0.1]),
             silence_s=self.chance.uniform(1, 10),
         )
-        self.net = network.Network(seed, faults=faults)
-        self.nodes: dict[str, node_node.Node] = {}
-        self.buses: dict[str, connection.Bus] = {}
+        self.net = network.SimulatedNetwork(seed, faults=faults)
+        self.nodes: dict[str, node_node.InformationNode] = {}
+        self.buses: dict[str, connection.SimulatedBus] = {}
         self.acknowledged: dict[str, dict[int, bytes]] = {key: {} for key in KEYS}
         self.attempts = dict.fromkeys(KEYS, 0)
         self.watched: dict[str, list[int]] = {key: [] for key in KEYS}
@@ -86,7 +86,7 @@ class Run:
             await asyncio.sleep(1.0)
 
     async def writer(self, name: str, chance: random.Random) -> None:
-        contexts = client.Client(await self.net.connect(name), timeout_s=15.0)
+        contexts = client.InformClient(await self.net.connect(name), timeout_s=15.0)
         while True:
             await asyncio.sleep(chance.uniform(0.2, 3.0))
             key = chance.choice(KEYS)
@@ -105,7 +105,7 @@ class Run:
             self.note(f"{name} wrote {key} {value!r}: version {written.version} by {written.primary}")
 
     async def reader(self, name: str, chance: random.Random) -> None:
-        contexts = client.Client(await self.net.connect(name), timeout_s=15.0)
+        contexts = client.InformClient(await self.net.connect(name), timeout_s=15.0)
         while True:
             await asyncio.sleep(chance.uniform(0.1, 2.0))
             key = chance.choice(KEYS)
@@ -123,7 +123,7 @@ class Run:
                 assert found.version >= known, f"{key}: read {found.version} after {known} was acknowledged"
 
     async def watcher(self, key: str) -> None:
-        contexts = client.Client(await self.net.connect(f"watch-{key}"), timeout_s=30.0)
+        contexts = client.InformClient(await self.net.connect(f"watch-{key}"), timeout_s=30.0)
         async for change in contexts.watch(key):
             assert change.version > max(self.watched[key], default=0), f"{key}: watched out of order"
             self.watched[key].append(change.version)
@@ -147,7 +147,7 @@ class Run:
 
     # The judgement.
 
-    def entries(self, key: str) -> list[context_log.Entry]:
+    def entries(self, key: str) -> list[context_log.ContextLogEntry]:
         log = self.net.log(protocol.STREAM)
         subject = protocol.log_subject(key)
         return [
@@ -210,7 +210,7 @@ async def simulate(seed: int) -> Run:
         run.check_log()
         trouble.cancel()
         run.net.heal()
-        run.net.faults = network.Faults()
+        run.net.faults = network.NetworkFaults()
         run.attempts = dict.fromkeys(KEYS, WRITES_PER_KEY_MAX)
         while (missing := run.settled()) is not None:
             await asyncio.sleep(0.5)

@@ -101,7 +101,9 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
         answer = await bus.request(protocol.asked("bob", verb), b"\xff\x00 hostile")
         with pytest.raises(errors.InvalidInput):
             protocol.result_of(answer.data, object)
-    answer = await bus.request("muster.inform.from.bob.read.any.put", protocol.encode(protocol.Put("k", b"")))
+    answer = await bus.request(
+        "muster.inform.from.bob.read.any.put", protocol.encode(protocol.PutContext("k", b""))
+    )
     with pytest.raises(errors.NotFound, match="no operation"):  # a viewer cannot write by calling it reading
         protocol.result_of(answer.data, object)
     assert node.desk.position == 0
@@ -122,7 +124,7 @@ async def test_a_lease_ends_and_watchers_hear_of_it(start_node, inform):
 async def test_find_takes_predicates_over_all_nodes(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
     await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
-    writers = [client.Client(inform._bus, node=node.name) for node in nodes]
+    writers = [client.InformClient(inform._bus, node=node.name) for node in nodes]
     for number in range(6):
         await writers[number % 2].put(f"p/{number}", b"v", attributes={"floor": number, "tags": ["a"]})
     found = await inform.find("floor >= 2 AND floor < 5 AND tags CONTAINS 'a'")
@@ -214,9 +216,9 @@ async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, i
 
 async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, connect):
     await start_node(
-        rules=(access_rules.Rule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None
+        rules=(access_rules.AccessRule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None
     )
-    ann, bob = client.Client(await connect("ann")), client.Client(await connect("bob"))
+    ann, bob = client.InformClient(await connect("ann")), client.InformClient(await connect("bob"))
     await ann.put("own/1", b"ann's")
     await ann.delete("own/1")
     await bob.put("own/1", b"bob's")
@@ -251,7 +253,7 @@ async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_
         await inform.delete("gone")
         await first.close()
         other = await start_node("n2")
-        await client.Client(inform._bus, node="n2").put("b", b"2")
+        await client.InformClient(inform._bus, node="n2").put("b", b"2")
         again = await start_node("n1", store=store)
         assert again.reader.local("a").value == b"1"
         assert again.reader.local("gone") is None
@@ -292,9 +294,9 @@ async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, 
     node = await start_node()
     bus = await connect("bob")
     for number in range(20):
-        asked = protocol.Changes(f"never/{number}", 0, 0.01)
+        asked = protocol.WaitForChanges(f"never/{number}", 0, 0.01)
         answer = await bus.request(protocol.asked("bob", "changes"), protocol.encode(asked))
-        assert protocol.result_of(answer.data, protocol.History).changes == []
+        assert protocol.result_of(answer.data, protocol.ContextHistory).changes == []
     await eventually(lambda: len(node.desk._waiting) == 0)
 
 
@@ -302,7 +304,7 @@ async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, mo
     monkeypatch.setattr(node_node, "IN_FLIGHT_MAX", 10)
     monkeypatch.setattr(node_node, "WATCHING_MAX", 20)
     node = await start_node()
-    watcher = client.Client(await connect("watcher"))
+    watcher = client.InformClient(await connect("watcher"))
     waiting = [asyncio.ensure_future(anext(watcher.watch(f"k{number}"))) for number in range(30)]
     await eventually(lambda: node.refused > 0, timeout_s=30)
     for number in range(30):
@@ -335,11 +337,11 @@ async def test_a_history_is_not_held_in_memory_whole(simulated_network):
     net = simulated_network
     settings = msgspec.structs.replace(settings_.DEFAULT, history=100)
     async with await node_node.start(await net.connect("p"), settings=settings, now_ns=net.now_ns) as node:
-        contexts = client.Client(await net.connect("ann"))
+        contexts = client.InformClient(await net.connect("ann"))
         versions = [(await contexts.put("k", bytes([number]) * 300_000)).version for number in range(40)]
         for after_version in (0, versions[0]):
             tracemalloc.start()
-            page = await node.reader.history(protocol.Changes("k", after_version), "ann")
+            page = await node.reader.history(protocol.WaitForChanges("k", after_version), "ann")
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             assert page.more

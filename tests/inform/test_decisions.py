@@ -12,11 +12,11 @@ from muster.core import errors
 from muster.inform import access_rules, protocol
 from muster.inform.node.replicas import demand, peers, placement, replica_table
 
-T = demand.Thresholds()
+T = demand.DemandThresholds()
 
 
-def node(name: str, load: float = 0.0, proximity_ms: float = 1.0) -> placement.Candidate:
-    return placement.Candidate(name, load, proximity_ms)
+def node(name: str, load: float = 0.0, proximity_ms: float = 1.0) -> placement.ReplicaCandidate:
+    return placement.ReplicaCandidate(name, load, proximity_ms)
 
 
 # Placement.
@@ -68,7 +68,7 @@ def test_a_candidate_is_a_value():
 
 CANDIDATES = st.lists(
     st.builds(
-        placement.Candidate,
+        placement.ReplicaCandidate,
         st.sampled_from("abcdefgh"),
         st.floats(0, 2),
         st.floats(0, 100),
@@ -79,7 +79,7 @@ CANDIDATES = st.lists(
 
 @hypothesis.given(CANDIDATES, st.integers(0, 10), st.lists(st.sampled_from("abcdefgh"), unique=True))
 def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
-    mended = placement.mend(holders, live, count)
+    mended = placement.repair_plan(holders, live, count)
     alive = {one.node for one in live}
     kept = [one for one in holders if one in alive]
     assert list(mended[: len(kept)]) == kept, "order, so the primary, stays"
@@ -89,54 +89,56 @@ def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
 
 
 def test_the_first_holder_that_lives_is_responsible():
-    assert placement.responsible(("a", "b", "c"), ["c", "b"]) == "b"
-    assert placement.responsible(("a",), ["b"]) is None
+    assert placement.repair_owner(("a", "b", "c"), ["c", "b"]) == "b"
+    assert placement.repair_owner(("a",), ["b"]) is None
 
 
 # Demand, by the paper's sentences.
 
 
-def decide(kind: demand.Kind, counts: dict[str, int], held_s: float = 1000.0) -> list[demand.Instruction]:
+def decide(
+    kind: demand.ReplicaKind, counts: dict[str, int], held_s: float = 1000.0
+) -> list[demand.Instruction]:
     return demand.decide("me", kind, counts, held_s, T)
 
 
 def test_a_temporary_copy_below_the_deletion_threshold_goes():
-    assert decide(demand.Kind.TEMPORARY, {"me": 2}) == [demand.Delete()]
-    assert decide(demand.Kind.TEMPORARY, {"me": 3}) == []
-    assert decide(demand.Kind.PERMANENT, {}) == []
-    assert decide(demand.Kind.PRIMARY, {}) == []
+    assert decide(demand.ReplicaKind.TEMPORARY, {"me": 2}) == [demand.DeleteReplica()]
+    assert decide(demand.ReplicaKind.TEMPORARY, {"me": 3}) == []
+    assert decide(demand.ReplicaKind.PERMANENT, {}) == []
+    assert decide(demand.ReplicaKind.PRIMARY, {}) == []
 
 
 def test_above_the_migration_ratio_the_context_moves_there():
-    assert decide(demand.Kind.PRIMARY, {"x": 13, "me": 7}) == [demand.Migrate("x")]
-    assert decide(demand.Kind.PRIMARY, {"x": 12, "me": 8}) == [demand.Replicate("x")]
+    assert decide(demand.ReplicaKind.PRIMARY, {"x": 13, "me": 7}) == [demand.MigrateReplica("x")]
+    assert decide(demand.ReplicaKind.PRIMARY, {"x": 12, "me": 8}) == [demand.CreateReplica("x")]
 
 
 def test_above_the_replication_ratio_it_is_copied_there():
-    assert decide(demand.Kind.PRIMARY, {"x": 10, "y": 9, "z": 3}) == [
-        demand.Replicate("x"),
-        demand.Replicate("y"),
+    assert decide(demand.ReplicaKind.PRIMARY, {"x": 10, "y": 9, "z": 3}) == [
+        demand.CreateReplica("x"),
+        demand.CreateReplica("y"),
     ]
 
 
 def test_at_the_replication_threshold_nothing_moves():
-    assert decide(demand.Kind.PRIMARY, {"x": 18}) == []
-    assert decide(demand.Kind.PRIMARY, {"x": 19}) == [demand.Migrate("x")]
+    assert decide(demand.ReplicaKind.PRIMARY, {"x": 18}) == []
+    assert decide(demand.ReplicaKind.PRIMARY, {"x": 19}) == [demand.MigrateReplica("x")]
 
 
 def test_only_the_primary_decides_on_permanent_copies():
-    assert decide(demand.Kind.PERMANENT, {"x": 100}) == []
+    assert decide(demand.ReplicaKind.PERMANENT, {"x": 100}) == []
 
 
 @hypothesis.given(st.dictionaries(st.sampled_from(["me", "x", "y"]), st.integers(0, 500)))
 def test_it_does_not_flap(counts):
     """What came within the interval stays, and the same demand does not send a context back."""
-    assert decide(demand.Kind.PRIMARY, counts, held_s=50.0) == []
-    assert decide(demand.Kind.TEMPORARY, counts, held_s=50.0) == []
-    for told in decide(demand.Kind.PRIMARY, counts):
-        if isinstance(told, demand.Migrate):
-            there = demand.decide(told.to, demand.Kind.PRIMARY, counts, 1000.0, T)
-            assert not any(isinstance(back, demand.Migrate) for back in there)
+    assert decide(demand.ReplicaKind.PRIMARY, counts, held_s=50.0) == []
+    assert decide(demand.ReplicaKind.TEMPORARY, counts, held_s=50.0) == []
+    for told in decide(demand.ReplicaKind.PRIMARY, counts):
+        if isinstance(told, demand.MigrateReplica):
+            there = demand.decide(told.to, demand.ReplicaKind.PRIMARY, counts, 1000.0, T)
+            assert not any(isinstance(back, demand.MigrateReplica) for back in there)
 
 
 def test_a_migration_makes_the_other_primary_and_keeps_the_number_of_copies():
@@ -148,11 +150,11 @@ def test_a_migration_makes_the_other_primary_and_keeps_the_number_of_copies():
 
 
 def info(name: str) -> protocol.ServerInformation:
-    return protocol.ServerInformation(name, protocol.Load())
+    return protocol.ServerInformation(name, protocol.NodeLoad())
 
 
 def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
-    seen = peers.Directory("me", lost_after_s=10)
+    seen = peers.NodeDirectory("me", lost_after_s=10)
     assert seen.heard(info("a"), 0.0, round_trip_s=0.002)
     assert not seen.heard(info("a"), 5.0)
     assert not seen.heard(info("me"), 5.0)
@@ -163,14 +165,14 @@ def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
 
 
 def test_who_was_deaf_excuses_the_others():
-    seen = peers.Directory("me", lost_after_s=10)
+    seen = peers.NodeDirectory("me", lost_after_s=10)
     seen.heard(info("a"), 0.0)
     seen.excuse(100.0)
     assert seen.lose(105.0) == []
 
 
 def test_proximity_is_the_round_trip_smoothed():
-    seen = peers.Directory("me", lost_after_s=10)
+    seen = peers.NodeDirectory("me", lost_after_s=10)
     seen.heard(info("a"), 0.0, round_trip_s=0.010)
     seen.heard(info("a"), 1.0, round_trip_s=0.110)
     (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda one: one.node == "a")
@@ -180,12 +182,14 @@ def test_proximity_is_the_round_trip_smoothed():
 # Copies.
 
 
-def record(key: str, holders: tuple[str, ...] = ("me",), value: bytes | None = b"v") -> protocol.Record:
-    return protocol.Record(key, holders, 1, "me", value)
+def record(
+    key: str, holders: tuple[str, ...] = ("me",), value: bytes | None = b"v"
+) -> protocol.ContextRecord:
+    return protocol.ContextRecord(key, holders, 1, "me", value)
 
 
 def test_late_and_doubled_records_change_nothing():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     assert held.apply(record("k", value=b"2"), 2, 0.0)
     assert not held.apply(record("k", value=b"1"), 1, 0.0)
     assert not held.apply(record("k", value=b"2"), 2, 0.0)
@@ -194,14 +198,14 @@ def test_late_and_doubled_records_change_nothing():
 
 
 def test_a_copy_that_moved_away_is_dropped():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     held.apply(record("k"), 1, 0.0)
     assert held.apply(record("k", ("other",)), 2, 0.0)
     assert (held.permanent, held.buckets, held.memory_bytes) == (0, {}, 0)
 
 
 def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     held.install_temporary(record("k", ("other",), b"old"), 1, 0.0, fresh_at_s=0.0)
     assert not held.apply(record("k", ("other",), b"new"), 2, 1.0)
     assert held.index["k"].value == b"old"
@@ -213,7 +217,7 @@ def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400_000), st.booleans()), max_size=60)
 )
 def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     for sequence, (key, size, read) in enumerate(steps, 1):
         held.apply(record(key, value=b"x" * size), sequence, 0.0)
         if read:
@@ -223,7 +227,7 @@ def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
 
 
 def test_what_was_asked_for_outlives_what_was_not():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     for number in range(9):
         held.apply(record(f"k{number}", value=b"x" * 100_000), number + 1, 0.0)
     held.index["k0"].read()
@@ -235,7 +239,7 @@ def test_what_was_asked_for_outlives_what_was_not():
 
 
 def test_a_value_read_again_is_not_put_into_a_newer_copy():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     held.apply(record("k", value=b"old"), 1, 0.0)
     before = held.index["k"]
     held.apply(record("k", value=b"new"), 2, 0.0)
@@ -244,7 +248,7 @@ def test_a_value_read_again_is_not_put_into_a_newer_copy():
 
 
 def test_contexts_that_come_and_go_leave_nothing():
-    held = replica_table.Copies("me", memory_bytes_max=1 << 20)
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
     for number in range(5_000):
         held.apply(record("k"), 2 * number + 1, 0.0)
         held.apply(record("k", ("other",)), 2 * number + 2, 0.0)
@@ -257,9 +261,9 @@ def test_contexts_that_come_and_go_leave_nothing():
 
 def test_the_first_rule_that_covers_a_key_decides():
     rules = (
-        access_rules.Rule("a/open"),
-        access_rules.Rule("a/*", read=("bob",), write=("role:operator", "owner")),
-        access_rules.Rule("*", write=()),
+        access_rules.AccessRule("a/open"),
+        access_rules.AccessRule("a/*", read=("bob",), write=("role:operator", "owner")),
+        access_rules.AccessRule("*", write=()),
     )
 
     def may(key: str, act: str, who: str, role: str | None = "user", owner: str | None = None) -> bool:
@@ -284,7 +288,13 @@ def test_the_first_rule_that_covers_a_key_decides():
 
 @hypothesis.given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused_with_a_reason(data):
-    for kind in (protocol.Put, protocol.Get, protocol.Update, protocol.Page, protocol.Reply):
+    for kind in (
+        protocol.PutContext,
+        protocol.GetContext,
+        protocol.UpdateContext,
+        protocol.Page,
+        protocol.Reply,
+    ):
         try:
             protocol.decode(data, kind)
         except errors.InvalidInput as error:

@@ -19,15 +19,15 @@ from muster.testing.eventually import eventually
 from tests import disks
 from tests.cli import driver
 
-StartNode = Callable[[str, str], Awaitable[child_process.Child]]
+StartNode = Callable[[str, str], Awaitable[child_process.ChildProcess]]
 
 
 @pytest.fixture
 def start_one(start_process, tmp_path) -> StartNode:
     """A node's process at that broker, with its view there."""
 
-    async def start(url: str, view: str) -> child_process.Child:
-        child: child_process.Child = await start_process(
+    async def start(url: str, view: str) -> child_process.ChildProcess:
+        child: child_process.ChildProcess = await start_process(
             *driver.command_line("inform", "node", "--name", "n1", "--store", view, "--server", url),
             *("--set", "copies=1", "--set", "timeout_s=2"),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
@@ -42,7 +42,7 @@ def value_of(number: int) -> bytes:
     return b"%d" % number + b"x" * 50_000
 
 
-async def check(contexts: client.Client, numbers: range) -> None:
+async def check(contexts: client.InformClient, numbers: range) -> None:
     for number in numbers:
         assert (await contexts.get(f"k{number}")).value == value_of(number)
 
@@ -54,7 +54,7 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
 ):
     view = f"sqlite:{small_disk / 'n1.db'}"
     node = await start_one(broker.url, view)
-    contexts = client.Client(await connect("ann"))
+    contexts = client.InformClient(await connect("ann"))
     for number in range(10):
         await contexts.put(f"k{number}", value_of(number))
     ballast = disks.fill(small_disk)
@@ -68,7 +68,7 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
 
     async def caught_up() -> bool:
         async with await database.open(view) as store:
-            return (await log_view.View(store, "n1").position())[0] >= last
+            return (await log_view.ReplicaView(store, "n1").position())[0] >= last
 
     await eventually(caught_up, timeout_s=60)
     await node.kill()
@@ -81,14 +81,14 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
 async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
     start_one, small_disk, tmp_path
 ):
-    storage = config.Storage(directory=small_disk / "store")
+    storage = config.BrokerStorage(directory=small_disk / "store")
     settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
     async with (
         brokers.Broker(settings) as one,
         await bus_client.connect((one.url,), identity="ann") as bus,
     ):
         await start_one(one.url, f"sqlite:{tmp_path / 'n1.db'}")
-        contexts = client.Client(bus, timeout_s=30.0)
+        contexts = client.InformClient(bus, timeout_s=30.0)
         for number in range(10):
             await contexts.put(f"k{number}", value_of(number))
         ballast = disks.fill(small_disk)
@@ -103,7 +103,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
         assert "without room on its disk" in str(refusal.hint)
         problem = await eventually(one.problem, timeout_s=30)
         assert isinstance(problem, diagnosis.BrokerFailed)
-        assert problem.fault is diagnosis.Fault.DISK_FULL
+        assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         await check(contexts, range(done))  # the node lives, and reads go on
         ballast.unlink()
 

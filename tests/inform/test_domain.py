@@ -32,26 +32,28 @@ def wanted(tmp_path: Path, **more: object) -> app_settings.Settings:
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = wanted(tmp_path)
-    async with domain.Domain(made, parts=app_settings.parts(made)) as running:
-        nodes = running.part(part.InformationNodes).nodes
+    async with domain.Domain(made, parts=app_settings.components(made)) as running:
+        nodes = running.part(part.InformationNodesComponent).nodes
         await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
         async with (
             await running.connect("ann", roles.Role.USER) as ann,
             await running.connect("vic", roles.Role.VIEWER) as vic,
             await running.connect("agent", roles.Role.AGENT) as agent,
         ):
-            written = await client.Client(ann).put("k", b"v", attributes={"a": 1}, ack="replicated")
+            written = await client.InformClient(ann).put("k", b"v", attributes={"a": 1}, ack="replicated")
             assert (written.copies, written.status) == (2, "normal")
-            viewer = client.Client(vic, timeout_s=2.0)
+            viewer = client.InformClient(vic, timeout_s=2.0)
             assert (await viewer.get("k")).writer == "ann"
             assert [one.key for one in (await viewer.find("a = 1")).contexts] == ["k"]
             assert {one.copy for one in await viewer.where("k")} == {"primary", "permanent"}
             with pytest.raises(errors.MusterError):
                 await viewer.put("k", b"forged")
-            assert (await client.Client(agent).get("k", max_staleness_s=0)).value == b"v"
+            assert (await client.InformClient(agent).get("k", max_staleness_s=0)).value == b"v"
             with pytest.raises(errors.MusterError):  # not under somebody else's name
                 await vic.request(
-                    protocol.asked("ann", "put"), protocol.encode(protocol.Put("k", b"forged")), timeout_s=1.0
+                    protocol.asked("ann", "put"),
+                    protocol.encode(protocol.PutContext("k", b"forged")),
+                    timeout_s=1.0,
                 )
             assert (await viewer.get("k", max_staleness_s=0)).value == b"v"
 
@@ -64,12 +66,16 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
     ]
     made = wanted(tmp_path, **{"inform.rules": rules})
     async with (
-        domain.Domain(made, parts=app_settings.parts(made)) as running,
+        domain.Domain(made, parts=app_settings.components(made)) as running,
         await running.connect("ann", roles.Role.USER) as ann,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,
     ):
-        by_ann, by_bob, by_olga = client.Client(ann), client.Client(bob), client.Client(olga)
+        by_ann, by_bob, by_olga = (
+            client.InformClient(ann),
+            client.InformClient(bob),
+            client.InformClient(olga),
+        )
         await by_olga.put("ops/1", b"secret", attributes={"kind": "ops"})
         assert (await by_ann.get("ops/1")).value == b"secret"
         for refused in (
@@ -81,10 +87,10 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
             with pytest.raises(errors.Forbidden):
                 await refused
         assert (await by_bob.find("kind = 'ops'")).contexts == []
-        entry = await service_entries.Services(by_ann).save(service_entries.Entry(name="maps"))
+        entry = await service_entries.ServiceEntries(by_ann).save(service_entries.ServiceEntry(name="maps"))
         with pytest.raises(errors.Forbidden):  # without a rule of the settings' own
-            await service_entries.Services(by_bob).delete(entry.id)
-        await service_entries.Services(by_olga).delete(entry.id)
+            await service_entries.ServiceEntries(by_bob).delete(entry.id)
+        await service_entries.ServiceEntries(by_olga).delete(entry.id)
         await by_ann.put("own/1", b"ann's")
         with pytest.raises(errors.Forbidden):
             await by_bob.put("own/1", b"mine now")
@@ -106,7 +112,7 @@ write = ["role:operator"]
     place = await asyncio.to_thread(driver.init, tmp_path / "home", settings=text)
     made = sections.load(app_settings.Settings, file=place / "muster.toml")
     async with (
-        domain.Domain(made, parts=[part.InformationNodes(made.inform)]) as running,
+        domain.Domain(made, parts=[part.InformationNodesComponent(made.inform)]) as running,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,
     ):
@@ -115,7 +121,7 @@ write = ["role:operator"]
             env={"MUSTER_HOME": str(place), "NO_COLOR": "1"},
         )
         await child.line("is up", timeout_s=60)
-        by_bob, by_olga = client.Client(bob, node="beside"), client.Client(olga, node="beside")
+        by_bob, by_olga = client.InformClient(bob, node="beside"), client.InformClient(olga, node="beside")
         for number in range(20):
             await by_olga.put("ops/1", b"%d" % number)
         assert len((await by_olga.history("ops/1")).changes) == 20, (
@@ -124,9 +130,9 @@ write = ["role:operator"]
         for refused in (by_bob.get("ops/1"), by_bob.put("ops/1", b"x"), by_bob.put("ops/2", b"x")):
             with pytest.raises(errors.Forbidden):
                 await refused
-        entry = await service_entries.Services(by_olga).save(service_entries.Entry(name="maps"))
+        entry = await service_entries.ServiceEntries(by_olga).save(service_entries.ServiceEntry(name="maps"))
         with pytest.raises(errors.Forbidden):
-            await service_entries.Services(by_bob).delete(entry.id)
+            await service_entries.ServiceEntries(by_bob).delete(entry.id)
         await child.terminate()
 
 

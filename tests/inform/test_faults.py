@@ -16,14 +16,14 @@ from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
-StartNode = Callable[[str], Awaitable[child_process.Child]]
+StartNode = Callable[[str], Awaitable[child_process.ChildProcess]]
 
 
 @pytest.fixture
 def node_process(broker, start_process, tmp_path) -> StartNode:
-    async def start(name: str) -> child_process.Child:
+    async def start(name: str) -> child_process.ChildProcess:
         quick = ("refresh_s=0.3", "lost_after_s=2", "timeout_s=1.5", "history=5000")
-        child: child_process.Child = await start_process(
+        child: child_process.ChildProcess = await start_process(
             *driver.command_line("inform", "node", "--name", name, "--store", f"sqlite:{tmp_path / name}.db"),
             *(word for one in quick for word in ("--set", one)),
             *("--server", broker.url),
@@ -38,7 +38,7 @@ def node_process(broker, start_process, tmp_path) -> StartNode:
 class Load:
     """Writers that remember what was acknowledged to them."""
 
-    def __init__(self, contexts: client.Client) -> None:
+    def __init__(self, contexts: client.InformClient) -> None:
         self._contexts = contexts
         self.acknowledged: dict[int, bytes] = {}
         self._tasks = [asyncio.create_task(self._write(number)) for number in range(4)]
@@ -65,7 +65,7 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def watched(contexts: client.Client, heard: dict[int, bytes | None]) -> None:
+async def watched(contexts: client.InformClient, heard: dict[int, bytes | None]) -> None:
     async for change in contexts.watch("k"):
         assert change.version > max(heard, default=0)
         heard[change.version] = change.value
@@ -76,7 +76,7 @@ async def watched(contexts: client.Client, heard: dict[int, bytes | None]) -> No
 async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_process, connect):
     nodes = {name: await node_process(name) for name in ("n1", "n2", "n3", "n4")}
     bus = await connect("ann")
-    contexts = client.Client(bus, timeout_s=6.0)
+    contexts = client.InformClient(bus, timeout_s=6.0)
 
     async def know_each_other() -> bool:
         return len(await contexts.nodes()) == 4
@@ -84,7 +84,7 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
     await eventually(know_each_other, timeout_s=30)
     await contexts.put("k", b"first", ack="replicated")
     heard: dict[int, bytes | None] = {}
-    watching = asyncio.create_task(watched(client.Client(await connect("watch")), heard))
+    watching = asyncio.create_task(watched(client.InformClient(await connect("watch")), heard))
     load = Load(contexts)
     await load.more(20)
 

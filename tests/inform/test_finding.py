@@ -26,7 +26,7 @@ from muster.testing.eventually import eventually
 def test_keys_stay_in_their_order(monkeypatch):
     monkeypatch.setattr(sorted_keys, "BLOCK", 4)
     chance = random.Random(7)
-    keys, there = sorted_keys.Keys(), set()
+    keys, there = sorted_keys.SortedKeys(), set()
     for _ in range(3_000):
         key = f"k{chance.randrange(200)}"
         if chance.random() < 0.6:
@@ -99,13 +99,15 @@ def test_a_plan_knows_what_is_out_of_its_reach():
     assert search_plan.plan("version = 1").asks == ()
 
 
-def fill(node: node_node.Node, count: int) -> None:
+def fill(node: node_node.InformationNode, count: int) -> None:
     """Contexts as if they had come from the log, in no order."""
     numbers = list(range(count))
     random.Random(3).shuffle(numbers)
     for number in numbers:
         attributes = protocol.encode({"number": number, "even": number % 2 == 0})
-        record = protocol.Record(f"c/{number:05}", (node.name,), 1, node.name, b"v", attributes, number + 1)
+        record = protocol.ContextRecord(
+            f"c/{number:05}", (node.name,), 1, node.name, b"v", attributes, number + 1
+        )
         node.desk.copies.apply(record, number + 1, 0.0)
 
 
@@ -133,7 +135,7 @@ async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start
 class Moving:
     """Contexts of one node that come, change, expire and go; and what each has been since a search began."""
 
-    def __init__(self, node: node_node.Node, chance: random.Random) -> None:
+    def __init__(self, node: node_node.InformationNode, chance: random.Random) -> None:
         self._node = node
         self._chance = chance
         self._sequence = 0
@@ -146,7 +148,7 @@ class Moving:
         key = f"{chance.choice('pq')}/{chance.choice(['', '_'])}{chance.randrange(60)}"
         what = chance.random()
         facts = dict(chance.choice(FACTS)) if what < 0.7 else None
-        record = protocol.Record(
+        record = protocol.ContextRecord(
             key,
             (node.name,),
             1,
@@ -178,16 +180,16 @@ async def test_a_search_finds_what_a_plain_filter_finds_while_contexts_come_and_
     monkeypatch.setattr(search, "SLICE_S", 0.0)
     monkeypatch.setattr(search, "SEARCH_S", 0.0)
 
-    slice_ = search.Finder._slice
+    slice_ = search.ContextSearch._slice
 
-    def changing(self: search.Finder, plan: search_plan.Plan, after: str) -> search._Slice:
+    def changing(self: search.ContextSearch, plan: search_plan.SearchPlan, after: str) -> search._Slice:
         moving.change()
         made = slice_(self, plan, after)
         for _ in range(5):  # before their values are read
             moving.change()
         return made
 
-    monkeypatch.setattr(search.Finder, "_slice", changing)
+    monkeypatch.setattr(search.ContextSearch, "_slice", changing)
     for predicate in PREDICATES:
         moving.begin()
         matches = python.compile(parser.parse(predicate))
@@ -228,7 +230,7 @@ async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
     for sequence, node in enumerate(nodes, 1):  # the first has not heard yet that the second has taken over
         holders = (node.name, *(other.name for other in nodes if other is not node))
-        record = protocol.Record("k", holders, sequence, node.name, b"%d" % sequence)
+        record = protocol.ContextRecord("k", holders, sequence, node.name, b"%d" % sequence)
         node.desk.copies.apply(record, sequence, 0.0)
     assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
@@ -242,18 +244,20 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     monkeypatch.setattr(search, "MOVED_MAX", at_once)
     keys = [f"k{number}" for number in range(5)]
     for key in (*keys, "x-deleted", "x-changed"):
-        await client.Client(inform._bus, node="n1").put(key, b"v", attributes={"a": 1})
+        await client.InformClient(inform._bus, node="n1").put(key, b"v", attributes={"a": 1})
     passed, moved = asyncio.Event(), asyncio.Event()
-    here = search.Finder.find_here
+    here = search.ContextSearch.find_here
 
-    async def find_here(self: search.Finder, asked: protocol.Find) -> protocol.FoundHere:
+    async def find_here(
+        self: search.ContextSearch, asked: protocol.FindContexts
+    ) -> protocol.PartialFindResult:
         if self is first.finder:
             await moved.wait()
         found = await here(self, asked)
         passed.set()
         return found
 
-    monkeypatch.setattr(search.Finder, "find_here", find_here)
+    monkeypatch.setattr(search.ContextSearch, "find_here", find_here)
     searching = asyncio.create_task(inform.find("a = 1"))
     await passed.wait()  # by the second, which has none of them yet
     for key in (*keys, "x-deleted", "x-changed"):
@@ -299,14 +303,14 @@ async def test_searches_beyond_what_a_node_takes_are_refused(start_node, connect
     monkeypatch.setattr(search, "SEARCHES_MAX", 0)
     await start_node("n1")
     with pytest.raises(errors.Overloaded, match="searches"):
-        await client.Client(await connect("bob")).find("TRUE")
+        await client.InformClient(await connect("bob")).find("TRUE")
 
 
 async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inform, monkeypatch):
     monkeypatch.setattr(mounts, "ENTRIES_MAX", 3)
     asked = 0
 
-    def answer(_: object) -> http_server.Response:
+    def answer(_: object) -> http_server.HttpResponse:
         nonlocal asked
         asked += 1
         # In base 64: k1 to k3, each with {"tags": ["edge"]}.
@@ -314,7 +318,7 @@ async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inf
         return http_server.text(json.dumps({"kvs": entries}))
 
     async with await http_server.serve({}, doors={"/v3/kv/range": answer}) as server:
-        await start_node("n1", mounts=(registry.Mount(name="old", kind="etcd", url=server.url),))
+        await start_node("n1", mounts=(registry.MountSettings(name="old", kind="etcd", url=server.url),))
         found = await inform.find("tags CONTAINS 'edge'", limit=2)
         assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]
         assert (found.more, found.reached, found.cut) == (True, "mount/old/k2", ["old"])

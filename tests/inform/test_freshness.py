@@ -23,7 +23,7 @@ ALONE = msgspec.structs.replace(settings_.DEFAULT, copies=1)
 async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_copy_is(simulated_network):
     net = simulated_network
     async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
-        ann = client.Client(await net.connect("ann"))
+        ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
         node.desk.fresh_at_s = node.desk.now_s()
         assert node.reader.local("k", 0.001) is not None
@@ -36,9 +36,9 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
             return await ends_at()
 
         node.desk.log.ends_at = count  # type: ignore[method-assign]
-        assert (await node.reader.get(protocol.Get("k", 0.001), "ann")).value == b"v"
+        assert (await node.reader.get(protocol.GetContext("k", 0.001), "ann")).value == b"v"
         assert asked == []
-        assert (await node.reader.get(protocol.Get("k", 0.0), "ann")).value == b"v"
+        assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
         assert asked == [1]
 
 
@@ -52,7 +52,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
     for node in (p, q):
         await node.upkeep.discover()
     await asyncio.sleep(0.1)
-    near = {name: client.Client(await net.connect(f"of-{name}"), node=name) for name in "pq"}
+    near = {name: client.InformClient(await net.connect(f"of-{name}"), node=name) for name in "pq"}
     await near["p"].put("k", b"1", ack="replicated")
     for loop in q._loops:
         loop.cancel()  # q hears nothing of the log any more
@@ -72,7 +72,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
 async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simulated_network):
     net = simulated_network
     async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
-        ann = client.Client(await net.connect("ann"))
+        ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
         asked: list[int] = []
         ends_at = node.desk.log.ends_at
@@ -83,7 +83,7 @@ async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simula
             return await ends_at()
 
         node.desk.log.ends_at = count  # type: ignore[method-assign]
-        reads = [node.reader.get(protocol.Get("k", 0.0), "ann") for _ in range(100)]
+        reads = [node.reader.get(protocol.GetContext("k", 0.0), "ann") for _ in range(100)]
         assert {context.value for context in await asyncio.gather(*reads)} == {b"v"}
         assert len(asked) <= 2
 
@@ -93,7 +93,7 @@ class Question:
 
     def __init__(self) -> None:
         self.sent: list[asyncio.Future[int]] = []
-        self.rounds = shared_rounds.Rounds(self._ask)
+        self.rounds = shared_rounds.SharedRounds(self._ask)
 
     async def _ask(self) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -157,7 +157,7 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
     p, q = [
         await node_node.start(await net.connect(name), settings=ALONE, now_ns=net.now_ns) for name in "pq"
     ]
-    ann = client.Client(await net.connect("ann"), node="p")
+    ann = client.InformClient(await net.connect("ann"), node="p")
     await ann.put("k", b"1")
     request = p.desk.bus.request
 

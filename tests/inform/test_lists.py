@@ -27,13 +27,13 @@ class Fleet:
     """A real node ``p`` and a client ``ann``; further nodes are only heard of."""
 
     net: Any
-    p: node.Node
-    ann: client.Client
+    p: node.InformationNode
+    ann: client.InformClient
 
     def hear_of(self, count: int = OTHERS) -> list[str]:
         names = [f"n{number:06}" for number in range(count)]
         for name in names:
-            information = protocol.ServerInformation(name, protocol.Load(1, 2.0, 0.9))
+            information = protocol.ServerInformation(name, protocol.NodeLoad(1, 2.0, 0.9))
             self.p.desk.directory.heard(information, self.p.desk.now_s())
         return names
 
@@ -42,7 +42,7 @@ class Fleet:
 async def fleet(simulated_network) -> AsyncIterator[Fleet]:
     net = simulated_network
     async with await node.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as p:
-        yield Fleet(net, p, client.Client(await net.connect("ann")))
+        yield Fleet(net, p, client.InformClient(await net.connect("ann")))
 
 
 async def test_all_nodes_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
@@ -73,7 +73,7 @@ async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch)
 
     async def answer(message: api.Message) -> None:
         for name in names:
-            view = protocol.CopyView(name, "temporary", 1, 0.5, {})
+            view = protocol.ReplicaInfo(name, "temporary", 1, 0.5, {})
             await message.respond(protocol.reply([view]))
 
     await (await fleet.net.connect("others")).subscribe(protocol.to_all("where"), handler=answer)
@@ -99,16 +99,16 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
     monkeypatch.setattr(protocol, "SILENT_MAX", 10)
     names = fleet.hear_of()
     for number in range(4):
-        await fleet.p.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
-    found = await fleet.p.finder.find(protocol.Find("TRUE"), "ann")
+        await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v"), "ann")
+    found = await fleet.p.finder.find(protocol.FindContexts("TRUE"), "ann")
     assert (found.silent, found.silent_more) == (names[:10], 25)
     assert found.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
     monkeypatch.setattr(protocol, "ANSWER_BYTES_MAX", 300)  # so that a search takes several requests
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1)
-    asked: list[protocol.Find] = []
+    asked: list[protocol.FindContexts] = []
     find = fleet.p.finder.find
 
-    async def count(request: protocol.Find, identity: str) -> protocol.Found:
+    async def count(request: protocol.FindContexts, identity: str) -> protocol.FindResult:
         asked.append(request)
         return await find(request, identity)
 
@@ -123,10 +123,10 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
 async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: Fleet, monkeypatch):
     for number in range(8):
         await fleet.ann.put(f"k{number}", b"v" * 1_000)
-    asked: list[protocol.Find] = []
+    asked: list[protocol.FindContexts] = []
     find_here = fleet.p.finder.find_here
 
-    async def note(request: protocol.Find) -> protocol.FoundHere:
+    async def note(request: protocol.FindContexts) -> protocol.PartialFindResult:
         asked.append(request)
         return await find_here(request)
 
@@ -135,7 +135,7 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
     fleet.hear_of()
     monkeypatch.setattr(search, "ANSWERS_BYTES_MAX", 3_000 * (OTHERS + 1))
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1_000)
-    found = await fleet.p.finder.find(protocol.Find("TRUE"), "ann")
+    found = await fleet.p.finder.find(protocol.FindContexts("TRUE"), "ann")
     assert [request.bytes_max for request in asked] == [protocol.ANSWER_BYTES_MAX, 3_000]
     assert ([context.key for context in found.contexts], found.reached) == (["k0", "k1"], "k1")
     assert len((await fleet.ann.find("TRUE")).contexts) == 8
@@ -149,7 +149,7 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
         await asyncio.sleep(0.1)
         keys = [f"k{number}" for number in range(8)]
         for key in keys:
-            await fleet.p.writer.write(protocol.Put(key, b"v"), "ann")
+            await fleet.p.writer.write(protocol.PutContext(key, b"v"), "ann")
         await asyncio.sleep(0.1)
         for number, key in enumerate(keys):  # both gave some up a moment ago, and no node has them now
             copy = fleet.p.desk.copies.index[key]
@@ -157,13 +157,13 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
             (fleet.p, q)[number % 2].desk.moved[key] = fleet.p.desk.now_s(), copy
         monkeypatch.setattr(search, "MOVED_MAX", 3)
         looked_up: list[int] = []
-        real = search.Finder._moved
+        real = search.ContextSearch._moved
 
-        async def moved(self: search.Finder, plan: Any, some: Any) -> list[protocol.Context]:
+        async def moved(self: search.ContextSearch, plan: Any, some: Any) -> list[protocol.Context]:
             looked_up.append(len(some))
             return await real(self, plan, some)
 
-        monkeypatch.setattr(search.Finder, "_moved", moved)
+        monkeypatch.setattr(search.ContextSearch, "_moved", moved)
         found = await fleet.ann.find("TRUE")
         assert [context.key for context in found.contexts] == keys
         assert max(looked_up) <= 3
@@ -173,7 +173,7 @@ async def test_full_replication_names_a_bounded_number_of_holders(fleet: Fleet, 
     monkeypatch.setattr(state, "HOLDERS_MAX", 4)
     fleet.hear_of()
     fleet.p.desk.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
-    await fleet.p.writer.write(protocol.Put("k", b"v"), "ann")
+    await fleet.p.writer.write(protocol.PutContext("k", b"v"), "ann")
     entry = await fleet.p.desk.log.last("k")
     assert entry is not None
     assert len(entry.record.holders) == 4

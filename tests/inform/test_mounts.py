@@ -28,7 +28,7 @@ from muster.inform.node import node
 from tests.inform import conftest
 
 
-async def login(name: str, password: str, _: str) -> endpoint.Caller:
+async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
     del name, password
     raise errors.Unauthorized("nobody publishes here")
 
@@ -41,8 +41,8 @@ async def other_uddi(contexts_bus: api.Bus) -> AsyncIterator[str]:
     async def visit(_: str, __: str) -> AsyncIterator[api.Bus]:
         yield contexts_bus
 
-    made = endpoints.Ports(registry.Registry(visit), login)
-    async with soap_server.Server(asgi.Application(made.doors())) as server:
+    made = endpoints.UddiEndpoints(registry.UddiRegistry(visit), login)
+    async with soap_server.SoapServer(asgi.SoapApplication(made.doors())) as server:
         yield f"{server.url}/uddi/inquiry"
 
 
@@ -54,11 +54,15 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
         await node.start(their_bus, settings=conftest.QUICK),
         other_uddi(their_bus) as url,
     ):
-        theirs = client.Client(their_bus)
-        saved = await service_entries.Services(theirs).save(
-            service_entries.Entry(name="plotter", access=("http://127.0.0.1:1/p",), metadata={"floor": 2})
+        theirs = client.InformClient(their_bus)
+        saved = await service_entries.ServiceEntries(theirs).save(
+            service_entries.ServiceEntry(
+                name="plotter", access=("http://127.0.0.1:1/p",), metadata={"floor": 2}
+            )
         )
-        await start_node("n1", mounts=(mounts_registry.Mount(name="lab", kind="uddi", url=url), _down()))
+        await start_node(
+            "n1", mounts=(mounts_registry.MountSettings(name="lab", kind="uddi", url=url), _down())
+        )
         await inform.put("desk/7", b"ours", attributes={"floor": 2})
         found = await inform.find("floor = 2")
         key = f"mount/lab/uddi:{saved.id}"
@@ -67,7 +71,7 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             (key, "lab", "mounted"),
         ]
         assert set(found.failed) == {"down"}, "one that is down is said, and not fatal"
-        (entry,) = await service_entries.Services(inform).find("name = 'plotter'")
+        (entry,) = await service_entries.ServiceEntries(inform).find("name = 'plotter'")
         assert entry.access == ("http://127.0.0.1:1/p",)
         read = await inform.get(key)
         assert b"plotter" in read.value
@@ -81,8 +85,8 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             await inform.get("mount/down/x")
 
 
-def _down() -> mounts_registry.Mount:
-    return mounts_registry.Mount(name="down", kind="etcd", url="http://127.0.0.1:9")
+def _down() -> mounts_registry.MountSettings:
+    return mounts_registry.MountSettings(name="down", kind="etcd", url="http://127.0.0.1:9")
 
 
 async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tmp_path):
@@ -96,7 +100,8 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
             await peer.put(b"/other", json.dumps({"port": 80}).encode())
         url = f"http://127.0.0.1:{port}"
         await start_node(
-            "n1", mounts=(mounts_registry.Mount(name="old", kind="etcd", url=url, prefix="/services/"),)
+            "n1",
+            mounts=(mounts_registry.MountSettings(name="old", kind="etcd", url=url, prefix="/services/"),),
         )
         found = await inform.find("port = 80")
         assert [(one.key, one.source) for one in found.contexts] == [("mount/old//services/web", "old")]
@@ -113,8 +118,8 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
 async def test_what_answers_nonsense_is_said(start_node, inform):
     async with await http_server.serve({"/": lambda _: http_server.text("hello")}) as server:
         mounts = (
-            mounts_registry.Mount(name="a", kind="etcd", url=server.url),
-            mounts_registry.Mount(name="b", kind="uddi", url=server.url),
+            mounts_registry.MountSettings(name="a", kind="etcd", url=server.url),
+            mounts_registry.MountSettings(name="b", kind="uddi", url=server.url),
         )
         await start_node("n1", mounts=mounts)
         await inform.put("k", b"v", attributes={"a": 1})
@@ -143,7 +148,8 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
     doors = {f"{path}/v3/kv/range": lambda _, one=one: one for path, one in answers.items()}
     async with await http_server.serve({}, doors=doors) as server:
         mounts = [
-            mounts_registry.Mount(name=path[1:], kind="etcd", url=server.url + path) for path in answers
+            mounts_registry.MountSettings(name=path[1:], kind="etcd", url=server.url + path)
+            for path in answers
         ]
         await start_node("n1", mounts=tuple(mounts))
         await inform.put("ours", b"v", attributes={"floor": 2})
@@ -157,7 +163,7 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
     async def entries(_: object) -> None:
         raise ZeroDivisionError("by its author")
 
-    monkeypatch.setattr(etcd.Etcd, "entries", entries)
+    monkeypatch.setattr(etcd.EtcdMount, "entries", entries)
     await start_node("n1", mounts=(_down(),))
     await inform.put("k", b"v", attributes={"a": 1})
     found = await inform.find("a = 1")
@@ -168,4 +174,6 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
 def test_a_mount_says_what_is_wrong_with_it():
     for wrong in ({"kind": "ldap"}, {"url": "ftp://x"}, {"name": "a b"}):
         with pytest.raises(errors.InvalidInput):
-            mounts_registry.Mount(**{"name": "m", "kind": "etcd", "url": "http://127.0.0.1:1", **wrong})
+            mounts_registry.MountSettings(
+                **{"name": "m", "kind": "etcd", "url": "http://127.0.0.1:1", **wrong}
+            )

@@ -13,7 +13,7 @@ from muster.inform import client, protocol
 from muster.inform.node import node as node_node
 from muster.testing.eventually import eventually
 
-Fleet = dict[str, node_node.Node]
+Fleet = dict[str, node_node.InformationNode]
 
 
 async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4"), **options: Any) -> Fleet:
@@ -44,7 +44,7 @@ async def test_nodes_find_each_other_with_load_and_proximity(start_node, inform)
 
 async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(start_node, inform):
     nodes = await fleet(start_node)
-    written = await client.Client(inform._bus, node="n2").put("k", b"v", ack="replicated")
+    written = await client.InformClient(inform._bus, node="n2").put("k", b"v", ack="replicated")
     assert (written.primary, written.copies, written.status) == ("n2", 3, "normal")
     found = holders(nodes, "k")
     assert sorted(found.values()) == ["permanent", "permanent", "primary"]
@@ -55,8 +55,8 @@ async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(sta
 
 async def test_a_node_above_its_watermark_hands_new_contexts_on(start_node, inform):
     nodes = await fleet(start_node, ("n1", "n2"), copies=1, refresh_s=30.0, lost_after_s=70.0)
-    nodes["n1"].desk.load = protocol.Load(0, 0.0, 0.95)
-    written = await client.Client(inform._bus, node="n1").put("k", b"v")
+    nodes["n1"].desk.load = protocol.NodeLoad(0, 0.0, 0.95)
+    written = await client.InformClient(inform._bus, node="n1").put("k", b"v")
     assert written.primary == "n2"
     assert holders(nodes, "k") == {"n2": "primary"}
 
@@ -69,20 +69,20 @@ async def test_full_replication_by_setting(start_node, inform):
 
 async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start_node, inform):
     nodes = await fleet(start_node)
-    await client.Client(inform._bus, node="n1").put("k", b"v", ack="replicated")
+    await client.InformClient(inform._bus, node="n1").put("k", b"v", ack="replicated")
     (other,) = set(nodes) - set(holders(nodes, "k"))
-    found = await client.Client(inform._bus, node=other).get("k")
+    found = await client.InformClient(inform._bus, node=other).get("k")
     assert found.value == b"v"
     assert found.source in holders(nodes, "k")
     await eventually(lambda: nodes["n1"].desk.demand.of("k") == {other: 1})
     with pytest.raises(errors.NotFound):
-        await client.Client(inform._bus, node=other).get("no such")
+        await client.InformClient(inform._bus, node=other).get("no such")
 
 
 async def test_writes_from_anywhere_go_to_the_primary(start_node, inform):
     nodes = await fleet(start_node)
-    await client.Client(inform._bus, node="n1").put("k", b"0")
-    written = [await client.Client(inform._bus, node=name).put("k", name.encode()) for name in nodes]
+    await client.InformClient(inform._bus, node="n1").put("k", b"0")
+    written = [await client.InformClient(inform._bus, node=name).put("k", name.encode()) for name in nodes]
     assert {one.primary for one in written} == {"n1"}
     assert [one.version for one in written] == sorted(one.version for one in written)
     stamps = [one.stamp for one in written]
@@ -91,11 +91,11 @@ async def test_writes_from_anywhere_go_to_the_primary(start_node, inform):
 
 async def test_concurrent_writers_lose_nothing(start_node, inform):
     await fleet(start_node)
-    contexts = [client.Client(inform._bus, node=name) for name in ("n1", "n2", "n3", "n4")]
+    contexts = [client.InformClient(inform._bus, node=name) for name in ("n1", "n2", "n3", "n4")]
     done = await asyncio.gather(
         *(contexts[number % 4].put("k", b"%d" % number) for number in range(12)), return_exceptions=True
     )
-    versions = {one.version for one in done if isinstance(one, protocol.Written)}
+    versions = {one.version for one in done if isinstance(one, protocol.WriteResult)}
     assert len(versions) == 12, done
     assert {change.version for change in (await inform.history("k")).changes} == versions
 
@@ -103,20 +103,20 @@ async def test_concurrent_writers_lose_nothing(start_node, inform):
 async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node, inform, connect):
     """The connection of the primary's process is gone; what it still appends fails."""
     nodes = await fleet(start_node, timeout_s=1.0, lost_after_s=60.0)
-    await client.Client(inform._bus, node="n1").put("k", b"1", ack="replicated")
+    await client.InformClient(inform._bus, node="n1").put("k", b"1", ack="replicated")
     deposed = nodes["n1"]
     for subscription in deposed._subscriptions:  # deaf, but it can still speak to the log
         await subscription.close()
     deposed._subscriptions.clear()
     stale = deposed.desk.copies.index["k"]
-    written = await client.Client(inform._bus, node="n3").put("k", b"2")
+    written = await client.InformClient(inform._bus, node="n3").put("k", b"2")
     assert written.primary != "n1"
     deposed.desk.copies.index["k"] = stale  # as if it had not heard of it yet
-    with pytest.raises(protocol.Moved):
-        await deposed.writer.update(protocol.Update(protocol.Put("k", b"forked"), "ann"))
-    assert (await client.Client(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
+    with pytest.raises(protocol.PrimaryMoved):
+        await deposed.writer.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
+    assert (await client.InformClient(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
     assert [
-        change.value for change in (await client.Client(inform._bus, node="n2").history("k")).changes
+        change.value for change in (await client.InformClient(inform._bus, node="n2").history("k")).changes
     ] == [
         b"1",
         b"2",
@@ -125,7 +125,7 @@ async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node
 
 async def test_lost_copies_are_made_again_elsewhere(start_node, inform):
     nodes = await fleet(start_node)
-    await client.Client(inform._bus, node="n1").put("k", b"v", ack="replicated")
+    await client.InformClient(inform._bus, node="n1").put("k", b"v", ack="replicated")
     await nodes.pop("n1").close()
     await eventually(
         lambda: len(holders(nodes, "k")) == 3 and "primary" in holders(nodes, "k").values(), timeout_s=30
@@ -137,8 +137,8 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
     nodes = await fleet(  # of all demand, none migrates: the last reads are of one origin
         start_node, ("n1", "n2", "n3"), copies=1, interval_s=1.0, migration_ratio=1.0
     )
-    await client.Client(inform._bus, node="n1").put("k", b"v")
-    near = {name: client.Client(inform._bus, node=name) for name in nodes}
+    await client.InformClient(inform._bus, node="n1").put("k", b"v")
+    near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
 
     async def read() -> bool:
         await asyncio.gather(*(near[name].get("k") for name in ("n1", "n2", "n1", "n2")))
@@ -158,8 +158,8 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
 
 async def test_a_context_migrates_to_where_nearly_all_demand_is(start_node, inform):
     nodes = await fleet(start_node, ("n1", "n2"), copies=1, interval_s=1.0)
-    await client.Client(inform._bus, node="n1").put("k", b"v")
-    near = client.Client(inform._bus, node="n2")
+    await client.InformClient(inform._bus, node="n1").put("k", b"v")
+    near = client.InformClient(inform._bus, node="n2")
 
     async def moved() -> bool:
         await near.get("k")

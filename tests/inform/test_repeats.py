@@ -25,10 +25,10 @@ SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=2)
 class Pair:
     """``p`` is the primary of ``k``. Alice asks ``q``, Bob asks ``p``."""
 
-    p: node_node.Node
-    q: node_node.Node
-    alice: client.Client
-    bob: client.Client
+    p: node_node.InformationNode
+    q: node_node.InformationNode
+    alice: client.InformClient
+    bob: client.InformClient
     version: int
 
 
@@ -41,8 +41,8 @@ async def pair(simulated_network) -> AsyncIterator[Pair]:
     for node in (p, q):
         await node.upkeep.discover()
     await asyncio.sleep(0.1)
-    alice = client.Client(await net.connect("alice"), node="q")
-    bob = client.Client(await net.connect("bob"), node="p")
+    alice = client.InformClient(await net.connect("alice"), node="q")
+    bob = client.InformClient(await net.connect("bob"), node="p")
     written = await bob.put("k", b"start", ack="replicated")
     assert (written.primary, written.copies) == ("p", 2)
     yield Pair(p, q, alice, bob, written.version)
@@ -50,12 +50,14 @@ async def pair(simulated_network) -> AsyncIterator[Pair]:
     await q.close()
 
 
-async def lose_answer(pair: Pair, write: Awaitable[protocol.Written], between: int) -> protocol.Written:
+async def lose_answer(
+    pair: Pair, write: Awaitable[protocol.WriteResult], between: int
+) -> protocol.WriteResult:
     """The primary stores ``write`` and its answer is late; Bob writes, and Alice's node tries again."""
     real, log = pair.p.desk.log.append, pair.p.desk.log
     stored = asyncio.Event()
 
-    async def append(record: protocol.Record, after: int, *, timeout_s: float) -> int:
+    async def append(record: protocol.ContextRecord, after: int, *, timeout_s: float) -> int:
         sequence = await real(record, after, timeout_s=timeout_s)
         if record.writer == "alice":
             log.append = real  # type: ignore[method-assign]
@@ -75,7 +77,7 @@ async def lose_answer(pair: Pair, write: Awaitable[protocol.Written], between: i
     return await first
 
 
-Write = Callable[[Pair], Awaitable[protocol.Written]]
+Write = Callable[[Pair], Awaitable[protocol.WriteResult]]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ async def test_a_refusal_that_cannot_be_told_from_a_success_is_called_unknown(pa
 
 
 async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pair: Pair):
-    asked = protocol.Put("", b"v", request="one")
+    asked = protocol.PutContext("", b"v", request="one")
     first = await pair.alice.write(asked)
     again = await pair.bob.write(asked)
     assert first.key != again.key, "an id is the writer's own"
@@ -114,7 +116,7 @@ async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pa
 async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
     """Its storage is slow, and it says so."""
 
-    async def append(record: protocol.Record, after: int, *, timeout_s: float) -> int:
+    async def append(record: protocol.ContextRecord, after: int, *, timeout_s: float) -> int:
         raise errors.TimedOut("the log did not acknowledge")
 
     pair.p.desk.log.append = append  # type: ignore[method-assign, assignment]
@@ -136,7 +138,7 @@ async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, sim
 
 
 async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair):
-    asked = protocol.Put("new", b"v", request="one")
+    asked = protocol.PutContext("new", b"v", request="one")
     first = await pair.alice.write(asked)
     record = (await pair.q.desk.log.last("new")).record  # type: ignore[union-attr]
     other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
@@ -148,7 +150,7 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
     pair: Pair, simulated_network
 ):
     """Alice's node waits for the primary's answer; her repeat is refused; Bob makes the write possible."""
-    asked = protocol.Put("k", b"alice", expected_version=0, request="one")
+    asked = protocol.PutContext("k", b"alice", expected_version=0, request="one")
     real, answers_lost = simulated_network.route, True
 
     def route(node: str, subject: str, *rest: Any) -> int:
@@ -158,7 +160,7 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
     simulated_network.route = route
     first = asyncio.ensure_future(pair.alice.write(asked))
     await asyncio.sleep(0.1)
-    other = client.Client(pair.alice._bus, node="p")
+    other = client.InformClient(pair.alice._bus, node="p")
     with pytest.raises(errors.Conflict):
         await other.write(msgspec.structs.replace(asked, repeat=True))
     await pair.bob.delete("k")
@@ -195,7 +197,7 @@ async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pa
     net = simulated_network
     async with await node_node.start(await net.connect("r"), settings=SETTINGS, now_ns=net.now_ns):
         net.cut("r", "carol")
-        carol = client.Client(await net.connect("carol"), node="r")
+        carol = client.InformClient(await net.connect("carol"), node="r")
         with pytest.raises(errors.TimedOut, match="neither a holder nor the log"):
             await carol.get("k")
         net.heal()
@@ -204,10 +206,10 @@ async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pa
 async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypatch):
     """A timer may fire a moment early: then there is time left for one more attempt."""
     request = pair.alice._bus.request
-    sent: list[protocol.Put] = []
+    sent: list[protocol.PutContext] = []
 
     async def lose_first_answer(subject: str, data: bytes, **options: Any) -> api.Message:
-        sent.append(protocol.decode(data, protocol.Put))
+        sent.append(protocol.decode(data, protocol.PutContext))
         message = await request(subject, data, **options)
         if len(sent) == 1:
             await pair.bob.put("k", b"bob")
@@ -222,14 +224,14 @@ async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypa
 
 async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, simulated_network):
     """Nothing is there to be deleted; the first attempt comes to its primary after another client wrote."""
-    asked = protocol.Delete("absent", request="one")
+    asked = protocol.DeleteContext("absent", request="one")
     with pytest.raises(errors.NotFound):
         await pair.alice.write(msgspec.structs.replace(asked, repeat=True))
     assert (await pair.bob.history("absent")).changes == []
     written = await pair.bob.put("absent", b"bob", expected_version=0)
     primary = {"p": pair.p, "q": pair.q}[written.primary]
     with pytest.raises(errors.Conflict, match="was refused"):
-        await primary.writer.update(protocol.Update(asked, "alice"))
+        await primary.writer.update(protocol.UpdateContext(asked, "alice"))
     assert (await pair.alice.get("absent", max_staleness_s=0.0)).value == b"bob"
     assert [change.reason for change in (await pair.bob.history("absent")).changes] == ["put"]
 

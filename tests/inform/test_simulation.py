@@ -36,13 +36,13 @@ def test_a_seed_is_a_run():
 
 def test_who_was_cut_off_for_longer_than_deletions_are_remembered_keeps_nothing_deleted():
     async def cut_off() -> None:
-        net = network.Network(1)
+        net = network.SimulatedNetwork(1)
         short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=30.0)
         nodes = [
             await node_node.start(await net.connect(name), settings=short, now_ns=net.now_ns)
             for name in ("n1", "n2")
         ]
-        contexts = client.Client(await net.connect("ann"), node="n1", timeout_s=15.0)
+        contexts = client.InformClient(await net.connect("ann"), node="n1", timeout_s=15.0)
         await asyncio.sleep(5.0)
         await contexts.put("kept", b"v", ack="replicated")
         await contexts.put("deleted", b"v", ack="replicated")

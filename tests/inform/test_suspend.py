@@ -61,7 +61,7 @@ async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simu
     second = await node_node.start(
         await net.connect("n2"), settings=short, now_ns=net.now_ns, uptime_s=lambda: loop.time() + slept_s
     )
-    contexts = client.Client(await net.connect("ann"), node="n1")
+    contexts = client.InformClient(await net.connect("ann"), node="n1")
     await asyncio.sleep(20.0)
     for key in ("kept", "deleted"):
         await contexts.put(key, b"v", ack="replicated")

@@ -10,7 +10,7 @@ from muster.inform.node import key_locks
 
 
 async def test_turns_are_taken_in_the_order_of_coming():
-    all_turns, done = key_locks.Turns(), []
+    all_turns, done = key_locks.KeyLocks(), []
 
     async def write(name: str) -> None:
         async with all_turns.of("k"):
@@ -30,7 +30,7 @@ async def test_turns_are_taken_in_the_order_of_coming():
 
 
 async def test_a_turn_given_to_one_who_goes_at_that_moment_is_passed_on():
-    all_turns, done = key_locks.Turns(), []
+    all_turns, done = key_locks.KeyLocks(), []
 
     async def write(name: str) -> None:
         async with all_turns.of("k"):

@@ -29,18 +29,20 @@ async def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Async
         opened = await database.open(f"sqlite:{tmp_path}/store.db")
     else:
         server = request.getfixturevalue("postgres_server")
-        settings = api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        settings = api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
         opened = await database.open(server.url, settings=settings, password=server.password)
     async with opened:
         yield opened
 
 
-def entry(key: str, sequence: int) -> context_log.Entry:
-    return context_log.Entry(protocol.Record(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence)
+def entry(key: str, sequence: int) -> context_log.ContextLogEntry:
+    return context_log.ContextLogEntry(
+        protocol.ContextRecord(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence
+    )
 
 
 async def test_what_is_saved_is_loaded_with_its_position(store):
-    view, other = log_view.View(store, "n"), log_view.View(store, "m")
+    view, other = log_view.ReplicaView(store, "n"), log_view.ReplicaView(store, "m")
     await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3)
     await view.save({"a": None}, 4)
     await other.save({"x": entry("x", 9)}, 9)
@@ -83,7 +85,7 @@ async def test_a_damaged_view_is_made_again_from_the_log(
             b"%d" % number for number in range(10)
         ]
         await again.close()
-        kept = await log_view.View(store, "n1").value("k3")
+        kept = await log_view.ReplicaView(store, "n1").value("k3")
         assert kept is not None
         assert kept.record.value == b"3"
 
@@ -97,7 +99,7 @@ async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform
         await inform.put("k", b"v", attributes={"a": 1})
         await eventually(lambda: not node.desk.unsaved, timeout_s=30)
         node.desk.copies._forget_value(node.desk.copies.index["k"])
-        monkeypatch.setattr(log_view.View, "value", lost)
+        monkeypatch.setattr(log_view.ReplicaView, "value", lost)
         assert [one.value for one in (await inform.find("a = 1")).contexts] == [b"v"]
 
 
@@ -122,7 +124,7 @@ async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
 
 async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
-        one, other = log_view.View(store, "n" * 60 + "1"), log_view.View(store, "n" * 60 + "2")
+        one, other = log_view.ReplicaView(store, "n" * 60 + "1"), log_view.ReplicaView(store, "n" * 60 + "2")
         await one.save({"a": entry("a", 1)}, 1)
         await other.save({"a": None}, 2)
         assert await one.value("a") == entry("a", 1)
@@ -131,7 +133,7 @@ async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_pa
 
 async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):
     """The view is behind then; the log has everything, and a node that starts again reads on from there."""
-    small = api.Settings(bytes_max=20_000)
+    small = api.StoreOptions(bytes_max=20_000)
     async with await database.open(f"sqlite:{tmp_path}/small.db", settings=small) as store:
         node = await start_node("n1", store=store)
         for number in range(40):
@@ -149,33 +151,33 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
     monkeypatch.setattr(unsaved, "BYTES_MAX", 100 * unsaved.ENTRY_BYTES)
     first = await start_node("n1")
     for number in range(300):
-        await first.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
+        await first.writer.write(protocol.PutContext(f"k{number}", b"v"), "ann")
     async with await database.open(f"sqlite:{tmp_path}/late.db") as store:
         most = 0
-        view_save = log_view.View.save
+        view_save = log_view.ReplicaView.save
 
-        async def save(self: log_view.View, entries: Any, position: int) -> None:
+        async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
             nonlocal most
             most = max(most, len(entries))
             await view_save(self, entries, position)
 
-        monkeypatch.setattr(log_view.View, "save", save)
+        monkeypatch.setattr(log_view.ReplicaView, "save", save)
         await first.close()
         again = await start_node("n1", store=store)
         assert again.desk.copies.permanent == 300
         assert 0 < most <= 100
         await again.close()
-        assert await log_view.View(store, "n1").position() == 300
+        assert await log_view.ReplicaView(store, "n1").position() == 300
 
 
 def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
     monkeypatch.setattr(unsaved, "BYTES_MAX", 2 * unsaved.ENTRY_BYTES)
-    lacking = unsaved.Unsaved()
+    lacking = unsaved.UnsavedChanges()
     for number in range(4):
         lacking.note(f"k{number}", entry(f"k{number}", number))
     lacking.note("gone", None)
     taken = lacking.first(10, 1 << 20)
-    known = {key: change for key, change in taken.items() if not isinstance(change, unsaved.Later)}
+    known = {key: change for key, change in taken.items() if not isinstance(change, unsaved.DeferredChange)}
     assert known == {"k0": entry("k0", 0), "k1": entry("k1", 1), "gone": None}
     assert lacking.get("k2") is None
     lacking.note("k2", entry("k2", 9))  # while they are being saved
@@ -195,7 +197,7 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
         await node.close()
         await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
         with monkeypatch.context() as killed:
-            killed.setattr(view_writer.Keeper, "save", lambda _: asyncio.sleep(0))
+            killed.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
             await (await start_node("n1", store=store)).close()
         node = await start_node("n1", store=store)
         assert len((await inform.find("x = 1")).contexts) == 10
@@ -209,9 +211,9 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
 
 async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, inform, tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/left.db") as store:
-        view = log_view.View(store, "n1")
-        record = protocol.Record("gone", ("n1",), 1 << 16, "n1", b"v")
-        await view.save({"gone": context_log.Entry(record, 1)}, 1)
+        view = log_view.ReplicaView(store, "n1")
+        record = protocol.ContextRecord("gone", ("n1",), 1 << 16, "n1", b"v")
+        await view.save({"gone": context_log.ContextLogEntry(record, 1)}, 1)
         await store.delete("inform.positions", "n1")
         node = await start_node("n1", store=store)
         await inform.put("k", b"v")
@@ -229,7 +231,7 @@ async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(start_node,
     async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
         await eventually(lambda: first.desk.directory.nodes == ["n2"])
-        await client.Client(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+        await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()  # the view of n2 has it
         await inform.delete("gone")
         first.desk.now_ns = lambda: time.time_ns() + 2 * DAY_NS
@@ -249,14 +251,14 @@ async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten
         await eventually(lambda: node.desk.position == 1)
         await node.close()
         loaded: list[int] = []
-        real = view_writer.Keeper.load
+        real = view_writer.ViewWriter.load
 
-        async def load(self: view_writer.Keeper) -> None:
+        async def load(self: view_writer.ViewWriter) -> None:
             await real(self)
             loaded.append(self._desk.position)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(view_writer.Keeper, "load", load)
+            patched.setattr(view_writer.ViewWriter, "load", load)
             later_ns = time.time_ns() + 3 * DAY_NS
             again = await start_node("n1", store=store, now_ns=lambda: later_ns)
         assert loaded == [1]
@@ -268,18 +270,18 @@ async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, i
     async with await database.open(f"sqlite:{tmp_path}/race.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
         await eventually(lambda: first.desk.directory.nodes == ["n2"])
-        await client.Client(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+        await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()
         deleted = await inform.delete("gone")
-        real = view_writer.Keeper.load
+        real = view_writer.ViewWriter.load
 
-        async def load(self: view_writer.Keeper) -> None:
+        async def load(self: view_writer.ViewWriter) -> None:
             await real(self)
             assert self._desk.position < deleted.version
             await first.desk.log.will_forget(deleted.version, timeout_s=10)
             await first.desk.log.forget("gone", deleted.version)
 
-        monkeypatch.setattr(view_writer.Keeper, "load", load)
+        monkeypatch.setattr(view_writer.ViewWriter, "load", load)
         again = await start_node("n2", store=store)
         assert "gone" not in again.desk.copies.index
 
@@ -327,18 +329,18 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
     monkeypatch.setattr(unsaved, "BYTES_MAX", 1)
     monkeypatch.setattr(view_writer, "SAVE_BYTES", 3_000)
     sizes: list[int] = []
-    view_save = log_view.View.save
+    view_save = log_view.ReplicaView.save
 
-    async def save(self: log_view.View, entries: Any, position: int) -> None:
+    async def save(self: log_view.ReplicaView, entries: Any, position: int) -> None:
         sizes.append(sum(map(unsaved.size, entries.values())))
         await view_save(self, entries, position)
 
-    monkeypatch.setattr(log_view.View, "save", save)
+    monkeypatch.setattr(log_view.ReplicaView, "save", save)
     async with await database.open(f"sqlite:{tmp_path}/marks.db") as store:
         node = await start_node("n1", store=store)
         with monkeypatch.context() as full:
-            full.setattr(view_writer.Keeper, "save", lambda _: asyncio.sleep(0))
-            full.setattr(view_writer.Keeper, "keep_up", lambda _: asyncio.sleep(0))
+            full.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
+            full.setattr(view_writer.ViewWriter, "keep_up", lambda _: asyncio.sleep(0))
             for number in range(20):
                 await inform.put(f"k{number:02}", b"v" * 1_000)
         await eventually(lambda: not node.desk.unsaved, timeout_s=30)

@@ -23,16 +23,16 @@ pytestmark = pytest.mark.virtual_time
 
 SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
 CENTURY_S = 3_153_600_000
-Start = Callable[..., Awaitable[node_node.Node]]
+Start = Callable[..., Awaitable[node_node.InformationNode]]
 
 
 @pytest.fixture
 async def start(simulated_network) -> AsyncIterator[Start]:
     """Nodes that know each other; they end with the test."""
     net = simulated_network
-    nodes: list[node_node.Node] = []
+    nodes: list[node_node.InformationNode] = []
 
-    async def started(name: str = "p", **changes: Any) -> node_node.Node:
+    async def started(name: str = "p", **changes: Any) -> node_node.InformationNode:
         settings = msgspec.structs.replace(SETTINGS, **changes)
         nodes.append(await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns))
         for node in nodes:
@@ -46,25 +46,25 @@ async def start(simulated_network) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def alone(start: Start) -> node_node.Node:
+async def alone(start: Start) -> node_node.InformationNode:
     return await start("p")
 
 
-def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.Put:
-    return protocol.Put(key, value, **more)
+def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.PutContext:
+    return protocol.PutContext(key, value, **more)
 
 
-async def entries(node: node_node.Node, key: str = "k") -> list[context_log.Entry]:
+async def entries(node: node_node.InformationNode, key: str = "k") -> list[context_log.ContextLogEntry]:
     return [entry async for entry in node.desk.log.entries(key)]
 
 
-async def record(node: node_node.Node, key: str = "k") -> protocol.Record:
+async def record(node: node_node.InformationNode, key: str = "k") -> protocol.ContextRecord:
     entry = await node.desk.log.last(key)
     assert entry is not None
     return entry.record
 
 
-def is_free(node: node_node.Node, key: str = "k") -> bool:
+def is_free(node: node_node.InformationNode, key: str = "k") -> bool:
     """Whether the key may be written now."""
     if not node.desk.turns.take_now(key):
         return False
@@ -85,8 +85,8 @@ def attributes_of_bytes(size: int) -> protocol.Attributes:
     [
         (put(request="x" * 65), errors.InvalidInput, "at most 64 characters"),
         (put("mount/other/k"), errors.Refused, "only read"),
-        (protocol.Delete("mount/other/k"), errors.Refused, "only read"),
-        (protocol.Delete(""), errors.InvalidInput, "a key of 0 bytes"),
+        (protocol.DeleteContext("mount/other/k"), errors.Refused, "only read"),
+        (protocol.DeleteContext(""), errors.InvalidInput, "a key of 0 bytes"),
         (put("x" * 513), errors.InvalidInput, "a key of 513 bytes"),
         (put(value=bytes((1 << 20) + 1)), errors.LimitExceeded, "the most is 1048576"),
         (put(attributes=attributes_of_bytes((16 << 10) + 1)), errors.LimitExceeded, "over 16384 bytes"),
@@ -129,7 +129,7 @@ async def test_the_log_gets_what_was_asked_and_by_whom(alone, simulated_network)
     asked = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
     now_ns = simulated_network.now_ns()
     begun = alone.writer.begin(asked, "ann")
-    assert begun.record == protocol.Record(
+    assert begun.record == protocol.ContextRecord(
         "k",
         ("p",),
         begun.record.stamp,
@@ -144,7 +144,7 @@ async def test_the_log_gets_what_was_asked_and_by_whom(alone, simulated_network)
     )
     await begun.stored
     alone.writer.finish(begun)
-    await alone.writer.write(protocol.Delete("k", request="r2"), "bob")
+    await alone.writer.write(protocol.DeleteContext("k", request="r2"), "bob")
     gone = await record(alone)
     assert (gone.value, gone.writer, gone.request, gone.reason) == (None, "bob", "r2", "delete")
     assert (gone.holders, gone.stamped_by, gone.expires_at_ns) == (("p",), "p", 0)
@@ -170,8 +170,8 @@ async def test_the_expected_version_is_that_of_the_last_write_or_0_where_nothing
     assert conflict.value.actual == first.version
     second = await write(put(expected_version=first.version), "ann")
     with pytest.raises(errors.Conflict):
-        await write(protocol.Delete("k", first.version), "ann")
-    await write(protocol.Delete("k", second.version), "ann")
+        await write(protocol.DeleteContext("k", first.version), "ann")
+    await write(protocol.DeleteContext("k", second.version), "ann")
     with pytest.raises(errors.Conflict, match="has the version 0"):
         await write(put(expected_version=second.version), "ann")
     assert (await write(put(expected_version=0), "ann")).version > second.version
@@ -180,9 +180,9 @@ async def test_the_expected_version_is_that_of_the_last_write_or_0_where_nothing
 async def test_what_is_not_there_cannot_be_deleted(alone):
     for _ in range(2):
         with pytest.raises(errors.NotFound, match="no context 'k'"):
-            await alone.writer.write(protocol.Delete("k"), "ann")
+            await alone.writer.write(protocol.DeleteContext("k"), "ann")
         await alone.writer.write(put(), "ann")
-        await alone.writer.write(protocol.Delete("k"), "ann")
+        await alone.writer.write(protocol.DeleteContext("k"), "ann")
 
 
 async def test_a_context_whose_lease_has_ended_is_not_there(alone):
@@ -193,7 +193,7 @@ async def test_a_context_whose_lease_has_ended_is_not_there(alone):
     alone._loops[-2].cancel()  # which says in the log that it has ended
     await asyncio.sleep(0.1)
     with pytest.raises(errors.NotFound):
-        await alone.writer.write(protocol.Delete("k"), "ann")
+        await alone.writer.write(protocol.DeleteContext("k"), "ann")
     await alone.writer.write(put(expected_version=0), "ann")
 
 
@@ -207,19 +207,19 @@ async def test_a_request_of_one_writer_is_carried_out_once(alone):
 
 
 async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
-    node = await start("p", rules=(access_rules.Rule("k", write=("owner",)),))
+    node = await start("p", rules=(access_rules.AccessRule("k", write=("owner",)),))
     await node.writer.write(put(), "ann")
-    for asked in (put(), protocol.Delete("k"), put(repeat=True, request="r")):
+    for asked in (put(), protocol.DeleteContext("k"), put(repeat=True, request="r")):
         with pytest.raises(errors.Forbidden, match="bob may not write"):
             await node.writer.write(asked, "bob")
-    await node.writer.write(protocol.Delete("k"), "ann")
+    await node.writer.write(protocol.DeleteContext("k"), "ann")
     await node.writer.write(put(), "bob")  # what is not there has no owner
     assert [entry.record.writer for entry in await entries(node)] == ["ann", "ann", "bob"]
 
 
 async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(alone):
     ahead = alone.desk.clock.now(alone.desk.now_ns()).time + (3_600_000 << 16)
-    stored = protocol.Record("k", ("p",), ahead, "x", b"v", writer="ann")
+    stored = protocol.ContextRecord("k", ("p",), ahead, "x", b"v", writer="ann")
     await alone.desk.log.append(stored, 0, timeout_s=1.0)
     await asyncio.sleep(0.1)
     await alone.writer.write(put(), "ann")
@@ -240,7 +240,7 @@ async def test_a_write_at_once_holds_the_key_until_it_is_finished(alone):
     written = alone.writer.finish(begun)
     assert (written.key, written.version, written.primary) == ("k", begun.stored.result(), "p")
     assert (written.copies, written.status) == (1, "normal")
-    assert written.stamp == str(clock.Stamp(begun.record.stamp, "p"))
+    assert written.stamp == str(clock.HybridTimestamp(begun.record.stamp, "p"))
     assert is_free(alone)
     assert alone.desk.copies.index["k"].version == written.version
 
@@ -248,7 +248,7 @@ async def test_a_write_at_once_holds_the_key_until_it_is_finished(alone):
 async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start):
     node, _ = await start("p", copies=2), await start("q", copies=2)
     begin = node.writer.begin
-    assert begin(protocol.Delete("k"), "ann") is None
+    assert begin(protocol.DeleteContext("k"), "ann") is None
     assert begin(put(expected_version=3), "ann") is None
     assert begin(put(ack="replicated"), "ann") is None
     node.writer.heard_of("elsewhere", ("q",))
@@ -259,11 +259,11 @@ async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start)
     assert begun is not None
     await begun.stored
     node.writer.finish(begun)
-    assert begin(protocol.Delete("delete me"), "ann") is not None
+    assert begin(protocol.DeleteContext("delete me"), "ann") is not None
 
 
 async def test_a_context_that_a_temporary_copy_tells_of_is_not_new(alone):
-    stored = protocol.Record("k", ("q",), 1, "q", b"v", writer="ann")
+    stored = protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann")
     alone.desk.copies.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
     assert alone.writer.begin(put(), "ann") is None
 
@@ -371,16 +371,16 @@ async def test_a_context_with_one_copy_waits_for_no_other(alone):
 
 
 def test_only_the_missing_acknowledgements_of_that_record_count():
-    writer = node_writes.Writer.__new__(node_writes.Writer)
+    writer = node_writes.ContextWriter.__new__(node_writes.ContextWriter)
     writer._desk = type("Named", (), {"name": "p"})()
     writer._applied = {}
-    stored = protocol.Record("k", ("p", "q", "r"), 7, "p")
+    stored = protocol.ContextRecord("k", ("p", "q", "r"), 7, "p")
     done = writer._expect(stored)
-    for applied in (protocol.Applied("q", "k", 6), protocol.Applied("q", "other", 7)):
+    for applied in (protocol.ReplicaApplied("q", "k", 6), protocol.ReplicaApplied("q", "other", 7)):
         writer.applied(applied)
-    writer.applied(protocol.Applied("q", "k", 7))
+    writer.applied(protocol.ReplicaApplied("q", "k", 7))
     assert not done.is_set()
-    writer.applied(protocol.Applied("r", "k", 7))
+    writer.applied(protocol.ReplicaApplied("r", "k", 7))
     assert done.is_set()
 
 
@@ -397,10 +397,10 @@ async def test_a_node_that_does_not_hold_a_context_hands_the_write_to_its_primar
     await asyncio.sleep(0.1)
     if not known:
         asked_node.writer._hints.clear()
-    writes: dict[str, protocol.Put | protocol.Delete] = {
+    writes: dict[str, protocol.PutContext | protocol.DeleteContext] = {
         "put": put(value=b"new"),
         "compare": put(value=b"new", expected_version=first.version),
-        "delete": protocol.Delete("k"),
+        "delete": protocol.DeleteContext("k"),
     }
     written = await asked_node.writer.write(writes[kind], "ann")
     assert (written.primary, (await record(primary)).value) == ("p", None if kind == "delete" else b"new")
@@ -448,10 +448,10 @@ async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monke
     node.writer.heard_of("k", ("q",))
     asked: list[tuple[str, bool]] = []
 
-    async def moved(to: str, kind: str, update: protocol.Update, answer: type) -> None:
+    async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         asked.append((to, update.write.repeat))
         node.writer.heard_of("k", ("q",))
-        raise protocol.Moved("not the primary")
+        raise protocol.PrimaryMoved("not the primary")
 
     monkeypatch.setattr(node.desk, "ask", moved)
     monkeypatch.setattr(node.desk.log, "last", lambda key: _done(None))
@@ -482,7 +482,9 @@ async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_
     start: Start, simulated_network
 ):
     _, q, r = [await start(name, copies=2) for name in ("p", "q", "r")]
-    await q.desk.log.append(protocol.Record("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await q.desk.log.append(
+        protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+    )
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
     written = await r.writer.write(put(value=b"new", request="r"), "ann")
@@ -498,7 +500,7 @@ async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copi
 ):
     _, q, _, _ = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
     await q.desk.log.append(
-        protocol.Record("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+        protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
     simulated_network.cut("p")
@@ -509,7 +511,9 @@ async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copi
 
 async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(start: Start, simulated_network):
     _, _, r = [await start(name, copies=1) for name in ("p", "q", "r")]
-    await r.desk.log.append(protocol.Record("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await r.desk.log.append(
+        protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+    )
     await asyncio.sleep(0.1)
     simulated_network.cut("p", "q")
     written = await r.writer.write(put(value=b"new", expected_version=1), "ann")
@@ -521,11 +525,11 @@ async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(star
 async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start, monkeypatch):
     _, q, r, s = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
     await q.desk.log.append(
-        protocol.Record("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+        protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
     for node, load in ((q, 0.9), (r, 0.1)):
-        node.desk.load = protocol.Load(ratio=load)
+        node.desk.load = protocol.NodeLoad(ratio=load)
         await node.upkeep.discover()
     await asyncio.sleep(0.1)
     await s.upkeep.discover()
@@ -539,7 +543,9 @@ async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_sec
     start: Start, holders, waits
 ):
     _, _, r = [await start(name, timeout_s=5.0) for name in ("p", "q", "r")]
-    await r.desk.log.append(protocol.Record("k", holders, 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await r.desk.log.append(
+        protocol.ContextRecord("k", holders, 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+    )
     await asyncio.sleep(0.1)
     began_s = asyncio.get_running_loop().time()
     await r.writer._select_primary("k", silent="p")
@@ -562,7 +568,7 @@ async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
 async def test_what_is_kept_beyond_the_number_of_copies_stays(start: Start):
     p, q = await start("p", copies=1), await start("q", copies=1)
     await p.desk.log.append(
-        protocol.Record("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
+        protocol.ContextRecord("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await q.writer.become_primary("k", "x")
     assert (await record(q)).holders == ("q", "y")
@@ -580,7 +586,7 @@ async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: S
     assert (moved.version, moved.record.acknowledge) == (first.version, False)
     await asyncio.sleep(0.1)
     assert (await q.writer.write(put(request="r"), "ann")).version == first.version, "a move is no write"
-    await q.writer.write(protocol.Delete("k"), "ann")
+    await q.writer.write(protocol.DeleteContext("k"), "ann")
     await q.writer.place("k", ("p",), before=("q",))
     assert (await record(p)).holders == ("q",), "what was deleted is not moved"
 
@@ -657,7 +663,7 @@ async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alo
 
     first = (await entries(alone))[0]
 
-    async def dropped(key: str) -> AsyncIterator[context_log.Entry]:
+    async def dropped(key: str) -> AsyncIterator[context_log.ContextLogEntry]:
         yield first
         raise errors.Dropped("removed", first=1, last=1)
 
@@ -672,7 +678,7 @@ async def test_a_refused_repeat_is_not_stored_later(alone):
     with pytest.raises(errors.Conflict):
         await alone.writer.write(asked, "ann")
     assert alone.desk.copies.index["k"].sequence == (await alone.desk.log.last("k")).sequence
-    late = protocol.Record("k", ("p",), 1, "p", b"late", writer="ann", request="r")
+    late = protocol.ContextRecord("k", ("p",), 1, "p", b"late", writer="ann", request="r")
     sequence = await alone.desk.log.append(late, first.version + 1, timeout_s=1.0)
     assert isinstance(sequence, api.Duplicate)
     with pytest.raises(errors.Conflict):
@@ -699,10 +705,10 @@ async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
 
 async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alone):
     with pytest.raises(errors.NotFound):
-        await alone.writer.write(protocol.Delete("k", request="r", repeat=True), "ann")
+        await alone.writer.write(protocol.DeleteContext("k", request="r", repeat=True), "ann")
     (entry,) = await entries(alone)
     assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "")
-    late = protocol.Record("k", ("p",), 1, "p", writer="ann", request="r", reason="delete")
+    late = protocol.ContextRecord("k", ("p",), 1, "p", writer="ann", request="r", reason="delete")
     assert isinstance(await alone.desk.log.append(late, entry.sequence, timeout_s=1.0), api.Duplicate)
 
 
@@ -742,8 +748,8 @@ async def test_a_context_that_always_changes_first_has_timed_out(alone, monkeypa
 
 async def test_an_update_for_another_node_is_not_carried_out(alone):
     for holders in ((), ("q", "p")):
-        with pytest.raises(protocol.Moved, match="p is not the primary of 'k'"):
-            await alone.writer.update(protocol.Update(put(), "ann", holders))
+        with pytest.raises(protocol.PrimaryMoved, match="p is not the primary of 'k'"):
+            await alone.writer.update(protocol.UpdateContext(put(), "ann", holders))
     assert await alone.desk.log.last("k") is None
 
 
@@ -760,12 +766,14 @@ async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeyp
     node.writer.heard_of("k", ("q",))
     sent: list[bool] = []
 
-    async def silent(to: str, kind: str, update: protocol.Update, answer: type) -> None:
+    async def silent(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         sent.append(update.write.repeat)
         raise state.Silent(f"{to} does not answer")
 
     monkeypatch.setattr(node.desk, "ask", silent)
-    await node.desk.log.append(protocol.Record("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0)
+    await node.desk.log.append(
+        protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0
+    )
     written = await node.writer.write(put(value=b"new", expected_version=1), "ann")
     assert sent == [False]
     assert (written.primary, written.version) == ("p", 3)

@@ -40,7 +40,7 @@ EXPECTED = st.sampled_from(["anything", "current", "absent", "older"])
 STORED_S = 0.1  # more than a write takes that meets no fault
 
 
-class Network(network.Network):
+class Network(network.SimulatedNetwork):
     """With answers that are lost on their way, and nodes that get their messages late."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Network(network.Network):
             return 1
         return super().route(node, subject, *rest)
 
-    def _pass_on(self, ear: connection.Ear, message: connection.Message) -> None:
+    def _pass_on(self, ear: connection.SimulatedSubscription, message: connection.SimulatedMessage) -> None:
         if ear.bus.node in self.late:
             self.late[ear.bus.node].append((ear, message))
         else:
@@ -70,15 +70,15 @@ class Network(network.Network):
                 self._pass_on(ear, message)
 
 
-Answer = protocol.Written | errors.MusterError
+Answer = protocol.WriteResult | errors.MusterError
 
 
 @dataclasses.dataclass
 class Operation:
-    asked: protocol.Put | protocol.Delete
+    asked: protocol.PutContext | protocol.DeleteContext
     writer: str
     begun_at_s: float
-    answers: list[tuple[float, protocol.Written | errors.MusterError]] = dataclasses.field(
+    answers: list[tuple[float, protocol.WriteResult | errors.MusterError]] = dataclasses.field(
         default_factory=list
     )
     tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
@@ -91,8 +91,8 @@ class Model(stateful.RuleBasedStateMachine):
         asyncio.set_event_loop(self.loop)
         self.net = Network()
         self.clock_ns = dict.fromkeys("pqr", 0)
-        self.nodes: dict[str, node_node.Node] = {}
-        self.buses: dict[str, connection.Bus] = {}
+        self.nodes: dict[str, node_node.InformationNode] = {}
+        self.buses: dict[str, connection.SimulatedBus] = {}
         self.operations: list[Operation] = []
         self.moves: list[asyncio.Task[None]] = []
         self.run(self._start())
@@ -165,11 +165,11 @@ class Model(stateful.RuleBasedStateMachine):
     def _begin(self, writer: str, via: str, key: str, kind: str, expected: str) -> Operation:
         number = len(self.operations)
         version = self._expected(key, expected)
-        asked: protocol.Put | protocol.Delete
+        asked: protocol.PutContext | protocol.DeleteContext
         if kind == "delete":
-            asked = protocol.Delete(key, version, f"r{number}")
+            asked = protocol.DeleteContext(key, version, f"r{number}")
         else:
-            asked = protocol.Put(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
+            asked = protocol.PutContext(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
         operation = Operation(asked, writer, self.loop.time())
         self.operations.append(operation)
         self._send(operation, via, asked)
@@ -186,8 +186,10 @@ class Model(stateful.RuleBasedStateMachine):
                 return entries[0].version if entries else 1
         return None
 
-    def _send(self, operation: Operation, via: str, asked: protocol.Put | protocol.Delete) -> None:
-        contexts = client.Client(self.buses[operation.writer], node=via, timeout_s=12.0)
+    def _send(
+        self, operation: Operation, via: str, asked: protocol.PutContext | protocol.DeleteContext
+    ) -> None:
+        contexts = client.InformClient(self.buses[operation.writer], node=via, timeout_s=12.0)
 
         async def send() -> None:
             try:
@@ -236,7 +238,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     @stateful.rule(key=KEYS, to=NODES)
     def move_primary(self, key: str, to: str) -> None:
-        async def move(node: node_node.Node, holders: tuple[str, ...]) -> None:
+        async def move(node: node_node.InformationNode, holders: tuple[str, ...]) -> None:
             with contextlib.suppress(errors.Unavailable):
                 await node.writer.place(key, (to, *(one for one in holders if one != to))[:2], before=holders)
 
@@ -247,7 +249,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     # -- judgement -------------------------------------------------------------------------------------------
 
-    def _entries(self, key: str) -> list[context_log.Entry]:
+    def _entries(self, key: str) -> list[context_log.ContextLogEntry]:
         messages = self.net.logs[protocol.STREAM].messages.values()
         return [entry for one in messages if (entry := context_log.entry_of(one)).record.key == key]
 
@@ -280,8 +282,8 @@ class Model(stateful.RuleBasedStateMachine):
             asked = operation.asked
             assert number not in stored, f"{asked} was carried out twice"
             assert record.writer == operation.writer
-            assert record.value == (asked.value if isinstance(asked, protocol.Put) else None)
-            assert live or isinstance(asked, protocol.Put), "nothing was there to be deleted"
+            assert record.value == (asked.value if isinstance(asked, protocol.PutContext) else None)
+            assert live or isinstance(asked, protocol.PutContext), "nothing was there to be deleted"
             assert asked.expected_version in (None, version if live else 0)
             version, live = entry.sequence, record.value is not None
             stored[number] = version
@@ -291,7 +293,7 @@ class Model(stateful.RuleBasedStateMachine):
         acknowledged: list[tuple[float, int]] = []
         for number, operation in enumerate(self.operations):
             for at_s, answer in operation.answers:
-                if isinstance(answer, protocol.Written):
+                if isinstance(answer, protocol.WriteResult):
                     assert stored.get(number) == answer.version, f"acknowledged as {answer}, and not stored"
                     acknowledged.append((at_s, answer.version))
                 elif not isinstance(answer, errors.Unavailable):
@@ -303,7 +305,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     async def _check_reads(self) -> None:
         for name, key in itertools.product(self.nodes, ("k", "absent")):
-            contexts = client.Client(self.buses["alice"], node=name)
+            contexts = client.InformClient(self.buses["alice"], node=name)
             try:
                 found = (await contexts.get(key, max_staleness_s=0.0)).value
             except errors.NotFound:

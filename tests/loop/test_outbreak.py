@@ -15,8 +15,8 @@ from muster.demo import outbreak, scenario, worm
 @pytest.mark.timeout(1200)
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
-    plan = worm.Plan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
-    wishes = scenario.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
+    plan = worm.WormPlan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
+    wishes = scenario.ScenarioOptions(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
     scenario.prepare(tmp_path)
     flags = {
         **scenario.flags(tmp_path, wishes),
@@ -26,12 +26,12 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
     chosen = sections.load(app_settings.Settings, flags=flags)
     said: list[str] = []
     async with (
-        domain.Domain(chosen, parts=app_settings.parts(chosen)) as running,
+        domain.Domain(chosen, parts=app_settings.components(chosen)) as running,
         outbreak.Outbreak(running, wishes, lambda name, line, _: said.append(f"{name}: {line}")) as story,
     ):
         found = await story.run()
 
-    with_hole = int(worm.Farm(plan).has_hole.sum())
+    with_hole = int(worm.WormFarm(plan).has_hole.sum())
     assert plan.first_infected <= found.fallen < with_hole, said
     assert found.unhindered > found.fallen
     assert found.saved > 0

@@ -60,7 +60,7 @@ resources:
 
 SERVER = models.Model("Server", {"application": types.STRING})
 CONTROLLER = models.Model("Controller", {"_trust_level": types.INT})
-COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
+COMMAND = models.Model("command", {"operation": types.STRING}, models.ModelKind.EVENT)
 POLICY = "command AND sender: (_trust_level >= 2)"
 
 
@@ -97,14 +97,16 @@ def wanted(folder: Path) -> app_settings.Settings:
 async def test_once_around_the_loop(tmp_path: Path):
     chosen = wanted(tmp_path)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(chosen, parts=app_settings.parts(chosen)))
+        running = await stack.enter_async_context(
+            domain.Domain(chosen, parts=app_settings.components(chosen))
+        )
 
         async def connect(identity: str, role: roles.Role):
             return await stack.enter_async_context(await running.connect(identity, role))
 
         # Management: a registry, a manager, an agent with two real processes.
         await stack.enter_async_context(
-            endpoint.Registry(await connect("registry-1", roles.Role.REGISTRY), running.store)
+            endpoint.RegistryEndpoint(await connect("registry-1", roles.Role.REGISTRY), running.store)
         )
         await stack.enter_async_context(
             manager.Manager(await connect("manager-1", roles.Role.MANAGER), tick_s=0.05)
@@ -112,21 +114,23 @@ async def test_once_around_the_loop(tmp_path: Path):
         host_bus = await connect("host-1", roles.Role.AGENT)
         host = await stack.enter_async_context(agent.Agent(host_bus, tmp_path / "host", beat_s=0.2))
         admin = await connect("admin", roles.Role.OPERATOR)
-        fleet = manage.Client(admin)
+        fleet = manage.ManageClient(admin)
         await fleet.apply(MANIFEST)
         for resource in ("web", "db"):
             await fleet.wait(resource, "up")
         pids = {name: host.hosted[name].seen.properties["pid"] for name in ("web", "db")}
 
         # Notification: both resources are parties that accept commands from the trusted only.
-        parties = await stack.enter_async_context(notify.Parties(host_bus))
+        parties = await stack.enter_async_context(notify.NotifyClient(host_bus))
         for model in (SERVER, CONTROLLER, COMMAND):
             await parties.define(model)
         for resource in ("web", "db"):
             party = await parties.advertise(
                 resource, "Server", {"application": resource}, policy=POLICY, durable=True
             )
-            work = asyncio.create_task(commands.obey(party, resource, manage.Client(host_bus)))
+            work = asyncio.create_task(
+                commands.execute_command(party, resource, manage.ManageClient(host_bus))
+            )
             stack.callback(work.cancel)
         authority = running.trust.root_authority()
         await parties.present(
@@ -134,14 +138,14 @@ async def test_once_around_the_loop(tmp_path: Path):
         )
 
         # A context tells where the server is, and a queue waits for word of what was done.
-        contexts = inform.Client(host_bus)
+        contexts = inform.InformClient(host_bus)
         placed = await contexts.put("servers/web", b"host-1", attributes={"pid": pids["web"]})
         shop = message.Connection(await connect("shop", roles.Role.USER), client_id="shop")
         session = (await stack.enter_async_context(shop)).session()
         done = destinations.queue("done")
 
         # Monitoring and the pipeline raise the alert by themselves.
-        alerts = pipeline.Client(admin)
+        alerts = pipeline.PipelineClient(admin)
 
         async def firing() -> messages.Alert | None:
             try:

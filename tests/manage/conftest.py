@@ -25,11 +25,11 @@ class Fleet:
         self.store = store
         self.folder = folder
         self.stack = stack
-        self.client: client.Client
+        self.client: client.ManageClient
 
     async def registry(self, name: str = "registry-1", **options: Any) -> Any:
         options = {"lease_ttl_s": 3.0, "manager_ttl_s": 1.5, **options}
-        made = endpoint.Registry(await self.connect(name), self.store, **options)
+        made = endpoint.RegistryEndpoint(await self.connect(name), self.store, **options)
         return await self.stack.enter_async_context(made)
 
     async def manager(self, name: str = "manager-1") -> Any:
@@ -52,8 +52,8 @@ async def _clear(host: agent.Agent) -> None:
 
 
 @pytest.fixture
-def trust(tmp_path) -> keyring.Trust:
-    return keyring.Trust.create(tmp_path / "trust", "north")
+def trust(tmp_path) -> keyring.Keyring:
+    return keyring.Keyring.create(tmp_path / "trust", "north")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def fleet(connect, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(await database.open(f"sqlite:{tmp_path / 'registry.db'}"))
         made = Fleet(connect, store, tmp_path / "agents", stack)
-        made.client = client.Client(await connect("ann"))
+        made.client = client.ManageClient(await connect("ann"))
         yield made
 
 

@@ -54,32 +54,32 @@ class Contract:
         operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **given)
         return await host.obey(operation)
 
-    def seen(self, host: agent.Agent) -> protocol.Observed:
+    def seen(self, host: agent.Agent) -> protocol.ObservedState:
         return host.hosted["thing"].seen
 
     async def test_it_is_made_seen_and_removed(self, host, config):
         assert not (await self.do(host, "get")).observed.exists
         made = await self.do(host, "create", config=config)
-        assert made.outcome is messages.Outcome.DONE, made
+        assert made.outcome is messages.DecisionOutcome.DONE, made
         assert made.observed.exists
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         gone = await self.do(host, "delete")
-        assert gone.outcome is messages.Outcome.DONE, gone
+        assert gone.outcome is messages.DecisionOutcome.DONE, gone
         assert not gone.observed.exists
 
     async def test_making_and_removing_twice_is_as_once(self, host, config):
         for _ in range(2):
-            assert (await self.do(host, "create", config=config)).outcome is messages.Outcome.DONE
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+            assert (await self.do(host, "create", config=config)).outcome is messages.DecisionOutcome.DONE
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         for _ in range(2):
-            assert (await self.do(host, "delete")).outcome is messages.Outcome.DONE
+            assert (await self.do(host, "delete")).outcome is messages.DecisionOutcome.DONE
 
     async def test_another_configuration_changes_its_digest(self, host, config, other):
         first = await self.do(host, "create", config=config)
         second = await self.do(host, "put", config=other)
-        assert second.outcome is messages.Outcome.DONE, second
+        assert second.outcome is messages.DecisionOutcome.DONE, second
         assert first.observed.digest != second.observed.digest
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
 
     async def test_an_operation_is_carried_out_once(self, host, config):
         first = await self.do(host, "create", config=config)
@@ -96,23 +96,23 @@ class Contract:
 
     async def test_a_wrong_configuration_and_an_unknown_operation_are_refused(self, host, config):
         wrong = await self.do(host, "create", config={**config, "no_such_field": 1})
-        assert wrong.outcome is messages.Outcome.REFUSED
+        assert wrong.outcome is messages.DecisionOutcome.REFUSED
         assert "no_such_field" in wrong.reason
         await self.do(host, "create", config=config)
         unknown = await self.do(host, "execute", operation="dance")
-        assert unknown.outcome is messages.Outcome.REFUSED
+        assert unknown.outcome is messages.DecisionOutcome.REFUSED
 
     async def test_what_happens_to_it_is_told(self, host, config):
         await self.do(host, "create", config=config)
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         if not await self.break_it(host):
             pytest.skip("nothing can be done to it from here")
-        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         assert self.seen(host).reason
 
     async def test_an_agent_that_was_restarted_finds_it_again(self, host, config, connect, tmp_path):
         await self.do(host, "create", config=config)
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         before = self.seen(host)
         await host.stop()
         async with agent.Agent(await connect("host2"), tmp_path / "hosted", name="host") as second:
@@ -120,7 +120,7 @@ class Contract:
             assert found.observed.exists
             assert found.observed.digest == before.digest
             if self.restarts_alone:
-                await eventually(lambda: self.seen(second).state is health.State.UP)
+                await eventually(lambda: self.seen(second).state is health.HealthState.UP)
                 assert self.seen(second).properties.get("pid") == before.properties.get("pid")
             await self.do(second, "delete", epoch=2)
         host.hosted.clear()

@@ -8,26 +8,28 @@ from muster.core import health
 from muster.manage import protocol
 from muster.manage.registry import assignments
 
-State, Wanted = health.State, protocol.Wanted
+State, Wanted = health.HealthState, protocol.DesiredState
 UP, DOWN, DRAINED = Wanted.UP, Wanted.DOWN, Wanted.DRAINED
 
 
-def spec(name: str, **fields: Any) -> protocol.Spec:
-    return protocol.Spec(**{"name": name, "type": "memory", "agent": "a", **fields})
+def spec(name: str, **fields: Any) -> protocol.ResourceSpec:
+    return protocol.ResourceSpec(**{"name": name, "type": "memory", "agent": "a", **fields})
 
 
-def having(*specs: protocol.Spec) -> assignments.Processor:
-    core = assignments.Processor(term=1, ttl_s=15.0, session=100)
+def having(*specs: protocol.ResourceSpec) -> assignments.AssignmentProcessor:
+    core = assignments.AssignmentProcessor(term=1, ttl_s=15.0, session=100)
     core.accept(core.apply(specs, "ann"))
     return core
 
 
-def renew(core: assignments.Processor, *names: str, boot: int = 1, now: float = 0.0, **fields: Any) -> None:
+def renew(
+    core: assignments.AssignmentProcessor, *names: str, boot: int = 1, now: float = 0.0, **fields: Any
+) -> None:
     for name in names:
-        core.renew(name, protocol.Renew(boot=boot, **fields), now)
+        core.renew(name, protocol.RenewRequest(boot=boot, **fields), now)
 
 
-def assign(core: assignments.Processor) -> dict[str, str]:
+def assign(core: assignments.AssignmentProcessor) -> dict[str, str]:
     """All owners, as far as there are managers."""
     while changes := core.assign():
         core.accept(changes)
@@ -35,38 +37,40 @@ def assign(core: assignments.Processor) -> dict[str, str]:
     return {name: owner.manager for name, owner in core.owners.items()}
 
 
-def own(core: assignments.Processor, owners: dict[str, str]) -> None:
-    changes = assignments.Changes(epoch=core.epoch)
+def own(core: assignments.AssignmentProcessor, owners: dict[str, str]) -> None:
+    changes = assignments.RegistryChanges(epoch=core.epoch)
     for name, manager in owners.items():
         changes.epoch += 1
-        changes.owners[name] = assignments.Owner(manager=manager, epoch=changes.epoch, boot=1)
+        changes.owners[name] = assignments.ResourceOwner(manager=manager, epoch=changes.epoch, boot=1)
     core.accept(changes)
 
 
-def report(core: assignments.Processor, name: str, state: health.State = State.UP, **fields: Any) -> set[str]:
+def report(
+    core: assignments.AssignmentProcessor, name: str, state: health.HealthState = State.UP, **fields: Any
+) -> set[str]:
     """A checkpoint of its owner. Returns the managers that have to hear of it."""
-    owner, status = core.owners[name], protocol.Status(state=state, **{"generation": 1, **fields})
+    owner, status = core.owners[name], protocol.ResourceStatus(state=state, **{"generation": 1, **fields})
     changes, refused = core.checkpointed(owner.manager, {name: (owner.epoch, status)})
     assert not refused
     return core.accept(changes)
 
 
 def pages(
-    core: assignments.Processor, name: str, said: protocol.Renew
-) -> tuple[list[protocol.Granted], protocol.Renew]:
+    core: assignments.AssignmentProcessor, name: str, said: protocol.RenewRequest
+) -> tuple[list[protocol.RenewResult], protocol.RenewRequest]:
     """All that there is for a manager, and what it says then."""
-    found: list[protocol.Granted] = []
+    found: list[protocol.RenewResult] = []
     while not found or found[-1].more:
         granted = core.granted(name, said)
         found.append(granted)
-        said = protocol.Renew(
+        said = protocol.RenewRequest(
             boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
         )
         assert len(found) < 100, "no end of pages"
     return found, said
 
 
-def two() -> assignments.Processor:
+def two() -> assignments.AssignmentProcessor:
     """``web`` on agent a with manager m depends on ``db`` on agent b with manager n."""
     core = having(spec("db", agent="b"), spec("web", depends_on=("db",)), spec("alone", agent="c"))
     renew(core, "m", "n")

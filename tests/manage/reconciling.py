@@ -8,27 +8,27 @@ from muster.core import health, messages
 from muster.manage import protocol
 from muster.manage.manager import reconciler
 
-State, Act = health.State, reconciler.Act
+State, Act = health.HealthState, reconciler.ReconcileAction
 
 
 def assign(
-    *, generation: int = 1, status: protocol.Status | None = None, restart: Any = None, **spec: Any
+    *, generation: int = 1, status: protocol.ResourceStatus | None = None, restart: Any = None, **spec: Any
 ) -> protocol.Assignment:
     given = {"name": "job", "type": "process", "agent": "a", "digest": "d", **spec}
-    made = protocol.Spec(restart=protocol.Restart(**(restart or {})), **given)
+    made = protocol.ResourceSpec(restart=protocol.RestartPolicy(**(restart or {})), **given)
     return protocol.Assignment(spec=made, epoch=1, generation=generation, status=status)
 
 
 def begin(assignment: protocol.Assignment, now: float = 0.0) -> Any:
-    return reconciler.Runtime.begin(assignment, now, int(now * 1000))
+    return reconciler.ResourceRuntime.begin(assignment, now, int(now * 1000))
 
 
 def observed(state: Any = State.UP, digest: str = "d", exit_code: int | None = None, **more: Any) -> Any:
     properties = {} if exit_code is None else {"exit_code": exit_code}
-    return protocol.Observed(True, state, more.pop("reason", ""), digest, properties, **more)
+    return protocol.ObservedState(True, state, more.pop("reason", ""), digest, properties, **more)
 
 
-def hear(assignment: Any, runtime: Any, seen: protocol.Observed, now: float = 1.0) -> bool:
+def hear(assignment: Any, runtime: Any, seen: protocol.ObservedState, now: float = 1.0) -> bool:
     return reconciler.observe(assignment, runtime, seen, now, int(now * 1000))
 
 
@@ -37,20 +37,22 @@ def act(assignment: Any, runtime: Any, now: float = 1.0) -> Any:
     return step and step.act
 
 
-def state_of(runtime: reconciler.Runtime) -> Any:
+def state_of(runtime: reconciler.ResourceRuntime) -> Any:
     return runtime.health.state
 
 
 def running(assignment: protocol.Assignment) -> Any:
     """As it is when it was created and is up."""
     runtime = begin(assignment)
-    hear(assignment, runtime, protocol.Observed(False))
-    reconciler.happen(runtime, health.Event.START, "", 0)
+    hear(assignment, runtime, protocol.ObservedState(False))
+    reconciler.apply_health_event(runtime, health.HealthEvent.START, "", 0)
     reconciler.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
     hear(assignment, runtime, observed())
     assert state_of(runtime) is State.UP
     return runtime
 
 
-def refusal(code: str = "adapter-failed", outcome: Any = messages.Outcome.FAILED) -> protocol.Answer:
-    return protocol.Answer(id="x", outcome=outcome, code=code, reason="boom")
+def refusal(
+    code: str = "adapter-failed", outcome: Any = messages.DecisionOutcome.FAILED
+) -> protocol.OperationResult:
+    return protocol.OperationResult(id="x", outcome=outcome, code=code, reason="boom")

@@ -69,26 +69,26 @@ class TestProcess(contract.Contract):
         port = server.sockets[0].getsockname()[1]
         check = {"kind": "port", "port": port, "every_s": 0.05, "failures": 1}
         await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         server.close()
         await server.wait_closed()
-        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
 
     async def test_health_by_http_and_a_restart_of_what_does_not_work(self, host):
         state = {"status": 500}
 
-        async def page(_: http_server.Request) -> http_server.Response:
+        async def page(_: http_server.HttpRequest) -> http_server.HttpResponse:
             return http_server.text("", state["status"])
 
         async with await http_server.serve({"/health": page}) as server:
             url = f"{server.url}/health"
             check = {"kind": "http", "url": url, "every_s": 0.05, "failures": 2, "start_s": 30}
             await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
-            assert self.seen(host).state is health.State.STARTING
+            assert self.seen(host).state is health.HealthState.STARTING
             state["status"] = 200
-            await eventually(lambda: self.seen(host).state is health.State.UP)
+            await eventually(lambda: self.seen(host).state is health.HealthState.UP)
             state["status"] = 503
-            await eventually(lambda: self.seen(host).state is health.State.DOWN)
+            await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
             assert "503" in self.seen(host).reason
 
     async def test_health_by_command(self, host, tmp_path):
@@ -96,9 +96,9 @@ class TestProcess(contract.Contract):
         flag.touch()
         check = {"kind": "command", "command": ["test", "-e", str(flag)], "every_s": 0.05, "failures": 1}
         await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         flag.unlink()
-        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         assert "exits with 1" in self.seen(host).reason
 
     async def test_limits_hold(self, host):
@@ -108,7 +108,7 @@ class TestProcess(contract.Contract):
         found = limits_of(made.observed.properties["pid"])
         assert re.search(r"Max open files +17 +17", found)
         assert re.search(rf"Max address space +{1 << 30} ", found)
-        await eventually(lambda: self.seen(host).state is health.State.DOWN, timeout_s=60)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN, timeout_s=60)
         assert "signal" in self.seen(host).reason, "its second of processor time is over"
         changed = {"command": ["sleep", "1000"], "limits": {"open_files": 19}}
         await self.do(host, "put", config=changed)
@@ -164,7 +164,7 @@ class TestProcess(contract.Contract):
 
     async def test_a_command_that_is_not_there(self, host):
         answer = await self.do(host, "create", config={"command": ["/no/such/program"]})
-        assert answer.outcome is messages.Outcome.FAILED
+        assert answer.outcome is messages.DecisionOutcome.FAILED
         assert "/no/such/program" in answer.reason or "No such file" in answer.reason
 
     async def test_a_running_process_is_adopted(self, host, tmp_path, start_process):
@@ -192,23 +192,23 @@ class TestMemory(contract.Contract):
 
     async def test_an_older_report_does_not_win_over_the_look_it_interrupts(self, host, config, monkeypatch):
         await self.do(host, "create", config=config)
-        before, observe, reports = self.seen(host), memory.Memory.observe, [True]
+        before, observe, reports = self.seen(host), memory.MemoryAdapter.observe, [True]
 
-        async def interrupted(adapter: memory.Memory) -> protocol.Observed:
+        async def interrupted(adapter: memory.MemoryAdapter) -> protocol.ObservedState:
             found = await observe(adapter)
             if reports:
                 reports.clear()
                 adapter.place.changed(before)  # what a watch saw before the stop, and reports only now
             return found
 
-        monkeypatch.setattr(memory.Memory, "observe", interrupted)
+        monkeypatch.setattr(memory.MemoryAdapter, "observe", interrupted)
         answer = await self.do(host, "execute", operation="stop")
-        assert answer.observed.state is health.State.DOWN
-        assert self.seen(host).state is health.State.DOWN
+        assert answer.observed.state is health.HealthState.DOWN
+        assert self.seen(host).state is health.HealthState.DOWN
 
     async def test_one_that_hangs_is_in_doubt(self, host):
         answer = await self.do(host, "create", config={"hangs": ["create"]}, timeout_s=0.05)
-        assert answer.outcome is messages.Outcome.IN_DOUBT
+        assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
 
     async def test_one_that_floods_is_heard_some_times(self, host, connect):
         heard: list[Any] = []
@@ -262,11 +262,11 @@ class TestBroker(contract.Contract):
             starting = asyncio.create_task(self.do(host, "execute", operation="start"))
             await asyncio.sleep(0)
             may_stop.set()
-            assert (await starting).outcome is messages.Outcome.DONE
+            assert (await starting).outcome is messages.DecisionOutcome.DONE
         assert first.state.value == "stopped"
         assert first.pid is None
         assert host.hosted["thing"].adapter.broker is not first
-        assert self.seen(host).state is health.State.UP
+        assert self.seen(host).state is health.HealthState.UP
 
 
 class TestHttp(contract.Contract):
@@ -276,7 +276,7 @@ class TestHttp(contract.Contract):
     async def service(self):
         state = {"up": True}
 
-        async def health_page(_: http_server.Request) -> http_server.Response:
+        async def health_page(_: http_server.HttpRequest) -> http_server.HttpResponse:
             return http_server.text("ok" if state["up"] else "no", 200 if state["up"] else 503)
 
         server = await http_server.serve({"/health": health_page})
@@ -315,12 +315,12 @@ class TestHttp(contract.Contract):
         await asked.wait()
         self.state["up"] = False
         await adapter._look()
-        assert self.seen(host).state is health.State.DOWN
-        shown: list[health.State] = []
+        assert self.seen(host).state is health.HealthState.DOWN
+        shown: list[health.HealthState] = []
         monkeypatch.setattr(adapter.place, "changed", lambda observed: shown.append(observed.state))
         answered.set()
         await eventually(lambda: len(shown) >= 1)
-        assert shown[0] is health.State.DOWN
+        assert shown[0] is health.HealthState.DOWN
 
 
 SYSTEMCTL = """#!/bin/sh
@@ -367,21 +367,21 @@ class TestSystemd(contract.Contract):
         with monkeypatch.context() as patched:
             patched.setattr(systemd, "PROGRAM", "/no/such/systemctl")
             answer = await self.do(host, "create", config=config)
-        assert answer.outcome is messages.Outcome.FAILED
-        assert answer.code == errors.MissingPart.code
+        assert answer.outcome is messages.DecisionOutcome.FAILED
+        assert answer.code == errors.MissingDependency.code
 
     async def test_the_next_look_corrects_a_late_observation(self, host, config):
         await self.do(host, "create", config=config)
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         host.hosted["thing"].see(
-            protocol.Observed(True, health.State.DOWN, "began before the unit was started")
+            protocol.ObservedState(True, health.HealthState.DOWN, "began before the unit was started")
         )
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
 
     def test_a_name_that_is_no_unit_is_refused(self):
         for name in ("thing", "../thing.service", "-H x.service", "thing.mount"):
             with pytest.raises(errors.InvalidInput):
-                base.convert(systemd.Unit, {"unit": name})
+                base.convert(systemd.SystemdAdapter, {"unit": name})
 
 
 class TestSparkQuery(contract.Contract):
@@ -409,7 +409,7 @@ class TestSparkQuery(contract.Contract):
         commits.mkdir(parents=True)
         (commits / "0").write_text("v1")
         await self.do(host, "create", config={**config, "progress_s": 0.1})
-        await eventually(lambda: self.seen(host).state is health.State.LATE)
+        await eventually(lambda: self.seen(host).state is health.HealthState.LATE)
         answer = await self.do(host, "execute", operation="progress")
         assert answer.result["batch"] == 0
 
@@ -418,15 +418,15 @@ class TestSparkQuery(contract.Contract):
         commits = tmp_path / "checkpoint" / "commits"
         commits.mkdir(parents=True)
         await self.do(host, "create", config={**config, "progress_s": 3600})
-        assert self.seen(host).state is health.State.STARTING
+        assert self.seen(host).state is health.HealthState.STARTING
         (commits / "0").write_text("v1")
         an_hour_ago = time.time() - 3600  # what the clock says since it was set
         os.utime(commits / "0", (an_hour_ago, an_hour_ago))
-        await eventually(lambda: self.seen(host).state is health.State.UP)
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
 
 
 def test_the_catalogue_has_each_and_checks_configurations():
     assert set(plugins.OWN) <= set(plugins.names())
     for name in plugins.OWN:
-        assert issubclass(plugins.find(name), base.Adapter)
-        assert plugins.find(name).type_name == name
+        assert issubclass(plugins.load_adapter(name), base.Adapter)
+        assert plugins.load_adapter(name).type_name == name

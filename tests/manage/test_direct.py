@@ -27,19 +27,21 @@ from muster.trust.permissions import roles
 @pytest.fixture
 async def lines(fleet, tmp_path):
     """Two managers that listen, and what an agent needs to dial them."""
-    made = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=86400.0)
+    made = certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=86400.0)
     made.ensure("manager", ["127.0.0.1", "localhost"])
     pair = made.pair("manager")
     fleet.server_tls = tls.for_server(pair.path)
     fleet.tls = ssl.create_default_context(cafile=str(made.bundle))
-    fleet.trust = keyring.Trust.create(tmp_path / "keys", "north")
+    fleet.trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for name, role in (("host-b", roles.Role.AGENT), ("eve", roles.Role.USER)):
         fleet.trust.issue(name, role)
     await fleet.registry(open_key=fleet.trust.key_of_secrets)
     fleet.doors, fleet.managers = {}, {}
     for name in ("manager-1", "manager-2"):
         bus = await fleet.connect(name)
-        door = links.Endpoint(bus, worker.Doorkeeper(tmp_path / "keys"), tls=fleet.server_tls)
+        door = links.DirectEndpoint(
+            bus, worker.DirectLinkAuthenticator(tmp_path / "keys"), tls=fleet.server_tls
+        )
         await fleet.stack.enter_async_context(door)
         boss = manager.Manager(door.road, name=name, tick_s=0.05)
         await fleet.stack.enter_async_context(boss)
@@ -51,7 +53,7 @@ async def lines(fleet, tmp_path):
 async def dialled(fleet: Any, identity: str = "host-b", **more: Any) -> Any:
     creds = more.pop("creds", None) or fleet.trust.credentials(identity)
     addresses = [f"127.0.0.1:{door.port}" for door in fleet.doors.values()]
-    async with links.Lines(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
+    async with links.AgentLinks(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
         yield road
 
 
@@ -73,7 +75,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
         assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
         fallen: Any = host.hosted["r2"].adapter
         fallen.die("oops")
-        await eventually(lambda: fallen.state is health.State.UP)
+        await eventually(lambda: fallen.state is health.HealthState.UP)
 
         before = {row["name"]: row for row in await lines.client.get()}
         victim = before["r1"]["manager"]
@@ -129,7 +131,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
         await lines.client.wait("r", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
         assert (tmp_path / "given").read_text() == "swordfish"
-        subject = protocol.vouch("ann", "host-b", protocol.SECRET)
+        subject = protocol.vouch_subject("ann", "host-b", protocol.SECRET)
         with pytest.raises(errors.Forbidden):  # a manager vouches for agents, and nobody else does
             await rpc.call(lines.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
         await lines.client.delete("r")
@@ -137,7 +139,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
 
 
 async def test_strangers_are_refused(lines, tmp_path):
-    other = keyring.Trust.create(tmp_path / "elsewhere", "north")
+    other = keyring.Keyring.create(tmp_path / "elsewhere", "north")
     other.issue("host-b", roles.Role.AGENT)
     stolen = _Stolen(lines.trust.credentials("host-b").user_jwt)
     for creds in (lines.trust.credentials("eve"), other.credentials("host-b"), stolen):
@@ -148,7 +150,7 @@ async def test_strangers_are_refused(lines, tmp_path):
     assert not any(door.links for door in lines.doors.values())
 
 
-def _has_none(road: links.Lines) -> bool:
+def _has_none(road: links.AgentLinks) -> bool:
     return not road.links
 
 

@@ -83,7 +83,7 @@ class Domain:
         return int(next(one.pid for one in self.family() if "nats-server" in one.name()))
 
 
-async def value_of(fleet: client.Client, name: str) -> int | None:
+async def value_of(fleet: client.ManageClient, name: str) -> int | None:
     """As it should be; None where nobody has said yet."""
     found: int | None = (await fleet.describe(name))["spec"].get("config", {}).get("value")
     return found
@@ -92,7 +92,7 @@ async def value_of(fleet: client.Client, name: str) -> int | None:
 class Users:
     """Change what should be and have things done, all the time; remember what was acknowledged."""
 
-    def __init__(self, fleet: client.Client) -> None:
+    def __init__(self, fleet: client.ManageClient) -> None:
         self.fleet = fleet
         self.wanted: dict[str, int | None] = {}
         self.done = 0
@@ -125,7 +125,7 @@ async def domain(tmp_path):
     await made.down()
 
 
-async def all_up(fleet: client.Client) -> bool:
+async def all_up(fleet: client.ManageClient) -> bool:
     try:
         rows = await fleet.get()
     except errors.MusterError:
@@ -133,7 +133,7 @@ async def all_up(fleet: client.Client) -> bool:
     return len(rows) == PROCESSES + MEMORIES and all(row["state"] == "up" for row in rows)
 
 
-async def all_answer(fleet: client.Client) -> bool:
+async def all_answer(fleet: client.ManageClient) -> bool:
     """What the registry says may be of before: here each is looked at by its adapter."""
     try:
         found = await fleet.exec("get", *await fleet.names(), timeout_s=5)
@@ -144,12 +144,12 @@ async def all_answer(fleet: client.Client) -> bool:
 
 
 async def kill(admin: Any, names: Iterable[str]) -> None:
-    await asyncio.gather(*(domain_manage.ask(admin, "kill", name=name) for name in names))
+    await asyncio.gather(*(domain_manage.request_bootstrap(admin, "kill", name=name) for name in names))
 
 
 async def test_whatever_is_killed_comes_back(domain, record_property):
     async with await domain.connect() as admin:
-        fleet = client.Client(admin, timeout_s=PATIENCE_S)
+        fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
         lines = [
             f'  - {{name: p{n}, type: process, agent: local, config: {{command: [sleep, "{1000 + n}"]}}}}'
             for n in range(PROCESSES)
@@ -158,7 +158,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         await fleet.apply("resources:\n" + "\n".join(lines))
         await eventually(lambda: all_up(fleet), timeout_s=PATIENCE_S)
         pids = {f"p{n}": (await fleet.describe(f"p{n}"))["status"]["properties"]["pid"] for n in range(4)}
-        users = Users(client.Client(admin, timeout_s=5.0))
+        users = Users(client.ManageClient(admin, timeout_s=5.0))
         working = asyncio.create_task(users.work())
         took: dict[str, float] = {}
 
@@ -174,7 +174,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
 
         acting = next(
             one["name"]
-            for one in await domain_manage.ask(admin, "processes")
+            for one in await domain_manage.request_bootstrap(admin, "processes")
             if one["name"].startswith("registry")
         )
         for victims in (
@@ -210,7 +210,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
     assert not [one for one in family if one.is_running()], "nothing is left behind"
     began = await domain.up()
     async with await domain.connect() as admin:
-        fleet = client.Client(admin, timeout_s=PATIENCE_S)
+        fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
         await eventually(lambda: all_answer(fleet), timeout_s=PATIENCE_S)
         took["bootstrap"] = time.monotonic() - began
 
@@ -220,7 +220,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             one.kill()
     began = await domain.up()
     async with await domain.connect() as admin:
-        fleet = client.Client(admin, timeout_s=PATIENCE_S)
+        fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
         await eventually(lambda: all_answer(fleet), timeout_s=PATIENCE_S)
         took["everything"] = time.monotonic() - began
         for name, value in wanted.items():
@@ -237,5 +237,5 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         assert took["bootstrap"] < BACK_S, took
 
 
-async def _none(fleet: client.Client) -> bool:
+async def _none(fleet: client.ManageClient) -> bool:
     return not await fleet.names()

@@ -96,7 +96,7 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
     await relay.mend()
     try:
         url = postgres_server.url.replace(f":{postgres_server.port}/", f":{relay.port}/")
-        named = store_api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        named = store_api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
         fleet.store = await fleet.stack.enter_async_context(
             await database.open(url, settings=named, password=postgres_server.password)
         )
@@ -107,12 +107,12 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         epoch = (await fleet.client.get("a"))[0]["epoch"]
 
         await relay.cut()
-        impatient = client.Client(fleet.client._bus, timeout_s=3.0)
+        impatient = client.ManageClient(fleet.client._bus, timeout_s=3.0)
         with pytest.raises(errors.MusterError):
             await impatient.create(entry("b"))
         held = man.renewal.held_until
         host.hosted["a"].adapter.die("oops")
-        await eventually(lambda: host.hosted["a"].adapter.state is health.State.UP)
+        await eventually(lambda: host.hosted["a"].adapter.state is health.HealthState.UP)
         await eventually(lambda: man.renewal.held_until > held + 2)
         assert (await fleet.client.get("a"))[0]["epoch"] == epoch, "reads go on, and nothing was reassigned"
 
@@ -127,8 +127,8 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         # What was acknowledged is there for the next registry.
         second = await database.open(url, settings=named, password=postgres_server.password)
         async with second:
-            loaded = assignments.Processor(term=10**9, ttl_s=1.0)
-            await record_store.Records(second).load(loaded)
+            loaded = assignments.AssignmentProcessor(term=10**9, ttl_s=1.0)
+            await record_store.RegistryRecords(second).load(loaded)
             assert loaded.resources["a"].spec.config == {"value": 2}
             assert loaded.statuses["a"].restarts == 1
     finally:
@@ -154,14 +154,14 @@ async def test_a_clock_that_jumps_moves_nothing(fleet):
     adapter = host.hosted["a"].adapter
 
     def is_up() -> bool:
-        return man.managed["a"].runtime.health.state is health.State.UP
+        return man.managed["a"].runtime.health.state is health.HealthState.UP
 
     for jump_s in (-86400.0, 86400.0 * 365):
         await eventually(is_up)
         jumps_s.append(jump_s)
         await throughout(is_up, for_s=1.0)
         adapter.die("oops")
-        await eventually(lambda: adapter.state is health.State.UP)
+        await eventually(lambda: adapter.state is health.HealthState.UP)
     after = (await fleet.client.get("a"))[0]
     assert after["epoch"] == row["epoch"]
     assert adapter.done.count("start") == 3
@@ -174,13 +174,13 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
     """Two zones, one of them on the far side: there all is unknown and left alone; here the work goes on."""
 
     async def story() -> None:
-        net = network.Network(7)
+        net = network.SimulatedNetwork(7)
 
         def wall() -> float:
             return 1_700_000_000 + asyncio.get_running_loop().time()
 
         async with await database.open("sqlite::memory:") as store:
-            registry = endpoint.Registry(await net.connect("registry"), store)
+            registry = endpoint.RegistryEndpoint(await net.connect("registry"), store)
             boss = manager.Manager(await net.connect("manager-1"), clock=wall)
             hosts = {
                 name: agent.Agent(
@@ -192,7 +192,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
             await boss.start()
             for host in hosts.values():
                 await host.start()
-            fleet = client.Client(await net.connect("ann"))
+            fleet = client.ManageClient(await net.connect("ann"))
             for name in hosts:
                 await fleet.create(entry(f"on-{name}", name))
                 await fleet.wait(f"on-{name}", "up")
@@ -229,7 +229,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
 # In the middle of a rollout
 
 
-class Slow(memory.Memory):
+class Slow(memory.MemoryAdapter):
     """``work`` begins, and ends when the test lets it."""
 
     type_name = "slow"
@@ -358,8 +358,8 @@ class Liar(base.Adapter):
     """Says whatever it is told to."""
 
     type_name = "liar"
-    config_type = memory.Config
-    says: Any = protocol.Observed(True, health.State.UP)
+    config_type = memory.MemoryConfig
+    says: Any = protocol.ObservedState(True, health.HealthState.UP)
 
     async def create(self, config: Any, *, start: bool) -> None:
         self.place.changed(await self.observe())
@@ -373,10 +373,10 @@ class Liar(base.Adapter):
     async def resume(self, config: Any) -> None:
         pass
 
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         if isinstance(self.says, Exception):
             raise self.says
-        found: protocol.Observed = self.says
+        found: protocol.ObservedState = self.says
         return found
 
     async def do_start(self) -> None:
@@ -389,7 +389,7 @@ class Liar(base.Adapter):
 async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
     host = await small.agent(
         "host-b",
-        adapters=lambda name: Liar if name == "liar" else memory.Memory,
+        adapters=lambda name: Liar if name == "liar" else memory.MemoryAdapter,
         types=("liar", "memory"),
     )
     await small.client.create(entry("good", "host-b"))
@@ -399,16 +399,18 @@ async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
     await small.client.wait("bad", "up")
     adapter = host.hosted["bad"].adapter
     lies = [
-        protocol.Observed(True, health.State.UP, "x" * 1_000_000, properties={"much": "y" * 5_000_000}),
-        protocol.Observed(True, health.State.UP, properties={"odd": object()}),
-        protocol.Observed(True, health.State.UP, digest="of something else"),
+        protocol.ObservedState(
+            True, health.HealthState.UP, "x" * 1_000_000, properties={"much": "y" * 5_000_000}
+        ),
+        protocol.ObservedState(True, health.HealthState.UP, properties={"odd": object()}),
+        protocol.ObservedState(True, health.HealthState.UP, digest="of something else"),
         RuntimeError("I will not tell"),
         "not even the right type",
     ]
     for lie in lies:
         adapter.says = lie
         await small.client.exec("look", "bad")
-        if isinstance(lie, protocol.Observed):
+        if isinstance(lie, protocol.ObservedState):
             adapter.place.changed(lie)
         assert await small.client.execute("good", "echo", {"text": "still here"}) == "still here"
     assert len(host.hosted["bad"].seen.reason) <= 1_000
@@ -426,18 +428,20 @@ async def test_one_that_hangs_holds_up_nobody_else(small):
     (answer,) = await hanging
     assert answer["outcome"] == "in-doubt"
     small.host.hosted["fine"].adapter.die("oops")
-    await eventually(lambda: small.host.hosted["fine"].adapter.state is health.State.UP)
+    await eventually(lambda: small.host.hosted["fine"].adapter.state is health.HealthState.UP)
 
 
 def test_a_flapping_one_is_tried_less_and_less_often_and_says_so():
-    spec = protocol.Spec(name="a", type="memory", agent="h", restart=protocol.Restart(attempts=100))
+    spec = protocol.ResourceSpec(
+        name="a", type="memory", agent="h", restart=protocol.RestartPolicy(attempts=100)
+    )
     assignment = protocol.Assignment(spec=spec, epoch=1, generation=1)
-    runtime = reconciler.Runtime.begin(assignment, 0.0, 0)
+    runtime = reconciler.ResourceRuntime.begin(assignment, 0.0, 0)
     delays, now = [], 0.0
     for _ in range(8):
-        up = protocol.Observed(True, health.State.UP, digest=spec.digest)
+        up = protocol.ObservedState(True, health.HealthState.UP, digest=spec.digest)
         reconciler.observe(assignment, runtime, up, now, int(now * 1000))
-        fallen = msgspec.structs.replace(up, state=health.State.DOWN, reason="oops")
+        fallen = msgspec.structs.replace(up, state=health.HealthState.DOWN, reason="oops")
         reconciler.observe(assignment, runtime, fallen, now, int(now * 1000))
         delays.append(runtime.retry_at - now)
         assert reconciler.decide(assignment, runtime, now) is None

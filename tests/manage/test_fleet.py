@@ -33,8 +33,8 @@ async def test_dependencies_come_up_in_order_and_go_in_the_other(small):
     bus = await small.connect("listener")
 
     def heard(message: Any) -> None:
-        one = messages.decode(message.data, protocol.State)
-        if one.state is health.State.UP:
+        one = messages.decode(message.data, protocol.ResourceStateChange)
+        if one.state is health.HealthState.UP:
             order.append(one.resource)
 
     async with await bus.subscribe(protocol.STATES, handler=heard):
@@ -81,7 +81,7 @@ async def test_drift_is_seen_and_put_right(small):
     one = small.host.hosted["a"]
     put = one.adapter.done.count("put")
     one.record.digest = "tampered"
-    one.seen = protocol.Observed(True, health.State.UP, digest="tampered")
+    one.seen = protocol.ObservedState(True, health.HealthState.UP, digest="tampered")
     await eventually(lambda: one.adapter.done.count("put") > put)
     await eventually(lambda: one.record.digest != "tampered")
 
@@ -97,9 +97,9 @@ async def test_what_keeps_falling_is_damped_and_then_given_up(small):
     await small.client.wait("a", "up")
     adapter = small.host.hosted["a"].adapter
     for _ in range(4):
-        await eventually(lambda: adapter.state is health.State.UP)
+        await eventually(lambda: adapter.state is health.HealthState.UP)
         adapter.die("oops")
-        await eventually(lambda: adapter.state is health.State.UP or _state(small, "a") == "failed")
+        await eventually(lambda: adapter.state is health.HealthState.UP or _state(small, "a") == "failed")
     row = await small.client.wait("a", "failed")
     assert "given up after 3 restarts" in row["reason"]
     await small.client.apply(manifest(memory("a", more + ", config: {value: 7}")))
@@ -171,11 +171,11 @@ async def test_draining_an_agent_stops_its_resources_and_gives_it_no_more(small)
     await small.client.apply(manifest(memory("a")))
     await small.client.wait("a", "up")
     await small.client.drain("host-a")
-    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.DOWN)
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.DOWN)
     with pytest.raises(errors.Unavailable, match="no agent"):
         await small.client.apply("resources: [{name: b, type: memory, where: \"agent = 'host-a'\"}]")
     await small.client.undrain("host-a")
-    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.UP)
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.UP)
 
 
 async def test_where_chooses_among_agents_by_labels_and_facts(small):
@@ -253,7 +253,7 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     adapter = small.host.hosted["a"].adapter
     before = small.man.renewal.held_until
     adapter.die("oops")
-    await eventually(lambda: adapter.state is health.State.UP)
+    await eventually(lambda: adapter.state is health.HealthState.UP)
     await eventually(lambda: small.man.renewal.held_until > before)
     small.reg._records._store = kept
     await small.client.apply(manifest(memory("b")))

@@ -22,8 +22,8 @@ resources:
 """
 
 
-def read(text: str) -> list[manifest.Entry]:
-    return manifest.read(text, plugins.checks())
+def read(text: str) -> list[manifest.ManifestEntry]:
+    return manifest.read(text, plugins.config_validators())
 
 
 def test_a_good_one():
@@ -53,7 +53,7 @@ def test_a_good_one():
     ],
 )
 def test_a_fault_is_named_by_line_and_field(old, new, line, field, says):
-    with pytest.raises(manifest.Fault) as caught:
+    with pytest.raises(manifest.ManifestError) as caught:
         read(GOOD.replace(old, new, 1))
     assert (caught.value.line, caught.value.field) == (line, field), str(caught.value)
     assert says in str(caught.value)
@@ -65,7 +65,7 @@ def test_a_circle_over_several_is_named():
         f"  - {{name: {name}, type: memory, agent: a, depends_on: [{other}]}}\n"
         for name, other in (("a", "b"), ("b", "c"), ("c", "a"))
     )
-    with pytest.raises(manifest.Fault, match=r"circle: . -> . -> . -> ."):
+    with pytest.raises(manifest.ManifestError, match=r"circle: . -> . -> . -> ."):
         read(text)
 
 
@@ -90,13 +90,13 @@ def test_aliases_cannot_multiply_without_end():
     text = "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
     for last, name in zip("abcdefgh", "bcdefghi", strict=True):
         text += f"{name}: &{name} [{', '.join([f'*{last}'] * 10)}]\n"
-    with pytest.raises(manifest.Fault, match="too large"):
+    with pytest.raises(manifest.ManifestError, match="too large"):
         read(text)
 
 
 def test_a_secret_is_a_reference_and_never_a_value():
     command = 'command: [sleep, "1"]'
-    with pytest.raises(manifest.Fault, match="secret") as caught:
+    with pytest.raises(manifest.ManifestError, match="secret") as caught:
         read(GOOD.replace(command, "command: [x]\n      environment: {DB_PASSWORD: x}", 1))
     assert caught.value.line == 8
     reference = 'command: [x]\n      environment: {DB_PASSWORD: {secret: "env:P"}}'

@@ -17,7 +17,7 @@ async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
         done += 1
         return done
 
-    under_way = single_flight.UnderWay[int]()
+    under_way = single_flight.SingleFlight[int]()
     first, second = (asyncio.create_task(under_way.once("x", work)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -36,7 +36,7 @@ async def test_an_error_of_any_kind_is_told_to_all():
         await gate.wait()
         raise KeyError("oops")
 
-    under_way = single_flight.UnderWay[int]()
+    under_way = single_flight.SingleFlight[int]()
     asked = [asyncio.create_task(under_way.once("x", work)) for _ in range(2)]
     await asyncio.sleep(0)
     gate.set()
@@ -54,7 +54,7 @@ async def test_it_is_cancelled_with_the_last_who_asked():
         finally:
             ended.set()
 
-    under_way = single_flight.UnderWay[None]()
+    under_way = single_flight.SingleFlight[None]()
     task = asyncio.create_task(under_way.once("x", work))
     await asyncio.sleep(0)
     task.cancel()
@@ -62,7 +62,7 @@ async def test_it_is_cancelled_with_the_last_who_asked():
 
 
 def test_a_process_that_fell_thousands_of_times_is_started_again():
-    care = restarts.Care(["a"])
+    care = restarts.RestartPlanner(["a"])
     for number in range(2_000):
         care.ended("a", float(number), "it ended")
     assert care.next_at() == 1_999.0 + restarts.PAUSE_S_MAX

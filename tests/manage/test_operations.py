@@ -50,7 +50,7 @@ async def test_create_get_put_delete(small):
     with pytest.raises(errors.NotFound):
         await small.client.put("nobody", wanted="down")
     await small.client.put("a", wanted="down")
-    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.DOWN)
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.DOWN)
 
     await small.client.delete("a")
     await small.client.wait_gone("a")
@@ -145,12 +145,12 @@ async def test_a_kill_by_exec_is_one_failure_and_never_shown_up_while_dead(small
             await small.client.execute("web", "signal", {"number": 9})
             heard = []
             async for one in changes:
-                if isinstance(one, protocol.State):
+                if isinstance(one, protocol.ResourceStateChange):
                     heard.append(one.state)
-                    if one.state is health.State.UP:
+                    if one.state is health.HealthState.UP:
                         break
-            assert heard[0] is not health.State.UP
-            assert heard.count(health.State.DOWN) == 1
+            assert heard[0] is not health.HealthState.UP
+            assert heard.count(health.HealthState.DOWN) == 1
             assert len(runtime.failures) == kills, "one kill is one failure"
             assert runtime.observed.properties["pid"] != pid, "what is up is not what was killed"
 
@@ -170,7 +170,7 @@ async def test_rename_is_refused_where_it_cannot_be(small):
 
 
 async def test_subscribe_hears_changes_and_the_resources_own_events(small):
-    heard: list[protocol.State | protocol.Event] = []
+    heard: list[protocol.ResourceStateChange | protocol.ResourceEvent] = []
     begun = asyncio.Event()
 
     async def listen(where: str) -> None:
@@ -193,12 +193,12 @@ async def test_subscribe_hears_changes_and_the_resources_own_events(small):
 
         await eventually(happens)
         event = heard[0]
-        assert isinstance(event, protocol.Event)
+        assert isinstance(event, protocol.ResourceEvent)
         assert (event.resource, event.what, event.details) == ("a", "disk-full", {"path": "/data"})
         adapter.die("oops")
-        await eventually(lambda: any(isinstance(one, protocol.State) for one in heard))
-        change = next(one for one in heard if isinstance(one, protocol.State))
-        assert (change.state, change.was) == (health.State.DOWN, health.State.UP)
+        await eventually(lambda: any(isinstance(one, protocol.ResourceStateChange) for one in heard))
+        change = next(one for one in heard if isinstance(one, protocol.ResourceStateChange))
+        assert (change.state, change.was) == (health.HealthState.DOWN, health.HealthState.UP)
         assert all(one.resource == "a" for one in heard)
     finally:
         task.cancel()
@@ -219,7 +219,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
     await small.client.wait("a", "up")
     for module, name in ((agent_calls, "AGAIN_S"), (operations, "AGAIN_S"), (client, "EXEC_TRY_S")):
         monkeypatch.setattr(module, name, 0.3)
-    lost, respond = [], received.Message.respond
+    lost, respond = [], received.ReceivedMessage.respond
 
     async def lose_the_first(message: Any, data: bytes, **more: Any) -> None:
         kind = next(
@@ -230,7 +230,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
         else:
             await respond(message, data, **more)
 
-    monkeypatch.setattr(received.Message, "respond", lose_the_first)
+    monkeypatch.setattr(received.ReceivedMessage, "respond", lose_the_first)
     async with asyncio.timeout(10):  # without asking again it would be 35 s
         assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"
     assert lost == ["operation", "execute", "exec"]
@@ -249,7 +249,7 @@ async def test_what_is_asked_again_while_it_is_under_way_is_done_once():
         await go_on.wait()
         raise errors.Conflict("no")
 
-    under_way = single_flight.UnderWay[int]()
+    under_way = single_flight.SingleFlight[int]()
     asked = [asyncio.create_task(under_way.once("a", do)) for _ in range(3)]
     failing = [asyncio.create_task(under_way.once("b", fail)) for _ in range(2)]
     await eventually(lambda: begun)

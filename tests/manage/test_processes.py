@@ -28,7 +28,7 @@ from muster.testing.eventually import eventually, throughout
 from tests.manage import test_adapters
 
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
-UP, DOWN = health.State.UP, health.State.DOWN
+UP, DOWN = health.HealthState.UP, health.HealthState.DOWN
 
 
 class House:
@@ -40,22 +40,22 @@ class House:
         self.number = 0
 
     async def start(self, **options: Any) -> agent.Agent:
-        bus = await network.Network(1).connect("host")
+        bus = await network.SimulatedNetwork(1).connect("host")
         self.agent = agent.Agent(bus, self.folder, beat_s=0.05, **options)
         await self.agent.start()
         return self.agent
 
-    async def do(self, verb: str, name: str = "thing", **more: Any) -> protocol.Answer:
+    async def do(self, verb: str, name: str = "thing", **more: Any) -> protocol.OperationResult:
         self.number += 1
         given = {"id": f"op-{id(self)}-{self.number}", "type": "process", "epoch": 1, **more}
         return await self.agent.obey(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
 
     @property
-    def one(self) -> resource_host.Hosted:
+    def one(self) -> resource_host.HostedResource:
         return self.agent.hosted["thing"]
 
     @property
-    def seen(self) -> protocol.Observed:
+    def seen(self) -> protocol.ObservedState:
         return self.one.seen
 
     @property
@@ -92,7 +92,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def is_down(one: resource_host.Hosted) -> bool:
+def is_down(one: resource_host.HostedResource) -> bool:
     return one.seen.state is DOWN
 
 
@@ -110,9 +110,9 @@ async def test_a_grace_period_may_be_longer_than_an_operation(house):
     pid = house.seen.properties["pid"]
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
     first = await house.do("execute", operation="stop", timeout_s=0.1)
-    assert first.outcome is messages.Outcome.IN_DOUBT
+    assert first.outcome is messages.DecisionOutcome.IN_DOUBT
     second = await house.do("execute", operation="stop", timeout_s=5)
-    assert second.outcome is messages.Outcome.DONE
+    assert second.outcome is messages.DecisionOutcome.DONE
     assert not is_alive(pid)
     assert house.seen.state is DOWN
 
@@ -123,12 +123,12 @@ async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(h
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
     word = mark()
     new = {"command": ["sleep", word], "stop_s": 0.4}
-    answers: list[protocol.Answer] = []
-    while not answers or answers[-1].outcome is messages.Outcome.IN_DOUBT:
+    answers: list[protocol.OperationResult] = []
+    while not answers or answers[-1].outcome is messages.DecisionOutcome.IN_DOUBT:
         answers.append(await house.do("put", config=new, timeout_s=0.1))
-        assert answers[-1].outcome is messages.Outcome.DONE or house.one.record.digest == ""
+        assert answers[-1].outcome is messages.DecisionOutcome.DONE or house.one.record.digest == ""
     assert len(answers) > 1
-    assert answers[-1].outcome is messages.Outcome.DONE
+    assert answers[-1].outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
     assert carriers(word) == [house.seen.properties["pid"]]
 
@@ -137,16 +137,16 @@ async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkey
     """A manager that hears of it meanwhile must not take it for one."""
     await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
-    states: list[health.State] = []
+    states: list[health.HealthState] = []
     see = house.one.see
 
-    def spy(observed: protocol.Observed) -> None:
+    def spy(observed: protocol.ObservedState) -> None:
         states.append(observed.state)
         see(observed)
 
     monkeypatch.setattr(house.one, "see", spy)
     answer = await house.do("execute", operation="restart", timeout_s=0.05)
-    assert answer.outcome is messages.Outcome.IN_DOUBT
+    assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
     await eventually(lambda: UP in states)
     assert DOWN not in states
 
@@ -165,17 +165,17 @@ async def test_a_command_that_left_its_session_is_stopped_as_well(house):
 
 
 async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, monkeypatch):
-    spawn, go_on = process.Process._spawn, threading.Event()
+    spawn, go_on = process.ProcessAdapter._spawn, threading.Event()
 
     def slow(self: Any, *arguments: Any) -> int:
         assert go_on.wait(30)
         return spawn(self, *arguments)
 
-    monkeypatch.setattr(process.Process, "_spawn", slow)
+    monkeypatch.setattr(process.ProcessAdapter, "_spawn", slow)
     config = {"command": ["sleep", mark()]}
     first = await house.do("create", config=config, timeout_s=0.05)
     go_on.set()
-    assert first.outcome is messages.Outcome.IN_DOUBT
+    assert first.outcome is messages.DecisionOutcome.IN_DOUBT
     await house.do("create", config=config)
     await house.do("execute", operation="start")
     assert carriers(config["command"][1]) == [house.seen.properties["pid"]]
@@ -242,7 +242,7 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path):
         leader = house.agent.hosted[name].record.runtime["leader"]
         if when == "without":
             await asyncio.to_thread(gate.write_text, "go\n")
-            await os_process.end_of(leader)
+            await os_process.wait_for_exit(leader)
         await house.start()
         if when == "with":
             assert house.agent.hosted[name].seen.state is UP
@@ -286,13 +286,13 @@ async def test_what_cannot_be_executed_is_refused(house, tmp_path):
         {"command": ["sleep", "1"], "environment": {"PATH": "/nowhere"}, "user_environment": False},
     ):
         answer = await house.do("create", config=config)
-        assert answer.outcome is messages.Outcome.FAILED, config
+        assert answer.outcome is messages.DecisionOutcome.FAILED, config
         assert "cannot be started" in answer.reason
         await house.do("delete")
     (tmp_path / "tool").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "tool").chmod(0o755)
     answer = await house.do("create", config={"command": ["./tool"], "directory": str(tmp_path)})
-    assert answer.outcome is messages.Outcome.DONE
+    assert answer.outcome is messages.DecisionOutcome.DONE
 
 
 # Shortages
@@ -331,7 +331,7 @@ async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_proce
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     monkeypatch.setattr(os_process, "POLL_S", 0.01)
-    end = asyncio.ensure_future(os_process.end_of(grandchild))
+    end = asyncio.ensure_future(os_process.wait_for_exit(grandchild))
     await throughout(lambda: not end.done(), for_s=0.05)
     os.kill(grandchild, signal.SIGKILL)
     assert await end is None
@@ -339,7 +339,7 @@ async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_proce
 
 async def test_a_number_that_another_process_has_is_not_waited_for(start_process):
     child = await start_process("sleep", "1000")
-    assert await os_process.end_of(child.pid, "another:1") is None
+    assert await os_process.wait_for_exit(child.pid, "another:1") is None
 
 
 async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
@@ -361,8 +361,8 @@ async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
     await eventually(lambda: house.seen.state is DOWN)
     assert "did not work" in house.seen.reason
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
-    with pytest.raises(health_checks.Inconclusive):
-        await health_checks.problem(health_checks.Check(kind="command", command=("true",)))
+    with pytest.raises(health_checks.InconclusiveCheck):
+        await health_checks.find_problem(health_checks.HealthCheck(kind="command", command=("true",)))
 
 
 async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house, monkeypatch):
@@ -374,10 +374,10 @@ async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house,
     with monkeypatch.context() as patched:
         patched.setattr(resource_host, "_store", full)
         answer = await house.do("execute", operation="stop", id="stop-1")
-        assert (answer.outcome, answer.code) == (messages.Outcome.FAILED, "not-stored")
+        assert (answer.outcome, answer.code) == (messages.DecisionOutcome.FAILED, "not-stored")
         assert is_alive(pid)
     answer = await house.do("execute", operation="stop", id="stop-1")
-    assert answer.outcome is messages.Outcome.DONE, "it was never begun, so it may be asked for again"
+    assert answer.outcome is messages.DecisionOutcome.DONE, "it was never begun, so it may be asked for again"
 
 
 # Adoption
@@ -400,14 +400,14 @@ async def test_a_stale_pid_file_adopts_no_stranger(house, tmp_path, start_proces
     assert answer.observed.properties["pid"] == stranger.pid, "the clock may have been set: the command is it"
     for text in (str(os.getpid()), "1", "0", "-1", "none", "99999999"):
         file.write_text(text)
-        assert process._running_by(msgspec.convert(config, process.Config)) is None
+        assert process._running_by(msgspec.convert(config, process.ProcessConfig)) is None
 
 
 async def test_a_process_of_another_boot_is_another_process(house):
     await house.do("create", config={"command": ["sleep", "1000"]})
     await house.agent.stop()
     path = house.folder / "thing.json"
-    record = msgspec.json.decode(path.read_bytes(), type=operation_log.Record)
+    record = msgspec.json.decode(path.read_bytes(), type=operation_log.OperationRecord)
     boot, _, ticks = record.runtime["birth"].partition(":")
     assert boot
     record.runtime["birth"] = f"another:{ticks}"
@@ -421,7 +421,7 @@ async def test_a_process_of_another_boot_is_another_process(house):
 # Adapters that fail
 
 
-class Broken(memory.Memory):
+class Broken(memory.MemoryAdapter):
     type_name = "broken"
     faults: list[BaseException] = []  # noqa: RUF012  (a test's)
 
@@ -432,17 +432,17 @@ class Broken(memory.Memory):
 
 
 def find(name: str) -> type[base.Adapter]:
-    return {"broken": Broken, "memory": memory.Memory}[name]
+    return {"broken": Broken, "memory": memory.MemoryAdapter}[name]
 
 
 @pytest.fixture
 def broken(monkeypatch, tmp_path):
     folder = tmp_path / "hosted"
     for name, kind in (("bad", "broken"), ("good", "memory")):
-        record = operation_log.Record(
+        record = operation_log.OperationRecord(
             name=name, type=kind, config={}, digest="d", epoch=1, manager="m1", runtime={"state": "up"}
         )
-        resource_host._store(folder / f"{name}.json", operation_log.Hosted(record).to_store())
+        resource_host._store(folder / f"{name}.json", operation_log.OperationHistory(record).to_store())
     monkeypatch.setattr(Broken, "faults", [KeyError("its own fault")])
     return Broken
 
@@ -453,13 +453,13 @@ async def test_an_adapter_that_cannot_resume_costs_its_own_resource_only(broken,
     await house.start(adapters=find, types=("broken", "memory"))
     bad, good = house.agent.hosted["bad"], house.agent.hosted["good"]
     assert good.seen.state is UP
-    assert (bad.seen.exists, bad.seen.state) == (True, health.State.UNKNOWN)
+    assert (bad.seen.exists, bad.seen.state) == (True, health.HealthState.UNKNOWN)
     assert "its own fault" in bad.seen.reason
     answer = await house.do("execute", "bad", operation="echo")
-    assert answer.outcome is messages.Outcome.FAILED
+    assert answer.outcome is messages.DecisionOutcome.FAILED
     broken.faults.clear()
     await eventually(lambda: bad.seen.state is UP)  # with a later heartbeat
-    assert (await house.do("execute", "bad", operation="echo")).outcome is messages.Outcome.DONE
+    assert (await house.do("execute", "bad", operation="echo")).outcome is messages.DecisionOutcome.DONE
     await house.agent.stop()
 
 
@@ -473,15 +473,17 @@ async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(bro
     await house.start(adapters=find, types=("broken", "memory"))
     broken.faults.clear()
     answer = await house.do("put", "bad", type="broken", config={"value": 2})
-    assert answer.outcome is messages.Outcome.DONE
+    assert answer.outcome is messages.DecisionOutcome.DONE
     adapter: Any = house.agent.hosted["bad"].adapter
     assert adapter.done == ["put"], "what is there is not created"
     await house.agent.stop()
 
 
 async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
-    net = network.Network(1)
-    other = agent.Agent(await net.connect("talker"), None, beat_s=0.01, adapters=lambda _: memory.Memory)
+    net = network.SimulatedNetwork(1)
+    other = agent.Agent(
+        await net.connect("talker"), None, beat_s=0.01, adapters=lambda _: memory.MemoryAdapter
+    )
     heard: list[Any] = []
     manager = await net.connect("m1")
     await manager.subscribe(protocol.beats_to("m1"), handler=heard.append)
@@ -510,8 +512,8 @@ async def test_a_look_that_a_change_overtook_is_not_taken(house):
     adapter: Any = one.adapter
     look = asyncio.Event()
 
-    async def observe() -> protocol.Observed:
-        seen = protocol.Observed(True, adapter.state)
+    async def observe() -> protocol.ObservedState:
+        seen = protocol.ObservedState(True, adapter.state)
         adapter.die("meanwhile")
         look.set()
         return seen

@@ -26,13 +26,13 @@ from tests.manage.processing import (
 
 
 def test_changes_are_true_where_there_is_something_to_write():
-    assert not assignments.Changes(epoch=7)
-    record = assignments.Resource(spec=spec("x"), generation=1)
+    assert not assignments.RegistryChanges(epoch=7)
+    record = assignments.ResourceRecord(spec=spec("x"), generation=1)
     for changes in (
-        assignments.Changes(resources={"x": record}),
-        assignments.Changes(owners={"x": None}),
-        assignments.Changes(statuses={"x": None}),
-        assignments.Changes(agents={"a": None}),
+        assignments.RegistryChanges(resources={"x": record}),
+        assignments.RegistryChanges(owners={"x": None}),
+        assignments.RegistryChanges(statuses={"x": None}),
+        assignments.RegistryChanges(agents={"a": None}),
     ):
         assert changes
 
@@ -43,14 +43,14 @@ def test_changes_are_true_where_there_is_something_to_write():
 def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
     core = two()
     for agent, heard in (
-        (assignments.Agent(), set()),
-        (assignments.Agent(cordoned=True), {"m"}),
-        (assignments.Agent(cordoned=True, zone="north"), set()),
-        (assignments.Agent(), {"m"}),
+        (assignments.AgentRecord(), set()),
+        (assignments.AgentRecord(cordoned=True), {"m"}),
+        (assignments.AgentRecord(cordoned=True, zone="north"), set()),
+        (assignments.AgentRecord(), {"m"}),
         (None, set()),
-        (assignments.Agent(cordoned=True), {"m"}),
+        (assignments.AgentRecord(cordoned=True), {"m"}),
     ):
-        assert core.accept(assignments.Changes(agents={"a": agent})) == heard
+        assert core.accept(assignments.RegistryChanges(agents={"a": agent})) == heard
         assert core.agents.get("a") == agent
     assert core.epoch == 2, "what gives no epoch takes none back"
 
@@ -62,17 +62,19 @@ def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_ne
     changed = core.apply([spec("web", depends_on=("db",), group="g")], "ann")
     assert core.accept(changed) == {"m", "n"}
     assert core.accept(core.apply([spec("alone", agent="c", group="g")], "ann")) == set(), "it has no owner"
-    removed = assignments.Changes(resources={"web": None}, owners={"web": None})
+    removed = assignments.RegistryChanges(resources={"web": None}, owners={"web": None})
     assert core.accept(removed) == {"n"}
     core.invariants()
 
 
 def test_managers_hear_of_a_new_owner():
     core = two()
-    changes = assignments.Changes(owners={"alone": assignments.Owner(manager="n", epoch=9, boot=1)}, epoch=9)
+    changes = assignments.RegistryChanges(
+        owners={"alone": assignments.ResourceOwner(manager="n", epoch=9, boot=1)}, epoch=9
+    )
     assert core.accept(changes) == {"n"}
     assert core.epoch == 9
-    core.accept(assignments.Changes(epoch=4))
+    core.accept(assignments.RegistryChanges(epoch=4))
     assert core.epoch == 9
 
 
@@ -87,7 +89,7 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
         (State.FAILED, set()),
     ):
         assert report(core, "db", state) == heard, state
-    core.accept(assignments.Changes(statuses={"db": None, "web": None}))
+    core.accept(assignments.RegistryChanges(statuses={"db": None, "web": None}))
     assert core.statuses == {}
 
 
@@ -96,7 +98,7 @@ def test_the_names_are_in_order_whatever_comes_and_goes():
     assert core.ordered == ["b", "c"]
     core.accept(core.apply([spec("a")], "ann"))
     assert core.ordered == ["a", "b", "c"]
-    core.accept(assignments.Changes(resources={"b": None}))
+    core.accept(assignments.RegistryChanges(resources={"b": None}))
     assert core.ordered == ["a", "c"]
     core.accept(core.apply([spec("a", group="g")], "ann"))
     assert core.ordered == ["a", "c"]
@@ -106,7 +108,7 @@ def test_the_names_are_in_order_whatever_comes_and_goes():
 def test_with_a_resource_its_status_goes():
     core = two()
     report(core, "db")
-    core.accept(assignments.Changes(resources={"db": None}, owners={"db": None}))
+    core.accept(assignments.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.statuses == {}
     core.invariants()
 
@@ -124,7 +126,7 @@ def test_what_a_manager_says_may_change_assignments():
         (2, True, False),
         (2, False, True),
     ):
-        assert core.renew("m", protocol.Renew(boot=boot, leaving=leaving), 0.0) is matters
+        assert core.renew("m", protocol.RenewRequest(boot=boot, leaving=leaving), 0.0) is matters
     assert core.seen == {"m"}
 
 
@@ -157,7 +159,7 @@ def test_a_manager_whose_connection_closed_has_a_short_time_left(connection, gra
 
 def test_a_manager_is_sent_what_it_does_not_know_yet():
     core = two()
-    (first,), said = pages(core, "m", protocol.Renew(boot=1))
+    (first,), said = pages(core, "m", protocol.RenewRequest(boot=1))
     assert (first.term, first.session, first.ttl_s, first.anew, first.more) == (1, 100, 15.0, True, False)
     assert [(one.spec.name, one.epoch) for one in first.assigned] == [("web", 1)]
     assert (first.revision, said.revision) == (core.revision, core.revision)
@@ -176,7 +178,7 @@ def test_a_manager_is_sent_what_it_does_not_know_yet():
 @pytest.mark.parametrize("field", ["term", "session", "revision"])
 def test_what_another_registry_said_is_void(field: str):
     core = two()
-    _, said = pages(core, "m", protocol.Renew(boot=1))
+    _, said = pages(core, "m", protocol.RenewRequest(boot=1))
     granted = core.granted("m", msgspec.structs.replace(said, **{field: getattr(said, field) + 1}))
     assert granted.anew
     assert [one.spec.name for one in granted.assigned] == ["web"]
@@ -184,7 +186,7 @@ def test_what_another_registry_said_is_void(field: str):
 
 def test_a_manager_that_expired_is_told_everything_anew_each_time():
     core = two()
-    _, said = pages(core, "m", protocol.Renew(boot=1))
+    _, said = pages(core, "m", protocol.RenewRequest(boot=1))
     for number in (1, 2):
         core.managers["m"].expires_at = 0.0
         assert core.expire(0.0) == ["m"]
@@ -195,7 +197,7 @@ def test_a_manager_that_expired_is_told_everything_anew_each_time():
         assert [one.spec.name for one in granted.assigned] == ["web"]
         _, said = pages(core, "m", said)
         core.invariants()
-    assert not core.granted("n", pages(core, "n", protocol.Renew(boot=1))[1]).anew, "the others go on"
+    assert not core.granted("n", pages(core, "n", protocol.RenewRequest(boot=1))[1]).anew, "the others go on"
 
 
 def test_what_an_expired_manager_loses_is_not_kept_for_it():
@@ -220,7 +222,7 @@ def test_a_page_has_no_more_than_so_many(count: int, sizes: list[int], monkeypat
     core = having(*map(spec, names))
     renew(core, "m", "n")
     own(core, dict.fromkeys(names, "m"))
-    found, said = pages(core, "m", protocol.Renew(boot=1))
+    found, said = pages(core, "m", protocol.RenewRequest(boot=1))
     assert [len(page.assigned) for page in found] == sizes
     assert sorted(one.spec.name for page in found for one in page.assigned) == names
     own(core, dict.fromkeys(names, "n"))
@@ -234,11 +236,11 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
     core = having(*map(spec, names))
     renew(core, "m", "n")
     own(core, dict.fromkeys(names, "m"))
-    (whole,), said = pages(core, "m", protocol.Renew(boot=1))
+    (whole,), said = pages(core, "m", protocol.RenewRequest(boot=1))
     size = len(msgspec.msgpack.encode(whole.assigned[0]))
     for max_bytes, sizes in ((1, [1] * 6), (2 * size, [2, 2, 2]), (3 * size - 1, [2, 2, 2])):
         monkeypatch.setattr(protocol, "PAGE_BYTES", max_bytes)
-        found, _ = pages(core, "m", protocol.Renew(boot=1))
+        found, _ = pages(core, "m", protocol.RenewRequest(boot=1))
         assert [len(page.assigned) for page in found] == sizes
         assert sorted(one.spec.name for page in found for one in page.assigned) == names
     own(core, dict.fromkeys(names, "n"))
@@ -264,7 +266,7 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
 def test_on_a_drained_machine_nothing_runs(cordoned, wanted, in_force):
     core = having(spec("web", wanted=wanted))
     if cordoned is not None:
-        core.accept(assignments.Changes(agents={"a": assignments.Agent(cordoned=cordoned)}))
+        core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(cordoned=cordoned)}))
     assert core.wanted("web") is in_force
 
 
@@ -292,7 +294,7 @@ def test_what_ran_once_waits_for_nothing():
 
 def test_it_waits_for_what_is_not_there():
     core = two()
-    core.accept(assignments.Changes(resources={"db": None}, owners={"db": None}))
+    core.accept(assignments.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.waits_for("web") == ("db",)
 
 
@@ -301,7 +303,7 @@ def test_what_is_deleted_waits_for_what_needs_it_and_is_deleted_too():
     core.accept(core.delete(["db", "web"], "ann"))
     assert core.waits_for("db") == ("web",)
     assert core.waits_for("web") == ()
-    core.accept(assignments.Changes(resources={"web": None}, owners={"web": None}))
+    core.accept(assignments.RegistryChanges(resources={"web": None}, owners={"web": None}))
     assert core.waits_for("db") == ()
 
 
@@ -319,7 +321,7 @@ def test_only_the_first_names_it_waits_for_are_shown(monkeypatch):
 def test_an_assignment_says_all_that_a_manager_needs():
     core = two()
     report(core, "db")
-    core.accept(assignments.Changes(agents={"b": assignments.Agent(cordoned=True)}))
+    core.accept(assignments.RegistryChanges(agents={"b": assignments.AgentRecord(cordoned=True)}))
     core.accept(core.rename("db", "store", "bob"))
     renamed = core.assignment("store")
     assert (renamed.spec.name, renamed.spec.wanted, renamed.generation) == ("store", DRAINED, 2)
@@ -334,7 +336,7 @@ def test_an_assignment_says_all_that_a_manager_needs():
 # Assignments
 
 
-def counts(core: assignments.Processor) -> list[int]:
+def counts(core: assignments.AssignmentProcessor) -> list[int]:
     found = collections.Counter(owner.manager for owner in core.owners.values())
     return [found[name] for name in sorted(core.managers)]
 
@@ -389,16 +391,16 @@ def test_the_first_epoch_is_one():
     renew(core, "m", boot=7)
     changes = core.assign()
     assert changes.owners == {
-        "x": assignments.Owner(manager="m", epoch=1, boot=7),
-        "y": assignments.Owner(manager="m", epoch=2, boot=7),
+        "x": assignments.ResourceOwner(manager="m", epoch=1, boot=7),
+        "y": assignments.ResourceOwner(manager="m", epoch=2, boot=7),
     }
 
 
 def test_without_managers_nothing_is_assigned():
     core = having(spec("x"))
-    assert core.assign() == assignments.Changes(epoch=0)
+    assert core.assign() == assignments.RegistryChanges(epoch=0)
     renew(core, "m", leaving=True)
-    assert core.assign() == assignments.Changes(epoch=0)
+    assert core.assign() == assignments.RegistryChanges(epoch=0)
 
 
 def test_a_manager_that_leaves_was_restarted_or_expired_loses_what_it_has():
@@ -434,7 +436,7 @@ def test_an_epoch_is_above_the_last_of_its_resource_and_of_all():
     renew(core, "m")
     assign(core)
     raised = msgspec.structs.replace(core.owners["x"], epoch=900)
-    core.accept(assignments.Changes(owners={"x": raised}, epoch=2))
+    core.accept(assignments.RegistryChanges(owners={"x": raised}, epoch=2))
     renew(core, "m", boot=2)
     assign(core)
     assert {name: owner.epoch for name, owner in core.owners.items()} == {"x": 901, "y": 4}

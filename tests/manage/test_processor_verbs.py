@@ -34,7 +34,7 @@ def test_what_is_applied_again_has_a_new_generation_where_it_differs():
         (spec("old"), "'old' is being renamed"),
     ],
 )
-def test_what_cannot_be_applied(applied: protocol.Spec, match: str):
+def test_what_cannot_be_applied(applied: protocol.ResourceSpec, match: str):
     core = having(spec("x"), spec("old"), spec("leaving"))
     core.accept(core.rename("old", "new", "ann"))
     core.accept(core.delete(["leaving"], "ann"))
@@ -63,7 +63,7 @@ def test_draining_and_its_end(is_wanted, asked, then):
         assert not changes
     else:
         assert changes.resources == {
-            "x": assignments.Resource(spec=spec("x", wanted=then), generation=2, by="bob")
+            "x": assignments.ResourceRecord(spec=spec("x", wanted=then), generation=2, by="bob")
         }
     core.accept(core.delete(["x"], "ann"))
     assert not core.want("x", asked, "bob"), "it is being deleted"
@@ -71,10 +71,10 @@ def test_draining_and_its_end(is_wanted, asked, then):
 
 def test_a_machine_is_drained_and_what_is_on_it_cannot_be_undrained():
     core = having(spec("x"), spec("down", wanted=DOWN))
-    core.accept(assignments.Changes(agents={"a": assignments.Agent(zone="north")}))
+    core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(zone="north")}))
     assert not core.want("a", UP, "ann")
     changes = core.want("a", DRAINED, "ann")
-    assert changes.agents == {"a": assignments.Agent(zone="north", cordoned=True)}
+    assert changes.agents == {"a": assignments.AgentRecord(zone="north", cordoned=True)}
     core.accept(changes)
     assert not core.want("a", DRAINED, "ann")
     with pytest.raises(errors.Conflict, match="'x' is on 'a', which is drained"):
@@ -97,10 +97,10 @@ def test_a_renamed_resource_keeps_its_owner_and_status_under_a_higher_epoch():
     assert core.accept(changes) == {"m", "n"}
     assert "db" not in core.resources
     assert "db" not in core.statuses
-    assert core.resources["store"] == assignments.Resource(
+    assert core.resources["store"] == assignments.ResourceRecord(
         spec=spec("store", agent="b"), generation=2, by="bob", formerly="db"
     )
-    assert core.owners["store"] == assignments.Owner(manager="n", epoch=3, boot=1)
+    assert core.owners["store"] == assignments.ResourceOwner(manager="n", epoch=3, boot=1)
     assert core.statuses["store"].state is State.UP
     assert core.resources["web"].spec.depends_on == ("store",)
     assert core.resources["web"].generation == 1, "nothing else of it changed"
@@ -179,7 +179,7 @@ def test_by_force_it_is_removed_at_once():
 
 def test_with_a_machine_that_is_forgotten_its_resources_go():
     core = two()
-    core.accept(assignments.Changes(agents={"a": assignments.Agent()}))
+    core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord()}))
     with pytest.raises(errors.NotFound, match="no agent 'b'"):
         core.forget("b")
     core.accept(core.forget("a"))
@@ -191,9 +191,9 @@ def test_with_a_machine_that_is_forgotten_its_resources_go():
 
 
 def checkpoint(
-    core: assignments.Processor, name: str, epoch: int, **fields: Any
+    core: assignments.AssignmentProcessor, name: str, epoch: int, **fields: Any
 ) -> tuple[Any, dict[str, int]]:
-    return core.checkpointed("m", {name: (epoch, protocol.Status(**fields))})
+    return core.checkpointed("m", {name: (epoch, protocol.ResourceStatus(**fields))})
 
 
 def test_only_the_owner_under_its_epoch_is_believed():
@@ -221,7 +221,7 @@ def test_an_agent_that_obeys_a_higher_epoch_gets_one_above():
         if epoch is None:
             assert list(changes.statuses) == ["web"], "that is its own"
         else:
-            assert changes.owners == {"web": assignments.Owner(manager="m", epoch=epoch, boot=1)}
+            assert changes.owners == {"web": assignments.ResourceOwner(manager="m", epoch=epoch, boot=1)}
             assert not changes.statuses
     changes, refused = checkpoint(core, "web", 1, superseded_by=assignments.EPOCH_MAX)
     assert (bool(changes), refused) == (False, {"web": 1})

@@ -91,7 +91,7 @@ def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
     second = msgspec.structs.replace(first, generation=2)
     reconciler.changed(first, second, runtime)
     assert act(second, runtime) is None
-    assert reconciler.settle(second, runtime)
+    assert reconciler.mark_converged(second, runtime)
     hear(second, runtime, observed(State.DOWN, exit_code=0))
     assert act(second, runtime, 10.0) is None
     # Where its agent tells which wish it ran for, the agent is told of the new one first.
@@ -123,7 +123,7 @@ def test_it_is_not_given_up_unseen_where_its_agent_never_started_it():
 def test_given_up_means_given_up():
     """Of creations, of changes, of starts; until there is a new wish."""
     for what, seen in (
-        (Act.CREATE, protocol.Observed(False)),
+        (Act.CREATE, protocol.ObservedState(False)),
         (Act.PUT, observed(State.UP, digest="other")),
         (Act.START, observed(State.DOWN)),
     ):
@@ -152,7 +152,9 @@ def test_given_up_means_given_up():
 
 
 def test_a_failed_checkpoint_is_of_its_own_wish():
-    failed = protocol.Status(state=State.FAILED, reason="given up", generation=1, wish=1, failures_ms=(1, 2))
+    failed = protocol.ResourceStatus(
+        state=State.FAILED, reason="given up", generation=1, wish=1, failures_ms=(1, 2)
+    )
     same, other = begin(assign(status=failed)), begin(assign(status=failed, generation=2))
     assert (same.health.state, same.given_up) == (State.FAILED, True)
     assert (other.health.state, other.given_up, other.failures) == (State.DOWN, False, [])
@@ -163,7 +165,7 @@ def test_a_failed_checkpoint_is_of_its_own_wish():
 def test_attempts_are_put_off_twice_as_long_each_time():
     assignment = assign(restart={"attempts": 1000, "delay_s": 0.5, "delay_s_max": 30.0, "window_s": 86400.0})
     runtime = begin(assignment)
-    hear(assignment, runtime, protocol.Observed(False))
+    hear(assignment, runtime, protocol.ObservedState(False))
     waits = []
     for number in range(1100):
         now = 100.0 + number
@@ -240,7 +242,7 @@ def test_one_that_dies_as_soon_as_it_is_started_is_counted():
     hear(assignment, runtime, observed(State.DOWN), 1.0)
     for now in (10.0, 20.0):
         assert act(assignment, runtime, now) is Act.START
-        reconciler.happen(runtime, health.Event.START, "", 0)
+        reconciler.apply_health_event(runtime, health.HealthEvent.START, "", 0)
         reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
         hear(assignment, runtime, observed(State.DOWN), now)  # the answer says so already
     assert act(assignment, runtime, 1000.0) is None
@@ -279,7 +281,7 @@ def test_one_that_was_mended_by_hand_is_watched_again():
 
 def test_a_step_in_doubt_is_looked_at_before_anything_else():
     for answer in (
-        refusal(outcome=messages.Outcome.IN_DOUBT),
+        refusal(outcome=messages.DecisionOutcome.IN_DOUBT),
         refusal("unavailable"),
         refusal("timed-out"),
     ):
@@ -292,7 +294,7 @@ def test_a_step_in_doubt_is_looked_at_before_anything_else():
 
 
 def test_a_stop_that_failed_is_tried_again_and_nothing_is_counted():
-    assignment = assign(wanted=protocol.Wanted.DOWN)
+    assignment = assign(wanted=protocol.DesiredState.DOWN)
     runtime = begin(assignment)
     hear(assignment, runtime, observed())
     assert act(assignment, runtime) is Act.STOP
@@ -384,11 +386,13 @@ def test_a_heartbeat_that_differs_has_the_agent_asked():
     ],
 )
 def test_what_silence_means(state, silence_s, zone_silent, after):
-    runtime: Any = reconciler.Runtime(
+    runtime: Any = reconciler.ResourceRuntime(
         health.Health(state, "before", 0), observed(), heard_at=100.0, zone="north"
     )
     now = 100.0 + silence_s
-    changed = reconciler.listen(runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now)
+    changed = reconciler.check_silence(
+        runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now
+    )
     assert state_of(runtime) is after
     assert changed is (after is not state)
     if state in (State.DOWN, State.FAILED):
@@ -398,17 +402,17 @@ def test_what_silence_means(state, silence_s, zone_silent, after):
 
 
 def test_who_was_deaf_has_not_heard_silence():
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
-    assert not reconciler.listen(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
-    assert reconciler.listen(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
+    assert not reconciler.check_silence(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
+    assert reconciler.check_silence(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
 
 
 def test_the_state_of_a_checkpoint_is_unknown_when_its_agent_does_not_answer():
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), None, heard_at=0.0)
-    assert reconciler.listen(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), None, heard_at=0.0)
+    assert reconciler.check_silence(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
     assert state_of(runtime) is State.UNKNOWN
-    starting = reconciler.Runtime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
-    assert not reconciler.listen(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    starting = reconciler.ResourceRuntime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
+    assert not reconciler.check_silence(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
 
 
 def test_nothing_is_done_where_nothing_is_known():
@@ -416,7 +420,7 @@ def test_nothing_is_done_where_nothing_is_known():
     runtime = begin(assignment)
     runtime.health = health.Health(State.UNKNOWN, "", 0)
     assert act(assignment, runtime) is Act.CLAIM, "but it is asked"
-    runtime.observed = protocol.Observed(False)
+    runtime.observed = protocol.ObservedState(False)
     assert act(assignment, runtime) is None
     told = begin(assignment)
     hear(assignment, told, observed(State.UNKNOWN, digest="other", reason="its adapter cannot tell"))
@@ -430,7 +434,7 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     up = assign()
     runtime = begin(up)
     assert act(up, runtime) is Act.CLAIM
-    hear(up, runtime, protocol.Observed(False))
+    hear(up, runtime, protocol.ObservedState(False))
     assert act(up, runtime) is Act.CREATE
     assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.RENAME
     reconciler.done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
@@ -449,21 +453,21 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     assert act(up, runtime) is None
     assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
     for wanted, state, step in (
-        (protocol.Wanted.DOWN, State.UP, Act.STOP),
-        (protocol.Wanted.DOWN, State.DRAINING, Act.STOP),
-        (protocol.Wanted.DOWN, State.DOWN, None),
-        (protocol.Wanted.DRAINED, State.UP, Act.DRAIN),
-        (protocol.Wanted.DRAINED, State.DRAINING, None),
-        (protocol.Wanted.DRAINED, State.DOWN, None),
-        (protocol.Wanted.UP, State.LATE, None),
-        (protocol.Wanted.UP, State.STARTING, None),
+        (protocol.DesiredState.DOWN, State.UP, Act.STOP),
+        (protocol.DesiredState.DOWN, State.DRAINING, Act.STOP),
+        (protocol.DesiredState.DOWN, State.DOWN, None),
+        (protocol.DesiredState.DRAINED, State.UP, Act.DRAIN),
+        (protocol.DesiredState.DRAINED, State.DRAINING, None),
+        (protocol.DesiredState.DRAINED, State.DOWN, None),
+        (protocol.DesiredState.UP, State.LATE, None),
+        (protocol.DesiredState.UP, State.STARTING, None),
     ):
         assignment = assign(wanted=wanted)
         runtime = begin(assignment)
         hear(assignment, runtime, observed(state))
         assert act(assignment, runtime) is step, (wanted, state)
     runtime.gone = True
-    runtime.observed = protocol.Observed(False)
+    runtime.observed = protocol.ObservedState(False)
     assert act(up, runtime) is None
 
 
@@ -472,7 +476,9 @@ def test_drift_is_told_once_the_wish_was_brought_there():
     runtime = begin(assignment)
     hear(assignment, runtime, observed(digest="other"))
     assert runtime.drift == "", "it was never brought there"
-    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.Step(Act.PUT, "a new configuration")
+    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.ReconcileStep(
+        Act.PUT, "a new configuration"
+    )
     reconciler.done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
     hear(assignment, runtime, observed())
     assert (runtime.drift, runtime.generation) == ("", 1)
@@ -480,7 +486,7 @@ def test_drift_is_told_once_the_wish_was_brought_there():
     hear(assignment, runtime, observed(digest="other"))
     assert "other, not d" in runtime.drift
     assert runtime.dirty
-    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.Step(Act.PUT, "drift")
+    assert reconciler.decide(assignment, runtime, 1.0) == reconciler.ReconcileStep(Act.PUT, "drift")
     hear(assignment, runtime, observed())
     assert runtime.drift == ""
 
@@ -488,37 +494,37 @@ def test_drift_is_told_once_the_wish_was_brought_there():
 def test_what_is_found_done_is_settled():
     assignment = assign(generation=3)
     runtime = begin(assignment)
-    assert not reconciler.settle(assignment, runtime)
-    hear(assignment, runtime, protocol.Observed(False))
-    assert not reconciler.settle(assignment, runtime)
+    assert not reconciler.mark_converged(assignment, runtime)
+    hear(assignment, runtime, protocol.ObservedState(False))
+    assert not reconciler.mark_converged(assignment, runtime)
     hear(assignment, runtime, observed(digest="other"))
-    assert not reconciler.settle(assignment, runtime)
+    assert not reconciler.mark_converged(assignment, runtime)
     hear(assignment, runtime, observed())
     runtime.busy = True
-    assert not reconciler.settle(assignment, runtime)
+    assert not reconciler.mark_converged(assignment, runtime)
     runtime.busy = runtime.dirty = False
-    assert reconciler.settle(assignment, runtime)
+    assert reconciler.mark_converged(assignment, runtime)
     assert (runtime.generation, runtime.ran, runtime.dirty) == (3, 3, True)
-    assert not reconciler.settle(assignment, runtime), "once"
-    down = assign(generation=3, wanted=protocol.Wanted.DOWN)
+    assert not reconciler.mark_converged(assignment, runtime), "once"
+    down = assign(generation=3, wanted=protocol.DesiredState.DOWN)
     runtime = begin(down)
     hear(down, runtime, observed(State.DOWN))
-    assert reconciler.settle(down, runtime)
+    assert reconciler.mark_converged(down, runtime)
     assert runtime.ran == 0
 
 
 def test_what_vanishes_is_down_and_what_was_deleted_is_not():
     assignment = assign()
     runtime = running(assignment)
-    assert hear(assignment, runtime, protocol.Observed(False), 5.0)
+    assert hear(assignment, runtime, protocol.ObservedState(False), 5.0)
     assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "it is not there any more")
     assert runtime.failures == []
     deleting = msgspec.structs.replace(assignment, deleting=True)
     runtime = running(assignment)
-    assert not hear(deleting, runtime, protocol.Observed(False), 5.0)
+    assert not hear(deleting, runtime, protocol.ObservedState(False), 5.0)
     runtime.health = health.Health(State.UNKNOWN, "", 0)
-    assert hear(deleting, runtime, protocol.Observed(False), 6.0)
-    assert not hear(assignment, begin(assignment), protocol.Observed(False))
+    assert hear(deleting, runtime, protocol.ObservedState(False), 6.0)
+    assert not hear(assignment, begin(assignment), protocol.ObservedState(False))
 
 
 def test_what_an_adapter_says_of_it_is_its_health():
@@ -543,7 +549,7 @@ def test_properties_last_until_others_are_told():
     assert runtime.observed is not None
     assert runtime.observed.properties == {"pid": 7}
     assert runtime.status(assignment, 1.0, 1).properties == {"pid": 7}
-    hear(assignment, runtime, protocol.Observed(False))
+    hear(assignment, runtime, protocol.ObservedState(False))
     assert runtime.observed.properties == {}
 
 
@@ -566,34 +572,38 @@ def test_a_checkpoint_carries_all_that_the_next_manager_needs():
 
 
 def test_a_reason_that_changes_is_checkpointed():
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 5), dirty=False)
-    assert not reconciler.happen(runtime, health.Event.BEAT, "slow", 9)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 5), dirty=False)
+    assert not reconciler.apply_health_event(runtime, health.HealthEvent.BEAT, "slow", 9)
     assert (runtime.health, runtime.dirty) == (health.Health(State.UP, "slow", 5), True)
     runtime.dirty = False
-    assert not reconciler.happen(runtime, health.Event.BEAT, "", 9)
-    assert not reconciler.happen(runtime, health.Event.BEAT, "slow", 9)
-    assert not reconciler.happen(runtime, health.Event.GIVE_UP, "cannot happen to what is up", 9)
+    assert not reconciler.apply_health_event(runtime, health.HealthEvent.BEAT, "", 9)
+    assert not reconciler.apply_health_event(runtime, health.HealthEvent.BEAT, "slow", 9)
+    assert not reconciler.apply_health_event(
+        runtime, health.HealthEvent.GIVE_UP, "cannot happen to what is up", 9
+    )
     assert not runtime.dirty
-    assert reconciler.happen(runtime, health.Event.DIED, "exit code 1", 9)
+    assert reconciler.apply_health_event(runtime, health.HealthEvent.DIED, "exit code 1", 9)
     assert (runtime.health, runtime.dirty) == (health.Health(State.DOWN, "exit code 1", 9), True)
 
 
 def test_a_renaming_that_found_it_has_brought_the_wish_there():
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False)
+    runtime: Any = reconciler.ResourceRuntime(
+        health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False
+    )
     reconciler.done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
     assert (runtime.generation, runtime.moved, runtime.fault, runtime.retry_at) == (2, True, "", 0.0)
     assert (runtime.ran, runtime.dirty) == (0, True)
-    stopped = reconciler.Runtime(health.Health(State.UP, "", 0), observed())
+    stopped = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed())
     reconciler.done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
     assert (stopped.generation, stopped.ran, stopped.observed) == (0, 0, observed())
-    former = reconciler.Runtime(health.Health(State.UP, "", 0))
+    former = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
     reconciler.done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
     assert (former.moved, former.generation) == (True, 0)
-    deleted = reconciler.Runtime(health.Health(State.UP, "", 0))
+    deleted = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
     reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
     assert (deleted.gone, deleted.retry_at) == (False, 7.0 + reconciler.RETRY_S)
     reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
     assert (deleted.gone, deleted.retry_at) == (True, 0.0)
-    unstarted = reconciler.Runtime(health.Health(State.UP, "", 0))
+    unstarted = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
     reconciler.done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
     assert (unstarted.generation, unstarted.ran, unstarted.observed) == (2, 0, None)

@@ -23,7 +23,7 @@ from tests.manage.reconciling import (
     state_of,
 )
 
-DOWN, DRAINED = protocol.Wanted.DOWN, protocol.Wanted.DRAINED
+DOWN, DRAINED = protocol.DesiredState.DOWN, protocol.DesiredState.DRAINED
 
 
 def clean(assignment: protocol.Assignment) -> Any:
@@ -39,11 +39,11 @@ def clean(assignment: protocol.Assignment) -> Any:
 def test_without_a_checkpoint_nothing_has_happened_yet():
     assignment = assign(generation=3)
     runtime = begin(assignment, 2.0)
-    assert runtime.status(assignment, 2.0, 2000) == protocol.Status(
+    assert runtime.status(assignment, 2.0, 2000) == protocol.ResourceStatus(
         state=State.STARTING, reason="assigned", since_ms=2000, wish=3
     )
     assert runtime.dirty, "the registry does not know this manager's view yet"
-    assert reconciler.decide(assignment, runtime, 2.0) == reconciler.Step(Act.CLAIM, "assigned")
+    assert reconciler.decide(assignment, runtime, 2.0) == reconciler.ReconcileStep(Act.CLAIM, "assigned")
 
 
 def test_the_first_observation_counts_however_its_agent_numbers_it():
@@ -56,7 +56,9 @@ def test_the_first_observation_counts_however_its_agent_numbers_it():
 def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is_retried():
     assignment = assign(restart={"delay_s": 8.0})
     for given_up, step in ((True, Act.CLAIM), (False, None)):
-        last = protocol.Status(state=State.DOWN, generation=1, wish=1, failures_ms=(900,), given_up=given_up)
+        last = protocol.ResourceStatus(
+            state=State.DOWN, generation=1, wish=1, failures_ms=(900,), given_up=given_up
+        )
         runtime = begin(msgspec.structs.replace(assignment, status=last), 1.0)
         assert runtime.given_up is given_up
         assert act(assignment, runtime, 1.0) is step
@@ -82,7 +84,7 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
         (State.FAILED, State.UP, State.UP),
     ],
 )
-@pytest.mark.parametrize("wanted", list(protocol.Wanted))
+@pytest.mark.parametrize("wanted", list(protocol.DesiredState))
 def test_observe_returns_whether_the_state_changed(before, heard, after, wanted):
     assignment = assign(wanted=wanted)
     runtime = begin(assignment)
@@ -199,8 +201,8 @@ def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
 
 
 def test_a_change_of_state_forgets_the_last_fault():
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), fault="stop: boom", dirty=False)
-    assert reconciler.happen(runtime, health.Event.DIED, "crash", 9)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), fault="stop: boom", dirty=False)
+    assert reconciler.apply_health_event(runtime, health.HealthEvent.DIED, "crash", 9)
     assert (runtime.fault, runtime.dirty) == ("", True)
 
 
@@ -219,7 +221,7 @@ def test_a_change_of_state_forgets_the_last_fault():
     ],
 )
 def test_what_the_last_manager_saw_running_has_fallen_when_the_next_finds_it_down(checkpoint, counted):
-    last = protocol.Status(state=checkpoint, generation=1, wish=1)
+    last = protocol.ResourceStatus(state=checkpoint, generation=1, wish=1)
     assignment = assign(status=last)
     runtime = begin(assignment, 10.0)
     hear(assignment, runtime, observed(State.DOWN), 11.0)
@@ -229,13 +231,13 @@ def test_what_the_last_manager_saw_running_has_fallen_when_the_next_finds_it_dow
 @pytest.mark.parametrize(
     ("before", "counted"),
     [
-        (protocol.Observed(True, State.STARTING), True),
-        (protocol.Observed(True, State.LATE), True),
-        (protocol.Observed(True, State.DRAINING), True),
-        (protocol.Observed(True, State.UNKNOWN), False),
-        (protocol.Observed(True, State.DOWN), False),
-        (protocol.Observed(False, State.DOWN), False),
-        (protocol.Observed(False, State.UP), False),
+        (protocol.ObservedState(True, State.STARTING), True),
+        (protocol.ObservedState(True, State.LATE), True),
+        (protocol.ObservedState(True, State.DRAINING), True),
+        (protocol.ObservedState(True, State.UNKNOWN), False),
+        (protocol.ObservedState(True, State.DOWN), False),
+        (protocol.ObservedState(False, State.DOWN), False),
+        (protocol.ObservedState(False, State.UP), False),
     ],
 )
 def test_only_what_ran_can_fall(before, counted):
@@ -274,7 +276,7 @@ def test_the_short_delay_after_a_refusal_is_within_the_longest_delay():
 
 @pytest.mark.parametrize(("ran", "generation", "after"), [(0, 2, 2), (2, 2, 2), (3, 2, 3)])
 def test_a_start_counts_as_a_run_for_the_latest_wish(ran, generation, after):
-    runtime: Any = reconciler.Runtime(health.Health(State.DOWN, "", 0), ran=ran)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.DOWN, "", 0), ran=ran)
     reconciler.done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
     assert runtime.ran == after
 
@@ -309,7 +311,7 @@ def test_a_repeated_observation_ends_silence():
     runtime = running(assignment)
     seen = observed(boot=7, sequence=5)
     hear(assignment, runtime, seen, 1.0)
-    reconciler.listen(runtime, 20.0, 20_000, zone_silent=False, heard_since=0.0)
+    reconciler.check_silence(runtime, 20.0, 20_000, zone_silent=False, heard_since=0.0)
     assert state_of(runtime) is State.LATE
     assert hear(assignment, runtime, seen, 21.0)
     assert state_of(runtime) is State.UP
@@ -329,8 +331,8 @@ def test_a_repeated_observation_ends_silence():
     ],
 )
 def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone_heard_s, after):
-    runtime: Any = reconciler.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=100.0)
-    reconciler.listen(
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), heard_at=100.0)
+    reconciler.check_silence(
         runtime, 140.0, 1, zone_silent=False, heard_since=0.0, zone_heard_at=100.0 + zone_heard_s
     )
     assert state_of(runtime) is after
@@ -342,16 +344,16 @@ def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone
 @pytest.mark.parametrize(
     ("fields", "seen", "step"),
     [
-        ({}, protocol.Observed(False), reconciler.Step(Act.CREATE, "it is not there")),
-        ({}, observed(State.DOWN), reconciler.Step(Act.START, "it does not run")),
-        ({}, observed(State.DOWN, reason="exit code 1"), reconciler.Step(Act.START, "exit code 1")),
-        ({"wanted": DOWN}, observed(), reconciler.Step(Act.STOP, "wanted down")),
-        ({"wanted": DRAINED}, observed(), reconciler.Step(Act.DRAIN, "drained by a user")),
-        ({}, observed(digest=""), reconciler.Step(Act.PUT, "a new configuration")),
+        ({}, protocol.ObservedState(False), reconciler.ReconcileStep(Act.CREATE, "it is not there")),
+        ({}, observed(State.DOWN), reconciler.ReconcileStep(Act.START, "it does not run")),
+        ({}, observed(State.DOWN, reason="exit code 1"), reconciler.ReconcileStep(Act.START, "exit code 1")),
+        ({"wanted": DOWN}, observed(), reconciler.ReconcileStep(Act.STOP, "wanted down")),
+        ({"wanted": DRAINED}, observed(), reconciler.ReconcileStep(Act.DRAIN, "drained by a user")),
+        ({}, observed(digest=""), reconciler.ReconcileStep(Act.PUT, "a new configuration")),
         (
             {"restart": {"policy": "never"}, "generation": 2},
             observed(ran=1),
-            reconciler.Step(Act.PUT, "it runs on for a new wish"),
+            reconciler.ReconcileStep(Act.PUT, "it runs on for a new wish"),
         ),
         ({"restart": {"policy": "never"}, "generation": 2}, observed(ran=2), None),
         ({"restart": {"policy": "always"}, "generation": 2}, observed(ran=1), None),
@@ -369,13 +371,13 @@ def test_a_heartbeat_that_differs_is_the_reason_to_ask():
     runtime = running(assignment)
     runtime.look = True
     step = reconciler.decide(assignment, runtime, 1.0)
-    assert step == reconciler.Step(Act.CLAIM, "a heartbeat says otherwise")
+    assert step == reconciler.ReconcileStep(Act.CLAIM, "a heartbeat says otherwise")
 
 
 def test_an_answer_in_doubt_is_checkpointed_and_changes_no_state():
     assignment = assign()
     runtime = clean(assignment)
-    doubt = refusal(outcome=messages.Outcome.IN_DOUBT)
+    doubt = refusal(outcome=messages.DecisionOutcome.IN_DOUBT)
     assert reconciler.failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
     assert (runtime.observed, runtime.retry_at) == (None, 5.0 + reconciler.RETRY_S)
     assert (runtime.dirty, state_of(runtime)) == (True, State.UP)

@@ -35,9 +35,9 @@ class World(stateful.RuleBasedStateMachine):
         super().__init__()
         self.now, self.wall_ms = 1000.0, 1_700_000_000_000
         # The registry.
-        self.spec = protocol.Spec(name="job", type="process", agent="a", digest="d1")
+        self.spec = protocol.ResourceSpec(name="job", type="process", agent="a", digest="d1")
         self.generation, self.epoch = 1, 1
-        self.stored: protocol.Status | None = None
+        self.stored: protocol.ResourceStatus | None = None
         # The agent and its resource.
         self.exists, self.digest, self.running = False, "", False
         self.runs: list[Run] = []
@@ -46,15 +46,15 @@ class World(stateful.RuleBasedStateMachine):
         self.counted = self.counted_in_store = 0  # by the managers, as far as their checkpoints tell
         self.refusals = 0  # so many of the next operations fail
         self.obeys = 0  # the epoch that it heard of last
-        self.wires: list[tuple[int, protocol.Observed]] = []  # events under way, with that
+        self.wires: list[tuple[int, protocol.ObservedState]] = []  # events under way, with that
         # The manager.
         self.assignment: protocol.Assignment
-        self.runtime: reconciler.Runtime
+        self.runtime: reconciler.ResourceRuntime
         self._take_over()
 
     @stateful.initialize(policy=st.sampled_from(POLICIES))
     def begin(self, policy: str) -> None:
-        restart = protocol.Restart(policy=policy, **RESTART)  # type: ignore[arg-type]
+        restart = protocol.RestartPolicy(policy=policy, **RESTART)  # type: ignore[arg-type]
         self.spec = msgspec.structs.replace(self.spec, restart=restart)
         self.generation += 1
         self._take_over()
@@ -65,16 +65,16 @@ class World(stateful.RuleBasedStateMachine):
     def last(self) -> Run | None:
         return self.runs[-1] if self.runs else None
 
-    def _observed(self) -> protocol.Observed:
+    def _observed(self) -> protocol.ObservedState:
         if not self.exists:
-            return protocol.Observed(False, boot=self.boot, sequence=self.sequence)
+            return protocol.ObservedState(False, boot=self.boot, sequence=self.sequence)
         last = self.last
         properties: dict[str, Any] = {}
         if last is not None and not self.running and last.exit_code is not None:
             properties = {"exit_code": last.exit_code}
-        state = health.State.UP if self.running else health.State.DOWN
+        state = health.HealthState.UP if self.running else health.HealthState.DOWN
         ran = last.generation if last is not None else 0
-        return protocol.Observed(
+        return protocol.ObservedState(
             True, state, "", self.digest, properties, ran=ran, boot=self.boot, sequence=self.sequence
         )
 
@@ -110,10 +110,10 @@ class World(stateful.RuleBasedStateMachine):
         self.assignment = protocol.Assignment(
             spec=self.spec, epoch=self.epoch, generation=self.generation, status=self.stored
         )
-        self.runtime = reconciler.Runtime.begin(self.assignment, self.now, self.wall_ms)
+        self.runtime = reconciler.ResourceRuntime.begin(self.assignment, self.now, self.wall_ms)
         self.counted = self.counted_in_store
 
-    def _hear(self, observed: protocol.Observed, **options: bool) -> None:
+    def _hear(self, observed: protocol.ObservedState, **options: bool) -> None:
         self._tell(reconciler.observe, self.assignment, self.runtime, observed, **options)
 
     def _tell(self, function: Any, *arguments: Any, **options: bool) -> None:
@@ -121,20 +121,22 @@ class World(stateful.RuleBasedStateMachine):
         function(*arguments, self.now, self.wall_ms, **options)
         self.counted += self.runtime.failures is not before
 
-    def _step(self, *, lose_answer: bool = False, die_at_once: int | None = None) -> reconciler.Act | None:
+    def _step(
+        self, *, lose_answer: bool = False, die_at_once: int | None = None
+    ) -> reconciler.ReconcileAction | None:
         runtime, assignment = self.runtime, self.assignment
         step = reconciler.decide(assignment, runtime, self.now)
         if step is None:
-            reconciler.settle(assignment, runtime)
+            reconciler.mark_converged(assignment, runtime)
             return None
         self.obeys = self.epoch
-        if step.act is reconciler.Act.CLAIM:
+        if step.act is reconciler.ReconcileAction.CLAIM:
             if not lose_answer:
                 runtime.look = False
                 self._hear(self._observed(), asked=True)
             return step.act
-        if step.act in (reconciler.Act.CREATE, reconciler.Act.START):
-            reconciler.happen(runtime, health.Event.START, step.why, self.wall_ms)
+        if step.act in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
+            reconciler.apply_health_event(runtime, health.HealthEvent.START, step.why, self.wall_ms)
         runtime.busy = True
         refused = self.refusals > 0
         if refused:
@@ -142,20 +144,20 @@ class World(stateful.RuleBasedStateMachine):
             self.falls += 1
         else:
             self._carry_out(step.act, assignment)
-            if die_at_once is not None and self.running and step.act is not reconciler.Act.PUT:
+            if die_at_once is not None and self.running and step.act is not reconciler.ReconcileAction.PUT:
                 self._end(die_at_once)
         answered = self._observed()
         for epoch, event in self.wires[-2:]:
             if epoch == self.epoch:
                 self._hear(event)  # while it is busy
         runtime.busy = False
-        answer: protocol.Answer | None
+        answer: protocol.OperationResult | None
         if lose_answer:
-            answer = _answer(messages.Outcome.IN_DOUBT, "in-doubt")
+            answer = _answer(messages.DecisionOutcome.IN_DOUBT, "in-doubt")
         else:
-            answer = _answer(messages.Outcome.FAILED, "adapter-failed") if refused else None
+            answer = _answer(messages.DecisionOutcome.FAILED, "adapter-failed") if refused else None
         if answer is None:
-            start = assignment.spec.wanted is protocol.Wanted.UP
+            start = assignment.spec.wanted is protocol.DesiredState.UP
             reconciler.done(
                 runtime,
                 step.act,
@@ -171,16 +173,18 @@ class World(stateful.RuleBasedStateMachine):
         self._tell(reconciler.release, assignment, runtime)
         return step.act
 
-    def _carry_out(self, act: reconciler.Act, assignment: protocol.Assignment) -> None:
+    def _carry_out(self, act: reconciler.ReconcileAction, assignment: protocol.Assignment) -> None:
         spec, generation = assignment.spec, assignment.generation
         match act:
-            case reconciler.Act.CREATE if not self.exists:
+            case reconciler.ReconcileAction.CREATE if not self.exists:
                 self.exists, self.digest = True, spec.digest
-                if spec.wanted is protocol.Wanted.UP:
+                if spec.wanted is protocol.DesiredState.UP:
                     self._start(generation)
                 else:
                     self._changed()
-            case reconciler.Act.PUT | reconciler.Act.CREATE:  # of what is there: the same
+            case (
+                reconciler.ReconcileAction.PUT | reconciler.ReconcileAction.CREATE
+            ):  # of what is there: the same
                 same, self.digest = self.digest == spec.digest, spec.digest
                 if self.running and same:
                     assert self.last is not None
@@ -192,9 +196,9 @@ class World(stateful.RuleBasedStateMachine):
                     self._start(generation)
                 else:
                     self._changed()
-            case reconciler.Act.START:
+            case reconciler.ReconcileAction.START:
                 self._start(generation)
-            case reconciler.Act.STOP:
+            case reconciler.ReconcileAction.STOP:
                 if self.running:
                     self._end(-15)
             case _:
@@ -263,9 +267,9 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule(
         digest=st.sampled_from(["d1", "d2"]),
-        wanted=st.sampled_from([protocol.Wanted.UP, protocol.Wanted.DOWN]),
+        wanted=st.sampled_from([protocol.DesiredState.UP, protocol.DesiredState.DOWN]),
     )
-    def wish(self, digest: str, wanted: protocol.Wanted) -> None:
+    def wish(self, digest: str, wanted: protocol.DesiredState) -> None:
         self.spec = msgspec.structs.replace(self.spec, digest=digest, wanted=wanted)
         self.generation += 1
         before = self.assignment
@@ -276,7 +280,7 @@ class World(stateful.RuleBasedStateMachine):
     def silence(self) -> None:
         self.now += 40.0
         self.wall_ms += 40_000
-        reconciler.listen(
+        reconciler.check_silence(
             self.runtime, self.now, self.wall_ms, zone_silent=False, heard_since=0.0, zone_heard_at=self.now
         )
 
@@ -291,7 +295,7 @@ class World(stateful.RuleBasedStateMachine):
     def given_up_is_final(self) -> None:
         if self.runtime.given_up and not self.runtime.look and self.runtime.observed is not None:
             step = reconciler.decide(self.assignment, self.runtime, self.now)
-            assert step is None or step.act is reconciler.Act.STOP
+            assert step is None or step.act is reconciler.ReconcileAction.STOP
 
     def teardown(self) -> None:
         """Calm: all that is said arrives, and nothing more fails. Then all is as it was wished."""
@@ -304,21 +308,21 @@ class World(stateful.RuleBasedStateMachine):
         if self.exists and not self.runtime.given_up:
             assert self.digest == self.spec.digest
         last, policy = self.last, self.spec.restart.policy
-        if self.spec.wanted is protocol.Wanted.DOWN:
+        if self.spec.wanted is protocol.DesiredState.DOWN:
             assert not self.running
         elif self.running:
-            assert self.runtime.health.state is health.State.UP
+            assert self.runtime.health.state is health.HealthState.UP
         else:
             assert self.runtime.given_up
-            assert self.runtime.health.state is health.State.FAILED
+            assert self.runtime.health.state is health.HealthState.FAILED
             has_run = last is not None and last.generation == self.generation
             clean = last is not None and last.exit_code == 0
             refused_to_restart = has_run and (policy == "never" or (policy == "on-failure" and clean))
             assert refused_to_restart or len(self.runtime.failures) > RESTART["attempts"]
 
 
-def _answer(outcome: messages.Outcome, code: str) -> protocol.Answer:
-    return protocol.Answer(id="x", outcome=outcome, code=code, reason="boom")
+def _answer(outcome: messages.DecisionOutcome, code: str) -> protocol.OperationResult:
+    return protocol.OperationResult(id="x", outcome=outcome, code=code, reason="boom")
 
 
 World.TestCase.settings = hypothesis.settings(

@@ -31,11 +31,11 @@ Scenario = Callable[["World"], Awaitable[None]]
 class World:
     """A registry, a manager and an agent."""
 
-    def __init__(self, net: network.Network, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, net: network.SimulatedNetwork, stack: contextlib.AsyncExitStack) -> None:
         self.net: Any = net
         self.stack = stack
         self.store: Any
-        self.client: client.Client
+        self.client: client.ManageClient
         self.registry: Any
         self.manager: manager.Manager
         self.host: agent.Agent
@@ -47,11 +47,11 @@ class World:
         self.manager = await enter(manager.Manager(await net.connect("manager-1"), tick_s=0.1))
         self.host = await enter(host or agent.Agent(await net.connect("host-a"), None, beat_s=1.0))
         await self.registry.acting.wait()
-        self.client = client.Client(await net.connect("ann"))
+        self.client = client.ManageClient(await net.connect("ann"))
         await until(lambda: "host-a" in self.registry.processor.agents)
 
     async def start_registry(self, name: str, store: database.Store) -> Any:
-        made = endpoint.Registry(await self.net.connect(name), store, manager_ttl_s=3.0)
+        made = endpoint.RegistryEndpoint(await self.net.connect(name), store, manager_ttl_s=3.0)
         return await self.stack.enter_async_context(made)
 
     async def apply(self, *names: str, **fields: Any) -> None:
@@ -60,15 +60,17 @@ class World:
         for name in names:
             await self.client.wait(name, "up", timeout_s=120)
 
-    def hosted(self, name: str) -> health.State | None:
+    def hosted(self, name: str) -> health.HealthState | None:
         one = self.host.hosted.get(name)
-        return one.adapter.state if one is not None and isinstance(one.adapter, memory.Memory) else None
+        return (
+            one.adapter.state if one is not None and isinstance(one.adapter, memory.MemoryAdapter) else None
+        )
 
 
 def play(scenario: Scenario, *, starts: bool = True) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            world = World(network.Network(1), stack)
+            world = World(network.SimulatedNetwork(1), stack)
             if starts:
                 await world.start()
             await scenario(world)
@@ -86,7 +88,9 @@ async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
 def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
     async def scenario(world: World) -> None:
         host = agent.Agent(await world.net.connect("host-a"), None, beat_s=1.0)
-        obeyed = operation_log.Record(name="web", type="memory", config={}, epoch=900, manager="manager-1")
+        obeyed = operation_log.OperationRecord(
+            name="web", type="memory", config={}, epoch=900, manager="manager-1"
+        )
         host._host("web", obeyed)
         await world.start(host)
         await world.apply("web", "new")
@@ -103,17 +107,17 @@ def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
 
 
 def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
-    core = assignments.Processor(term=1, ttl_s=15)
-    core.accept(core.apply([protocol.Spec(name="web", type="memory", agent="a")], "u"))
-    core.renew("m", protocol.Renew(boot=1), 0.0)
+    core = assignments.AssignmentProcessor(term=1, ttl_s=15)
+    core.accept(core.apply([protocol.ResourceSpec(name="web", type="memory", agent="a")], "u"))
+    core.renew("m", protocol.RenewRequest(boot=1), 0.0)
     core.accept(core.assign())
     epoch = core.owners["web"].epoch
-    lie = protocol.Status(superseded_by=(1 << 63) - 1)
+    lie = protocol.ResourceStatus(superseded_by=(1 << 63) - 1)
     changes, refused = core.checkpointed("m", {"web": (epoch, lie)})
     assert (bool(changes), refused) == (False, {"web": epoch})
     # Only the present owner's report counts.
     for name, of in (("other", epoch), ("m", epoch - 1)):
-        changes, refused = core.checkpointed(name, {"web": (of, protocol.Status(superseded_by=900))})
+        changes, refused = core.checkpointed(name, {"web": (of, protocol.ResourceStatus(superseded_by=900))})
         assert (bool(changes), refused) == (False, {"web": epoch})
 
 
@@ -166,15 +170,15 @@ def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
 
 
 def test_what_a_manager_loses_is_sent_in_pages():
-    core = assignments.Processor(term=1, ttl_s=15)
+    core = assignments.AssignmentProcessor(term=1, ttl_s=15)
     all_names = [f"{'frankfurt-2-web-' * 7}{i:06d}" for i in range(20_000)]
-    specs = [protocol.Spec(name=name, type="memory", agent="a") for name in all_names]
+    specs = [protocol.ResourceSpec(name=name, type="memory", agent="a") for name in all_names]
     core.accept(core.apply(specs, "u"))
-    known: dict[str, tuple[protocol.Renew, set[str]]] = {}
+    known: dict[str, tuple[protocol.RenewRequest, set[str]]] = {}
 
     def renew(name: str) -> int:
         """All pages. Returns how many."""
-        said, names = known.setdefault(name, (protocol.Renew(boot=hash(name) & 0xFFFF), set()))
+        said, names = known.setdefault(name, (protocol.RenewRequest(boot=hash(name) & 0xFFFF), set()))
         core.renew(name, said, 0.0)
         for number in range(1, 1_000):
             granted = core.granted(name, said)
@@ -183,7 +187,7 @@ def test_what_a_manager_loses_is_sent_in_pages():
                 names.clear()
             names.difference_update(granted.released)
             names.update(one.spec.name for one in granted.assigned)
-            said = protocol.Renew(
+            said = protocol.RenewRequest(
                 boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
             )
             known[name] = (said, names)
@@ -199,7 +203,7 @@ def test_what_a_manager_loses_is_sent_in_pages():
     assign()
     assert renew("m1") >= 20
     assert len(known["m1"][1]) == 20_000
-    core.renew("m2", protocol.Renew(boot=hash("m2") & 0xFFFF), 0.0)
+    core.renew("m2", protocol.RenewRequest(boot=hash("m2") & 0xFFFF), 0.0)
     assign()
     renew("m1")
     renew("m2")
@@ -236,10 +240,10 @@ def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
 
 
 def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
-    async def slow(self: memory.Memory) -> None:
+    async def slow(self: memory.MemoryAdapter) -> None:
         await asyncio.sleep(2)
 
-    monkeypatch.setattr(memory.Memory, "do_echo", lambda self: slow(self))
+    monkeypatch.setattr(memory.MemoryAdapter, "do_echo", lambda self: slow(self))
 
     async def scenario(world: World) -> None:
         names = [f"r{i}" for i in range(6)]
@@ -264,7 +268,7 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
 
     async def scenario(world: World) -> None:
         await world.apply("web")
-        monkeypatch.setattr(operations, "send", fail)
+        monkeypatch.setattr(operations, "submit_operation", fail)
         begun = await world.client.rollout({"operation": "echo"}, "web")
         await asyncio.sleep(10)
         (found,) = await world.client.rollouts(begun["id"])
@@ -305,7 +309,7 @@ def test_after_a_write_in_doubt_the_store_is_read_again(monkeypatch):
         async def doubtful(batch: Any) -> Any:
             world.store.engine.commit = commit
             await commit(batch)
-            raise store_api.OutcomeUnknown("the connection broke while committing")
+            raise store_api.CommitOutcomeUnknown("the connection broke while committing")
 
         world.store.engine.commit = doubtful
         entry = {"name": "late", "type": "memory", "agent": "host-a"}
@@ -328,7 +332,7 @@ def test_a_commit_is_not_interrupted_by_its_callers_cancellation():
 
         world.store.engine.commit = slow
         registry = world.registry
-        spec = protocol.Spec(name="web", type="memory", agent="host-a")
+        spec = protocol.ResourceSpec(name="web", type="memory", agent="host-a")
 
         async def write() -> None:
             async with registry.writing() as state:
@@ -391,7 +395,7 @@ def test_deleting_while_it_is_renamed_leaves_nothing():
 def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch):
     async def scenario(world: World) -> None:
         await world.apply("old", "other")
-        monkeypatch.setattr(memory.Memory, "can_be_renamed", False)
+        monkeypatch.setattr(memory.MemoryAdapter, "can_be_renamed", False)
         with pytest.raises(errors.Refused, match="cannot be renamed"):
             await world.client.rename("old", "new")
         # Where only the agent knows, it is renamed here first.
@@ -408,7 +412,7 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         assert "cannot be renamed" not in (await world.client.wait("old", "up"))["reason"]
         await world.client.delete("another")
         await world.client.wait_gone("another", timeout_s=60)
-        assert world.hosted("old") is health.State.UP
+        assert world.hosted("old") is health.HealthState.UP
         assert not world.host.hosted["other"].seen.exists
 
     play(scenario)
@@ -428,20 +432,21 @@ def test_a_tick_that_fails_does_not_end_the_loop():
         await world.apply("a")
         await world.host.stop()
         await eventually(
-            lambda: world.manager.managed["a"].runtime.health.state is not health.State.UP, timeout_s=120
+            lambda: world.manager.managed["a"].runtime.health.state is not health.HealthState.UP,
+            timeout_s=120,
         )
 
     play(scenario)
 
 
 def test_deleting_while_its_creation_is_in_doubt_leaves_nothing(monkeypatch):
-    create = memory.Memory.create
+    create = memory.MemoryAdapter.create
 
-    async def slow(self: memory.Memory, config: Any, *, start: bool) -> None:
+    async def slow(self: memory.MemoryAdapter, config: Any, *, start: bool) -> None:
         await asyncio.sleep(20)
         await create(self, config, start=start)
 
-    monkeypatch.setattr(memory.Memory, "create", slow)
+    monkeypatch.setattr(memory.MemoryAdapter, "create", slow)
 
     async def scenario(world: World) -> None:
         entry = {"name": "web", "type": "memory", "agent": "host-a"}
@@ -478,21 +483,21 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
         await world.apply("on", "off", "resting")
         await world.client.put("off", wanted="down")
         await world.client.drain("resting")
-        await until(lambda: world.hosted("off") is world.hosted("resting") is health.State.DOWN)
+        await until(lambda: world.hosted("off") is world.hosted("resting") is health.HealthState.DOWN)
         assert (await world.client.drain("host-a"))["changed"] == ["on"]
-        await until(lambda: world.hosted("on") is health.State.DOWN)
+        await until(lambda: world.hosted("on") is health.HealthState.DOWN)
         assert {row["wanted"] for row in await world.client.get()} == {"down", "drained"}
         with pytest.raises(errors.Conflict, match="drained"):
             await world.client.undrain("on")
         await world.client.undrain("host-a")
-        await until(lambda: world.hosted("on") is health.State.UP)
+        await until(lambda: world.hosted("on") is health.HealthState.UP)
         await asyncio.sleep(60)
-        assert world.hosted("off") is world.hosted("resting") is health.State.DOWN
+        assert world.hosted("off") is world.hosted("resting") is health.HealthState.DOWN
         await world.client.undrain("resting")
         await world.client.undrain("off")  # it was not drained
-        await until(lambda: world.hosted("resting") is health.State.UP)
+        await until(lambda: world.hosted("resting") is health.HealthState.UP)
         await asyncio.sleep(60)
-        assert world.hosted("off") is health.State.DOWN
+        assert world.hosted("off") is health.HealthState.DOWN
 
     play(scenario)
 
@@ -502,16 +507,18 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
 
 @pytest.mark.parametrize(("slow_is_heard", "state"), [(False, "late"), (True, "down")])
 def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_heard, state):
-    heard = zones.Zones(0.0)
+    heard = zones.ZoneReachability(0.0)
     for period_s in (5.0, 60.0):
         heard.hear("z", period_s, 100.0)
-    up = health.Health(health.State.UP, "", 0)
-    runtime = reconciler.Runtime(up, protocol.Observed(True, health.State.UP), heard_at=100.0, zone="z")
+    up = health.Health(health.HealthState.UP, "", 0)
+    runtime = reconciler.ResourceRuntime(
+        up, protocol.ObservedState(True, health.HealthState.UP), heard_at=100.0, zone="z"
+    )
     if slow_is_heard:
         heard.hear("z", 60.0, 160.0)
     for now in range(101, 170):
         heard.look(float(now))
-        reconciler.listen(
+        reconciler.check_silence(
             runtime,
             float(now),
             0,
@@ -537,11 +544,11 @@ async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_pat
     monkeypatch.setattr(resource_host, "_store", count)
     names = {f"r{i}": 1 for i in range(100)}
     bus = await connect("manager-1")
-    claim = messages.encode(protocol.Claim(manager="manager-1", resources=names))
+    claim = messages.encode(protocol.ClaimRequest(manager="manager-1", resources=names))
     async with agent.Agent(await connect("host-a"), tmp_path / "a"):
         for _ in range(2):
             answer = await bus.request(protocol.claim("host-a"), claim, timeout_s=20)
-            assert len(messages.decode(answer.data, protocol.Claimed).observed) == 100
+            assert len(messages.decode(answer.data, protocol.ClaimResult).observed) == 100
         assert sorted(stored) == sorted(names), "each once"
     async with agent.Agent(await connect("host-b"), tmp_path / "a", name="host-a") as again:
         await bus.request(protocol.claim("host-a"), claim, timeout_s=20)
@@ -554,12 +561,12 @@ async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_pat
 
 async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
     async with await database.open(f"sqlite:{tmp_path / 'registry.db'}") as store:
-        kept, core = record_store.Records(store), assignments.Processor(term=1, ttl_s=15)
+        kept, core = record_store.RegistryRecords(store), assignments.AssignmentProcessor(term=1, ttl_s=15)
         await kept.load(core)
-        await kept.commit(core, assignments.Changes(agents={"a": assignments.Agent()}))
-        specs = [protocol.Spec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
+        await kept.commit(core, assignments.RegistryChanges(agents={"a": assignments.AgentRecord()}))
+        specs = [protocol.ResourceSpec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
         await kept.commit(core, core.apply(specs, "u"))
-        core.renew("m", protocol.Renew(boot=1), 0.0)
+        core.renew("m", protocol.RenewRequest(boot=1), 0.0)
         await kept.commit(core, core.assign())
         transactions = 0
         begin = store.transaction
@@ -575,7 +582,7 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
         with contextlib.suppress(errors.Unavailable):
             await kept.commit(core, core.forget("a"))
         store.transaction = begin  # type: ignore[method-assign]
-        loaded = assignments.Processor(term=2, ttl_s=15)
+        loaded = assignments.AssignmentProcessor(term=2, ttl_s=15)
         await kept.load(loaded)
         loaded.invariants()
         assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))

@@ -45,11 +45,11 @@ class Manager:
     """Knows what it was granted, and nothing else."""
 
     def __init__(self, boot: int) -> None:
-        self.asked = protocol.Renew(boot=boot)
+        self.asked = protocol.RenewRequest(boot=boot)
         self.known: dict[str, protocol.Assignment] = {}
         self.named: set[str] | None = None
 
-    def take(self, granted: protocol.Granted) -> None:
+    def take(self, granted: protocol.RenewResult) -> None:
         if granted.anew:
             self.named = set()
         for name in granted.released:
@@ -61,7 +61,7 @@ class Manager:
         if not granted.more and self.named is not None:
             self.known = {name: one for name, one in self.known.items() if name in self.named}
             self.named = None
-        self.asked = protocol.Renew(
+        self.asked = protocol.RenewRequest(
             boot=self.asked.boot, term=granted.term, session=granted.session, revision=granted.revision
         )
 
@@ -77,7 +77,7 @@ class Model:
         return self.agents, self.resources
 
 
-def seen(core: assignments.Processor) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
+def seen(core: assignments.AssignmentProcessor) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
     return (
         {name: agent.cordoned for name, agent in core.agents.items()},
         {
@@ -93,7 +93,7 @@ def seen(core: assignments.Processor) -> tuple[dict[str, bool], dict[str, dict[s
     )
 
 
-def whole(core: assignments.Processor) -> tuple[Any, ...]:
+def whole(core: assignments.AssignmentProcessor) -> tuple[Any, ...]:
     return core.resources, core.owners, core.statuses, core.agents, core.epoch
 
 
@@ -104,7 +104,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.stack = contextlib.AsyncExitStack()
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.store = self.run(self._open("sqlite::memory:"))
-        self.records = record_store.Records(self.store)
+        self.records = record_store.RegistryRecords(self.store)
         self.term = 0
         self.now = 1_000.0
         self.model = Model()
@@ -114,7 +114,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.epochs: dict[str, int] = {}  # of each resource that is there: the last given
         self.backups: list[tuple[Path, Model]] = []
         self.interruptions: list[tuple[str, int]] = []
-        self.core: assignments.Processor
+        self.core: assignments.AssignmentProcessor
         self.act()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -136,7 +136,7 @@ class Registries(stateful.RuleBasedStateMachine):
                 raise errors.Unavailable("the disk is away")
             outcome = await commit(batch)
             if fate == "in doubt":
-                raise store_api.OutcomeUnknown("the connection broke")
+                raise store_api.CommitOutcomeUnknown("the connection broke")
             return outcome
 
         store.engine.commit = interrupted
@@ -145,11 +145,15 @@ class Registries(stateful.RuleBasedStateMachine):
     def act(self) -> None:
         """A registry begins a term."""
         self.term += 1
-        self.core = assignments.Processor(term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000)
+        self.core = assignments.AssignmentProcessor(
+            term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000
+        )
         self.run(self.records.load(self.core))
         self.core.invariants()
 
-    def commit(self, changes: assignments.Changes, after: Model, fate: str = "stored", turn: int = 1) -> bool:
+    def commit(
+        self, changes: assignments.RegistryChanges, after: Model, fate: str = "stored", turn: int = 1
+    ) -> bool:
         """Whether it was stored, as far as the registry knows."""
         if not changes:
             return True
@@ -158,7 +162,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.interruptions = [(fate, turn)]
         try:
             self.run(self._commit(changes, cancelled=fate == "cancelled"))
-        except store_api.OutcomeUnknown:
+        except store_api.CommitOutcomeUnknown:
             self._read_again(before, after)
             return False
         except errors.Unavailable:
@@ -172,7 +176,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self._accepted(after)
         return True
 
-    async def _commit(self, changes: assignments.Changes, *, cancelled: bool) -> None:
+    async def _commit(self, changes: assignments.RegistryChanges, *, cancelled: bool) -> None:
         work = asyncio.ensure_future(record_store.finish(self.records.commit(self.core, changes)))
         if cancelled:
             await asyncio.sleep(0)
@@ -206,7 +210,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         after.agents.setdefault(agent, False)
         if agent not in self.model.agents:
-            self.commit(assignments.Changes(agents={agent: assignments.Agent()}), after, fate)
+            self.commit(assignments.RegistryChanges(agents={agent: assignments.AgentRecord()}), after, fate)
 
     @stateful.rule(
         some=some_names, agent=agents, wanted=st.sampled_from(["up", "down"]), fate=fates, turn=turns
@@ -215,7 +219,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         formerly = {one["formerly"] for one in self.model.resources.values()}
         specs = [
-            protocol.Spec(name=name, type="memory", agent=agent, wanted=protocol.Wanted(wanted))
+            protocol.ResourceSpec(name=name, type="memory", agent=agent, wanted=protocol.DesiredState(wanted))
             for name in some
         ]
         there = [self.model.resources[name] for name in some if name in self.model.resources]
@@ -276,7 +280,7 @@ class Registries(stateful.RuleBasedStateMachine):
     @stateful.rule(name=st.one_of(names, agents), drain=st.booleans(), fate=fates)
     def drain(self, name: str, drain: bool, fate: str) -> None:
         after = self.next_model()
-        up, drained = protocol.Wanted.UP, protocol.Wanted.DRAINED
+        up, drained = protocol.DesiredState.UP, protocol.DesiredState.DRAINED
         try:
             changes = self.core.want(name, drained if drain else up, "ann")
         except errors.NotFound:
@@ -354,10 +358,10 @@ class Registries(stateful.RuleBasedStateMachine):
         for one in some:
             known = manager.known[one]
             if (higher := self.claim(one, known.epoch)) is not None:
-                status = protocol.Status(superseded_by=higher)
+                status = protocol.ResourceStatus(superseded_by=higher)
             else:
-                status = protocol.Status(
-                    state=health.State.UP, generation=known.generation, gone=gone and known.deleting
+                status = protocol.ResourceStatus(
+                    state=health.HealthState.UP, generation=known.generation, gone=gone and known.deleting
                 )
             items[one] = (known.epoch, status)
         for _ in range(2 if again else 1):
@@ -403,7 +407,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.run(backup.restore(url, path))
         given = max(self.core.epoch, 0)
         self.store = self.run(self._open(url))
-        self.records = record_store.Records(self.store)
+        self.records = record_store.RegistryRecords(self.store)
         if not noticed:  # as where files of the database were copied back
 
             def hide(tx: Any) -> None:
@@ -441,7 +445,7 @@ class Registries(stateful.RuleBasedStateMachine):
                 items = {}
                 for one, known in manager.known.items():
                     if (higher := self.claim(one, known.epoch)) is not None:
-                        items[one] = (known.epoch, protocol.Status(superseded_by=higher))
+                        items[one] = (known.epoch, protocol.ResourceStatus(superseded_by=higher))
                 changes, refused = self.core.checkpointed(name, items)
                 assert not refused
                 self.commit(changes, self.next_model())

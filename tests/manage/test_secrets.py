@@ -33,7 +33,7 @@ def entry(folder: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def small(fleet):
-    fleet.key = sealed_box.Key.create()
+    fleet.key = sealed_box.SealedBoxKey.create()
     fleet.reg = await fleet.registry(open_key=lambda: fleet.key)
     fleet.man = await fleet.manager()
     fleet.host = await fleet.agent()
@@ -76,7 +76,7 @@ async def test_nobody_else_gets_it(small, tmp_path):
     await small.client.set_secret("other", "x")
     await small.client.create(entry(tmp_path))
     await small.client.create({"name": "plain", "type": "memory", "agent": "host-b"})
-    key = sealed_box.Key.create()
+    key = sealed_box.SealedBoxKey.create()
 
     async def ask(identity: str, **more: Any) -> Any:
         asked = {"resource": "db", "name": "db-password", "key": key.public, **more}
@@ -101,9 +101,9 @@ async def test_nobody_else_gets_it(small, tmp_path):
     assert audit.count(("secret", "refused")) == 8
     # The one who may gets a box for its key, about this very resource.
     box = (await ask("host-a"))["box"]
-    assert key.open(box, secrets.given_about("host-a", "db", "db-password")).decode() == VALUE
+    assert key.open(box, secrets.delivery_context("host-a", "db", "db-password")).decode() == VALUE
     with pytest.raises(errors.InvalidInput):
-        sealed_box.Key.create().open(box, secrets.given_about("host-a", "db", "db-password"))
+        sealed_box.SealedBoxKey.create().open(box, secrets.delivery_context("host-a", "db", "db-password"))
 
 
 async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, tmp_path):
@@ -120,9 +120,11 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
         ("db-password", "bm90IGEgYm94"),
         (
             "db-password",
-            sealed_box.seal(sealed_box.Key.create().public, b"x", secrets.kept_about("db-password")),
+            sealed_box.seal(
+                sealed_box.SealedBoxKey.create().public, b"x", secrets.storage_context("db-password")
+            ),
         ),
-        ("moved", sealed_box.seal(small.key.public, b"x", secrets.kept_about("db-password"))),
+        ("moved", sealed_box.seal(small.key.public, b"x", secrets.storage_context("db-password"))),
         ("bad name", "x"),
     ):
         with pytest.raises(errors.InvalidInput):
@@ -139,7 +141,7 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
 async def test_a_value_never_stands_in_what_is_applied_whoever_asks(small):
     plain: dict[str, Any] = {"name": "a", "type": "process", "agent": "host-a"}
     plain["config"] = {"command": ["true"], "environment": {"DB_PASSWORD": VALUE}}
-    with pytest.raises(manifest.Fault, match="must not stand"):
+    with pytest.raises(manifest.ManifestError, match="must not stand"):
         await small.client.create(plain)
     with pytest.raises(errors.InvalidInput, match="holds a secret") as caught:  # past the client's own check
         await rpc.call(small.client._bus, protocol.request("ann", "create"), {"entry": plain})
@@ -162,5 +164,5 @@ async def test_a_new_value_is_taken_at_the_next_start_and_a_new_registry_has_it(
 
 async def test_a_registry_without_a_key_keeps_none(fleet):
     await fleet.registry()
-    with pytest.raises(errors.MissingPart):
-        await client.Client(await fleet.connect("bob")).set_secret("x", VALUE)
+    with pytest.raises(errors.MissingDependency):
+        await client.ManageClient(await fleet.connect("bob")).set_secret("x", VALUE)

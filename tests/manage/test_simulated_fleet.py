@@ -88,10 +88,10 @@ class Simulated(base.Adapter):
         WORLD.values.pop(self.place.name, None)
         WORLD.running.pop(self.place.name, None)
 
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         name = self.place.name
-        state = health.State.UP if WORLD.running.get(name) else health.State.DOWN
-        return protocol.Observed(name in WORLD.values, state)
+        state = health.HealthState.UP if WORLD.running.get(name) else health.HealthState.DOWN
+        return protocol.ObservedState(name in WORLD.values, state)
 
     async def resume(self, config: Config) -> None:
         pass
@@ -108,11 +108,11 @@ class Simulated(base.Adapter):
 
     def die(self) -> None:
         WORLD.running[self.place.name] = False
-        self.place.changed(protocol.Observed(True, health.State.DOWN, "killed"))
+        self.place.changed(protocol.ObservedState(True, health.HealthState.DOWN, "killed"))
 
 
 class Checked(agent.Agent):
-    async def _try(self, one: Any, operation: protocol.Operation) -> protocol.Answer:
+    async def _try(self, one: Any, operation: protocol.Operation) -> protocol.OperationResult:
         highest = WORLD.epochs.get(operation.resource, 0)
         if operation.epoch < highest:
             WORLD.violations.append(f"{operation} after epoch {highest}")
@@ -127,7 +127,7 @@ class Stubborn(manager.Manager):
     def acts(self) -> bool:
         return True
 
-    def _take(self, granted: protocol.Granted) -> None:
+    def _take(self, granted: protocol.RenewResult) -> None:
         super()._take(msgspec.structs.replace(granted, released=()))
 
 
@@ -136,7 +136,7 @@ def wall() -> float:
 
 
 async def live(
-    name: str, net: network.Network, make: Any, chance: random.Random, calm: asyncio.Event
+    name: str, net: network.SimulatedNetwork, make: Any, chance: random.Random, calm: asyncio.Event
 ) -> None:
     """A process that is killed now and then, and started again."""
     while True:
@@ -165,7 +165,9 @@ async def live(
         await asyncio.sleep(chance.uniform(0.1, 3))
 
 
-async def nemesis(net: network.Network, chance: random.Random, hosts: dict[str, agent.Agent]) -> None:
+async def nemesis(
+    net: network.SimulatedNetwork, chance: random.Random, hosts: dict[str, agent.Agent]
+) -> None:
     while True:
         await asyncio.sleep(chance.uniform(2, 10))
         act = chance.choice(["cut", "heal", "die", "disconnect"])
@@ -189,7 +191,7 @@ async def simulate(seed: int) -> World:
     global WORLD
     chance = random.Random(seed)
     WORLD = World(chance)
-    net = network.Network(seed, faults=network.Faults(delay_s_max=0.02, silence_s=8.0))
+    net = network.SimulatedNetwork(seed, faults=network.NetworkFaults(delay_s_max=0.02, silence_s=8.0))
     calm = asyncio.Event()
     hosts: dict[str, agent.Agent] = {}
     kept: dict[str, dict[str, Any]] = {}
@@ -201,16 +203,18 @@ async def simulate(seed: int) -> World:
             made._host(name, one.record)
             made.hosted[name].adapter = Simulated(made.hosted[name].place)
             if one.record.config is not None:
-                state = health.State.UP if WORLD.running.get(name) else health.State.DOWN
-                made.hosted[name].seen = protocol.Observed(name in WORLD.values, state, "", one.record.digest)
+                state = health.HealthState.UP if WORLD.running.get(name) else health.HealthState.DOWN
+                made.hosted[name].seen = protocol.ObservedState(
+                    name in WORLD.values, state, "", one.record.digest
+                )
         kept[bus.identity] = made.hosted
         hosts[bus.identity] = made
         return made
 
     async with await database.open("sqlite::memory:") as store:
 
-        def registry(bus: Any) -> endpoint.Registry:
-            return endpoint.Registry(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
+        def registry(bus: Any) -> endpoint.RegistryEndpoint:
+            return endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
 
         def one_manager(bus: Any) -> manager.Manager:
             kind = Stubborn if seed % 2 and bus.identity == "manager-0" else manager.Manager

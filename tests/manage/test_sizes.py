@@ -33,14 +33,16 @@ MANIFEST = json.dumps({"resources": [{"name": "web", "type": "memory", "agent": 
 def test_lists_of_a_large_fleet_come_in_pages():
     async def scenario(world: World) -> None:
         core = world.registry.processor
-        agents: dict[str, assignments.Agent | None] = {
-            f"{LONG}{i:05}": assignments.Agent(facts={"text": "x" * 200}) for i in range(3_000)
+        agents: dict[str, assignments.AgentRecord | None] = {
+            f"{LONG}{i:05}": assignments.AgentRecord(facts={"text": "x" * 200}) for i in range(3_000)
         }
-        await world.registry.commit(assignments.Changes(agents=agents))
+        await world.registry.commit(assignments.RegistryChanges(agents=agents))
         assert len(await world.client.agents()) == 3_001
 
         specs = [
-            protocol.Spec(name=f"{LONG}{i:05}", type="memory", agent="nowhere", labels={"number": str(i)})
+            protocol.ResourceSpec(
+                name=f"{LONG}{i:05}", type="memory", agent="nowhere", labels={"number": str(i)}
+            )
             for i in range(3_000)
         ]
         await world.registry.commit(core.apply(specs, "ann"))
@@ -50,8 +52,8 @@ def test_lists_of_a_large_fleet_come_in_pages():
         assert await world.client.names(where="number IN ('1', '2999')") == [names[1], names[2999]]
 
         # Reasons may be of any length and in any script.
-        status = protocol.Status(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
-        core.accept(assignments.Changes(statuses=dict.fromkeys(names[:500], (1, status))))
+        status = protocol.ResourceStatus(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
+        core.accept(assignments.RegistryChanges(statuses=dict.fromkeys(names[:500], (1, status))))
         assert len(await world.client.get(*names[:500])) == 500
         assert len(await world.client.get()) == 3_000
 
@@ -66,7 +68,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         await world.apply("web")
         await world.manager.stop()
         for i in range(30):
-            core.renew(f"m{i:02}", protocol.Renew(boot=i), asyncio.get_running_loop().time())
+            core.renew(f"m{i:02}", protocol.RenewRequest(boot=i), asyncio.get_running_loop().time())
         await until(lambda: core.owners["web"].manager in core.managers)
         page = await world.client._read("managers")
         assert (len(page["items"]), page["next"]) == (7, "m06")
@@ -77,7 +79,9 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 
         # Two of them began in the same millisecond.
         made = [
-            rollout.Rollout(id=f"id{i:02}", by="ann", plan=rollout.Plan(operation="echo"), at_ms=i // 2)
+            rollout.Rollout(
+                id=f"id{i:02}", by="ann", plan=rollout.RolloutPlan(operation="echo"), at_ms=i // 2
+            )
             for i in reversed(range(20))
         ]
         for one in made:
@@ -146,7 +150,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
         await world.client._ask("apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
-        async def counted(changes: assignments.Changes) -> None:
+        async def counted(changes: assignments.RegistryChanges) -> None:
             commits.append(set(changes.resources))
             await commit(changes)
 
@@ -159,11 +163,11 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
 
 
 def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
-    key = sealed_box.Key.create()
+    key = sealed_box.SealedBoxKey.create()
 
     async def scenario(world: World) -> None:
         world.registry._verbs._keeper._open_key = lambda: key
-        kept = secrets.Kept(box="", by="ann", at_ms=1)
+        kept = secrets.SealedSecret(box="", by="ann", at_ms=1)
         names = [f"{LONG}{i:05}" for i in range(2_500)]
 
         def fill(tx: Any) -> None:
@@ -173,7 +177,7 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
         await world.registry.write(fill)
         config = {"key": {"secret": f"store:{names[0]}"}, "again": {"secret": f"store:{names[0]}"}}
         users = [
-            protocol.Spec(name=f"r{i:05}", type="memory", agent="nowhere", config=config)
+            protocol.ResourceSpec(name=f"r{i:05}", type="memory", agent="nowhere", config=config)
             for i in range(2_000)
         ]
         await world.registry.commit(world.registry.processor.apply(users, "ann"))
@@ -228,9 +232,9 @@ def test_long_results_of_an_exec_are_complete_or_marked():
         names = [f"r{i:02}" for i in range(30)]
         await world.apply(*names)
         executed = 0
-        execute = memory.Memory.execute
+        execute = memory.MemoryAdapter.execute
 
-        async def talkative(self: memory.Memory, operation: str, arguments: Any) -> Any:
+        async def talkative(self: memory.MemoryAdapter, operation: str, arguments: Any) -> Any:
             nonlocal executed
             if operation != "talk":
                 return await execute(self, operation, arguments)
@@ -238,7 +242,7 @@ def test_long_results_of_an_exec_are_complete_or_marked():
             return "\n" * arguments["many"] + f"end of {self.place.name}"
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory.Memory, "execute", talkative)
+            patch.setattr(memory.MemoryAdapter, "execute", talkative)
             rows = await world.client.exec("talk", *names, arguments={"many": 60_000})
             assert [row["resource"] for row in rows] == names
             assert not any(row["truncated"] for row in rows)
@@ -259,9 +263,9 @@ def test_long_results_of_an_exec_are_complete_or_marked():
 
 def test_answers_of_one_message_fit_into_it_whatever_they_are():
     answers = [
-        protocol.Answer(
+        protocol.OperationResult(
             id=f"{'i' * 140}-{i}",
-            outcome=messages.Outcome.FAILED,
+            outcome=messages.DecisionOutcome.FAILED,
             result=[{"line": "\x01" * 2_000}] if i % 2 else None,
             reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000,
         )
@@ -269,15 +273,17 @@ def test_answers_of_one_message_fit_into_it_whatever_they_are():
     ]
     fitting = operation_results.fitting(answers)
     for codec in ("json", "msgpack"):
-        messages.encode(protocol.Results(results=tuple(fitting)), codec)
+        messages.encode(protocol.OrderResults(results=tuple(fitting)), codec)
     assert all(one.truncated and one.reason for one in fitting)
     assert operation_results.fitting(answers[:2]) == answers[:2]
 
 
 def test_a_result_that_cannot_be_sent_is_left_out():
-    answer = protocol.Answer(id="a", outcome=messages.Outcome.DONE, reason="\udc80", result=object())
+    answer = protocol.OperationResult(
+        id="a", outcome=messages.DecisionOutcome.DONE, reason="\udc80", result=object()
+    )
     found = operation_results.bounded(answer)
-    assert (found.outcome, found.code, found.result) == (messages.Outcome.DONE, "bad-result", None)
+    assert (found.outcome, found.code, found.result) == (messages.DecisionOutcome.DONE, "bad-result", None)
     messages.encode(found)
     plain = msgspec.structs.replace(answer, result={"a": 1})
     assert operation_results.bounded(plain) == msgspec.structs.replace(plain, reason="?")
@@ -285,7 +291,7 @@ def test_a_result_that_cannot_be_sent_is_left_out():
 
 def test_facts_of_an_agent_that_are_too_long_are_refused():
     async def scenario(world: World) -> None:
-        said = protocol.Hello(boot=1, facts={"text": "x" * 100_000})
+        said = protocol.AgentHello(boot=1, facts={"text": "x" * 100_000})
         with pytest.raises(errors.LimitExceeded, match="facts and labels of 'ann'"):
             await world.registry._store_agent("ann", said)
 

@@ -26,7 +26,7 @@ PATIENCE_S = 90.0
 
 async def test_managers_go_on_and_what_was_learnt_meanwhile_is_stored_afterwards(fleet):
     with postgres.running() as server:
-        named = store_api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        named = store_api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
         fleet.store = await fleet.stack.enter_async_context(
             await database.open(server.url, settings=named, password=server.password)
         )
@@ -37,10 +37,10 @@ async def test_managers_go_on_and_what_was_learnt_meanwhile_is_stored_afterwards
 
 
 def _is_up(adapter: Any) -> bool:
-    return bool(adapter.state is health.State.UP)
+    return bool(adapter.state is health.HealthState.UP)
 
 
-async def _story(fleet: Any, server: postgres.Server) -> None:
+async def _story(fleet: Any, server: postgres.PostgresServer) -> None:
     await fleet.registry("registry-1")
     await fleet.registry("registry-2")
     managers = {name: await fleet.manager(name) for name in ("manager-1", "manager-2")}
@@ -57,7 +57,7 @@ async def _story(fleet: Any, server: postgres.Server) -> None:
     loop = asyncio.get_running_loop()
     back_at = loop.time() + LOST_S
     refused, falls = 0, dict.fromkeys(names, 0)
-    impatient = client.Client(fleet.client._bus, timeout_s=5.0)
+    impatient = client.ManageClient(fleet.client._bus, timeout_s=5.0)
     while loop.time() < back_at:
         # What should be cannot change …
         with pytest.raises(errors.MusterError):

@@ -74,13 +74,13 @@ class TestSystemd(contract.Contract):
         first = self.seen(host).properties["pid"]
         assert self.command(first)[-1] == "1000"
         answer = await self.do(host, "put", config=other)
-        assert answer.outcome is messages.Outcome.DONE
+        assert answer.outcome is messages.DecisionOutcome.DONE
         assert self.command(self.seen(host).properties["pid"])[-1] == "2000"
         await self.do(host, "execute", operation="stop")
-        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
         await self.do(host, "execute", operation="restart")
-        await eventually(lambda: self.seen(host).state is health.State.UP)
-        file = systemd._path(systemd.Config(**other))
+        await eventually(lambda: self.seen(host).state is health.HealthState.UP)
+        file = systemd._path(systemd.SystemdUnitConfig(**other))
         assert file.exists()
         await self.do(host, "delete")
         assert not file.exists()
@@ -89,7 +89,7 @@ class TestSystemd(contract.Contract):
         failing = {**config, "definition": "[Service]\nExecStart=/bin/sh -c 'exit 7'\n"}
         await self.do(host, "create", config=failing)
         await eventually(lambda: "exit-code" in self.seen(host).reason)
-        assert self.seen(host).state is health.State.DOWN
+        assert self.seen(host).state is health.HealthState.DOWN
 
     @staticmethod
     def command(pid: int) -> list[str]:

@@ -39,15 +39,15 @@ def test_every_shape_is_one_network_without_a_circle(kind, size):
 
 
 def test_a_ring_keeps_one_link_in_reserve():
-    entries = topologies.unfold(shape("ring", 4))
+    entries = topologies.expand(shape("ring", 4))
     assert [entry["config"].get("reserve") for entry in entries] == ["t-4", None, None, None]
     with pytest.raises(errors.InvalidInput):
-        topologies.unfold(shape("ring", 2))
+        topologies.expand(shape("ring", 2))
 
 
 def test_a_manifest_unfolds_it():
     text = "topologies: [{name: t, shape: chain, size: 3, agent: host-a}]"
-    entries = manifest.read(text, plugins.checks())
+    entries = manifest.read(text, plugins.config_validators())
     assert [(entry.name, entry.depends_on) for entry in entries] == [
         ("t-1", ()),
         ("t-2", ("t-1",)),
@@ -146,7 +146,7 @@ async def test_an_agent_without_the_domain_s_documents_makes_no_broker(fleet):
     made = await host.obey(
         protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
     )
-    assert made.outcome is not messages.Outcome.DONE
+    assert made.outcome is not messages.DecisionOutcome.DONE
     assert "may not make brokers" in made.reason
 
 

@@ -87,15 +87,17 @@ async def secured(tmp_path):
     }
     made = sections.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running: Any = await stack.enter_async_context(domain.Domain(made, parts=app_settings.parts(made)))
+        running: Any = await stack.enter_async_context(
+            domain.Domain(made, parts=app_settings.components(made))
+        )
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
-        await stack.enter_async_context(endpoint.Registry(registry, running.store))
+        await stack.enter_async_context(endpoint.RegistryEndpoint(registry, running.store))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))
         await stack.enter_async_context(manager.Manager(bus, tick_s=0.05))
         admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
-        running.fleet = client.Client(admin)
+        running.fleet = client.ManageClient(admin)
         running.creds = await asyncio.to_thread(_issue, running)
-        running.tls = await asyncio.to_thread(certificates.for_clients, made)
+        running.tls = await asyncio.to_thread(certificates.client_tls, made)
         yield running
 
 

@@ -28,11 +28,13 @@ Dial = Callable[..., Awaitable[client_api.Connection]]
 async def serving(
     connect: fixtures.Connect,
     identity: str = "dispatcher",
-    wanted: settings.Message | None = None,
+    wanted: settings.MessageSettings | None = None,
     max_bytes: int = 1 << 30,
-    may: state.May = state.anything,
-) -> AsyncIterator[leadership.Service]:
-    started = leadership.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may)
+    may: state.May = state.allow_all,
+) -> AsyncIterator[leadership.DispatcherLeadership]:
+    started = leadership.DispatcherLeadership(
+        await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may
+    )
     running = asyncio.create_task(started.run())
     try:
         yield started
@@ -42,7 +44,7 @@ async def serving(
 
 
 @pytest_asyncio.fixture
-async def dispatcher(connect: fixtures.Connect) -> AsyncIterator[leadership.Service]:
+async def dispatcher(connect: fixtures.Connect) -> AsyncIterator[leadership.DispatcherLeadership]:
     async with serving(connect) as started:
         await started.acting.wait()
         yield started
@@ -61,27 +63,27 @@ async def dial(connect: fixtures.Connect) -> AsyncIterator[Dial]:
 
 
 @pytest.fixture(scope="module")
-def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.PasswordStore:
     """Made once: that takes long on purpose."""
-    made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
+    made = passwords.PasswordStore(tmp_path_factory.mktemp("passwords"))
     made.set("ann", roles.Role.USER, "correct horse", mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     return made
 
 
 @pytest_asyncio.fixture
 async def gateway(
-    dispatcher: leadership.Service, connect: fixtures.Connect, verifiers: passwords.Passwords
-) -> AsyncIterator[amqp_gateway.Gateway]:
+    dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect, verifiers: passwords.PasswordStore
+) -> AsyncIterator[amqp_gateway.AmqpGateway]:
     pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
 
-    async def dial(login: passwords.Login) -> api.Bus:
+    async def dial(login: passwords.PasswordLogin) -> api.Bus:
         return await connect(login.name)
 
     def may(identity: str, action: str, subject: str) -> bool:
         return not subject.startswith("topic.secret.")
 
-    async with amqp_gateway.Gateway(
-        dial, password_checker.Logins(verifiers), anonymous="nobody", may=may
+    async with amqp_gateway.AmqpGateway(
+        dial, password_checker.PasswordChecker(verifiers), anonymous="nobody", may=may
     ) as started:
         yield started

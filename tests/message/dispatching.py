@@ -12,7 +12,9 @@ from muster.message.dispatcher import leadership
 
 async def main(url: str, name: str) -> None:
     bus = await client.connect((url,), identity=name)
-    dispatching = leadership.Service(bus, settings.Message(checkpoint_records=20), lease_ttl_s=2)
+    dispatching = leadership.DispatcherLeadership(
+        bus, settings.MessageSettings(checkpoint_records=20), lease_ttl_s=2
+    )
     running = asyncio.create_task(dispatching.run())
     await dispatching.acting.wait()
     sys.stdout.write("acting\n")

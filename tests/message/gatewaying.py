@@ -13,10 +13,10 @@ from muster.trust.login import passwords
 
 
 async def main(url: str, name: str, port: str = "0") -> None:
-    async def dial(login: passwords.Login) -> api.Bus:
+    async def dial(login: passwords.PasswordLogin) -> api.Bus:
         return await client.connect((url,), identity=login.name)
 
-    async with amqp_gateway.Gateway(dial, None, anonymous="client", name=name, port=int(port)) as gateway:
+    async with amqp_gateway.AmqpGateway(dial, None, anonymous="client", name=name, port=int(port)) as gateway:
         sys.stdout.write(f"serving {gateway.port}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -41,7 +41,7 @@ class History:
             self.accepted.append(body)
 
     async def move(self, connection: api.Connection) -> None:
-        session = connection.session(api.Mode.TRANSACTED)
+        session = connection.session(api.AcknowledgeMode.TRANSACTED)
         consumer = await session.consumer(IN, prefetch=10)
         producer = session.producer()
         while len(self.moved) < self.total:

@@ -159,7 +159,7 @@ USERS = ("user", ANONYMOUS)
 SENDER = "sender"  # limited by --queue orders:send
 METER = "meter"  # limited by --topic meters/>
 LIMITED = {
-    SENDER: {"queue_grants": (queue_rights.Grant.parse("orders:send"),)},
+    SENDER: {"queue_grants": (queue_rights.QueueGrant.parse("orders:send"),)},
     METER: {"topics": ("topic.meters.>",)},
 }
 IDENTITIES = (*gateway_command.ROLES, ANONYMOUS, *LIMITED)
@@ -206,26 +206,30 @@ TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
 
 @contextlib.asynccontextmanager
 async def serving(
-    trust: keyring.Trust, folder: pathlib.Path
+    trust: keyring.Keyring, folder: pathlib.Path
 ) -> AsyncIterator[tuple[str, int, tuple[str, str]]]:
     """The broker's address, the gateway's port, and a temporary queue and topic of another client.
 
     All queues hold a message.
     """
-    may = app_message.Permissions(trust)
+    may = app_message.TopicPermissions(trust)
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(servers.server(folder, trust))
 
-        async def dial(login: passwords.Login) -> api.Bus:
+        async def dial(login: passwords.PasswordLogin) -> api.Bus:
             creds = await asyncio.to_thread(identities.credentials, trust, login.name, login.role)
             return await client.connect([broker.url], creds=creds)
 
-        bus = await stack.enter_async_context(await dial(passwords.Login("message", roles.Role.GATEWAY)))
-        dispatching = leadership.Service(bus, lease_ttl_s=2, may=may)
+        bus = await stack.enter_async_context(
+            await dial(passwords.PasswordLogin("message", roles.Role.GATEWAY))
+        )
+        dispatching = leadership.DispatcherLeadership(bus, lease_ttl_s=2, may=may)
         running = asyncio.create_task(dispatching.run())
         try:
             await dispatching.acting.wait()
-            bus = await stack.enter_async_context(await dial(passwords.Login("other", roles.Role.OPERATOR)))
+            bus = await stack.enter_async_context(
+                await dial(passwords.PasswordLogin("other", roles.Role.OPERATOR))
+            )
             other = await stack.enter_async_context(jms.Connection(bus))
             session = other.session()
             temporary = await session.temporary_queue()
@@ -233,8 +237,8 @@ async def serving(
                 await session.producer(queue).send("theirs")
             topic = destinations.topic("news/eu")
             await (await session.shared_durable_consumer(topic, OTHERS_SUBSCRIPTION)).close()
-            verifiers = password_checker.Logins(trust.passwords())
-            async with amqp_gateway.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
+            verifiers = password_checker.PasswordChecker(trust.passwords())
+            async with amqp_gateway.AmqpGateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
                 yield broker.url, gateway.port, (temporary.name, (await session.temporary_topic()).name)
         finally:
             running.cancel()
@@ -251,7 +255,7 @@ def outcomes(port: int, identity: str, temporary: tuple[str, str]) -> dict[str, 
 
 async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)  # twenty passwords
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for identity in (*gateway_command.ROLES, *LIMITED):
         role = roles.Role.USER if identity in LIMITED else roles.Role(identity)
         trust.issue(identity, role, **LIMITED.get(identity, {}))  # type: ignore[arg-type]
@@ -272,14 +276,14 @@ async def test_a_revoked_login_is_cut_off_and_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     trust.passwords().set("ann", roles.Role.USER, PASSWORD)
     async with serving(trust, tmp_path) as (url, port, temporary):
         one = await asyncio.to_thread(Client, port, "ann", *temporary)
         with contextlib.closing(one):
             assert await asyncio.to_thread(one.opened) == OK
             await asyncio.to_thread(trust.revoke, "ann")
-            await identities.tell_brokers(trust, [url])
+            await identities.publish_accounts(trust, [url])
             await asyncio.to_thread(one.wait_for_end)  # fails after 30 s
         again = await asyncio.to_thread(outcomes, port, "ann", temporary)
         assert again == {"connect": REFUSED}
@@ -287,7 +291,7 @@ async def test_a_revoked_login_is_cut_off_and_refused(
 
 async def test_a_temporary_topic_is_private_to_its_connection(tmp_path: pathlib.Path):
     """Its subject too, at the broker; and what is sent there goes to no subscription of all topics."""
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for name in ("ann", "bob"):
         trust.issue(name, roles.Role.USER)
     async with contextlib.AsyncExitStack() as stack:

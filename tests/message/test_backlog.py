@@ -12,8 +12,8 @@ from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import ledger
 
 
-def _meta(priority: int = 4, **properties: str | int) -> messages.Meta:
-    return messages.Meta(priority=priority, properties=dict(properties))
+def _meta(priority: int = 4, **properties: str | int) -> messages.MessageMeta:
+    return messages.MessageMeta(priority=priority, properties=dict(properties))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -27,7 +27,7 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
 
     def obey(found: list[backlog.Instruction]) -> None:
         for instruction in found:
-            assert isinstance(instruction, backlog.Deliver)
+            assert isinstance(instruction, backlog.DeliverMessage)
             assert instruction.entry.sequence not in hands, "it is in somebody's hands already"
             assert instruction.entry.sequence not in done, "it is done already"
             hands[instruction.entry.sequence] = instruction.consumer
@@ -41,7 +41,7 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
             case 0 if head < total:
                 head += 1
             case 1 if len(one.consumers) < 3:
-                one.attach(backlog.Consumer((f"c{next(names)}", 0), chance.randrange(3)))
+                one.attach(backlog.BacklogConsumer((f"c{next(names)}", 0), chance.randrange(3)))
             case 2 if one.consumers:
                 one.credit(chance.choice(list(one.consumers)), chance.randrange(1, 4))
             case 3 if hands:
@@ -74,7 +74,7 @@ def test_priority_first_then_order_and_the_returned_take_their_old_places():
     one = backlog.Backlog("q")
     for sequence, priority in enumerate((4, 9, 4, 0), 1):
         one.arrive(sequence, _meta(priority), "", b"")
-    one.attach(backlog.Consumer(("c", 1), 2))
+    one.attach(backlog.BacklogConsumer(("c", 1), 2))
     first = [found.entry.sequence for found in one.pump(0)]
     assert first == [2, 1]
     one.release([1], "c", counted=True)
@@ -84,11 +84,11 @@ def test_priority_first_then_order_and_the_returned_take_their_old_places():
 
 def test_what_nobody_selects_waits_for_somebody_who_does():
     one = backlog.Backlog("q")
-    one.attach(backlog.Consumer(("c", 1), 9, "n = 1"))
+    one.attach(backlog.BacklogConsumer(("c", 1), 9, "n = 1"))
     one.arrive(1, _meta(n=2), "", b"")
     one.arrive(2, _meta(n=1), "", b"")
     assert [found.entry.sequence for found in one.pump(0)] == [2]
-    one.attach(backlog.Consumer(("d", 1), 9, "n = 2"))
+    one.attach(backlog.BacklogConsumer(("d", 1), 9, "n = 2"))
     assert [found.entry.sequence for found in one.pump(0)] == [1]
 
 
@@ -97,8 +97,8 @@ def test_a_group_whose_consumer_dies_goes_on_with_another_in_order():
     for number in range(1, 7):
         one.arrive(number, _meta(JMSXGroupID="g" if number % 2 else "h"), "", b"")
     for name in ("a", "b"):
-        one.attach(backlog.Consumer((name, 1), 2))
-    given = [found for found in one.pump(0) if isinstance(found, backlog.Deliver)]
+        one.attach(backlog.BacklogConsumer((name, 1), 2))
+    given = [found for found in one.pump(0) if isinstance(found, backlog.DeliverMessage)]
     hands = {found.entry.sequence: found.consumer[0] for found in given}
     assert {hands[1], hands[2]} == {"a", "b"}
     dying, other = (hands[1], 1), (hands[2], 1)
@@ -114,7 +114,7 @@ def test_groups_without_end_cost_no_memory_and_those_in_use_stay(monkeypatch: py
     monkeypatch.setattr(backlog, "GROUPS_MAX", 10)
     one = backlog.Backlog("q")
     for name in ("a", "b"):
-        one.attach(backlog.Consumer((name, 1), 1000))
+        one.attach(backlog.BacklogConsumer((name, 1), 1000))
     one.arrive(1, _meta(JMSXGroupID="held"), "", b"")
     (first,) = one.pump(0)
     for number in range(2, 200):
@@ -123,25 +123,25 @@ def test_groups_without_end_cost_no_memory_and_those_in_use_stay(monkeypatch: py
         one.finish(number)
     one.arrive(200, _meta(JMSXGroupID="held"), "", b"")
     (again,) = one.pump(0)
-    assert isinstance(first, backlog.Deliver)
-    assert isinstance(again, backlog.Deliver)
+    assert isinstance(first, backlog.DeliverMessage)
+    assert isinstance(again, backlog.DeliverMessage)
     assert first.consumer == again.consumer
     assert len(one._groups) <= 11
 
 
 def test_expired_messages_are_told_and_never_delivered():
     one = backlog.Backlog("q")
-    one.attach(backlog.Consumer(("c", 1), 9))
+    one.attach(backlog.BacklogConsumer(("c", 1), 9))
     meta = _meta()
     meta.expiration_ms = 1000
     one.arrive(1, meta, "", b"")
-    assert [type(found) for found in one.pump(1000)] == [backlog.Expired]
+    assert [type(found) for found in one.pump(1000)] == [backlog.ExpireMessage]
 
 
 def test_a_message_that_nobody_takes_costs_no_memory_for_what_is_done_after_it():
     one = backlog.Backlog("q", window=8)
     one.live = True
-    one.attach(backlog.Consumer(("c", 1), 1 << 30, "n = 1"))
+    one.attach(backlog.BacklogConsumer(("c", 1), 1 << 30, "n = 1"))
     one.arrive(1 << 10, _meta(n=2), "", b"")
     last = 2000
     for page in range(2, last + 1):  # a page of one message each: its numbers have gaps
@@ -156,7 +156,7 @@ def test_a_message_that_nobody_takes_costs_no_memory_for_what_is_done_after_it()
     one.detach(("c", 1), seen=None)
     one.unload()
     assert len(one.done) == 1
-    one.attach(backlog.Consumer(("d", 1), 9))
+    one.attach(backlog.BacklogConsumer(("d", 1), 9))
     for page in range(1, last + 2):  # loaded again: only what is not done comes
         one.arrive(page << 10, _meta(n=2), "", b"")
     assert [found.entry.sequence >> 10 for found in one.pump(0)] == [1, last + 1]
@@ -165,8 +165,8 @@ def test_a_message_that_nobody_takes_costs_no_memory_for_what_is_done_after_it()
 def test_a_checkpoint_of_much_that_is_done_fits_into_messages():
     first = ledger.Ledger()
     count = 2 * ledger.SPANS
-    first.apply(ledger.Record(stored={"q:x": count}), 1)
-    first.apply(ledger.Record(acked={"q:x": [number << 10 for number in range(count)][1:]}), 2)
+    first.apply(ledger.LogRecord(stored={"q:x": count}), 1)
+    first.apply(ledger.LogRecord(acked={"q:x": [number << 10 for number in range(count)][1:]}), 2)
     first.reach(count, count << 10)
     chunks = first.checkpoint()
     assert len(chunks) == 2
@@ -178,10 +178,12 @@ def test_a_checkpoint_of_much_that_is_done_fits_into_messages():
 
 def test_a_checkpoint_says_what_the_records_said():
     first = ledger.Ledger()
-    subscription = ledger.Subscription(key="s:i:c:n", name="n", topic="a/b", identity="i", client_id="c")
-    first.apply(ledger.Record(subscribed=[subscription]), 1)
-    first.apply(ledger.Record(stored={"q:x": 3}, last_works={"c": 1, "d": 1}), 5)
-    first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], last_works={"c": 2}), 6)
+    subscription = ledger.DurableSubscription(
+        key="s:i:c:n", name="n", topic="a/b", identity="i", client_id="c"
+    )
+    first.apply(ledger.LogRecord(subscribed=[subscription]), 1)
+    first.apply(ledger.LogRecord(stored={"q:x": 3}, last_works={"c": 1, "d": 1}), 5)
+    first.apply(ledger.LogRecord(acked={"q:x": [3]}, consumed=["q:x"], last_works={"c": 2}), 6)
     first.reach(6, 6)
     second = ledger.Ledger()
     second.restore(first.checkpoint())

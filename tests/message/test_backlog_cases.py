@@ -10,11 +10,13 @@ from muster.message.dispatcher import backlog
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 
 
-def meta(priority: int = 4, *, group: str | None = None, expires_ms: int = 0, n: int = 0) -> messages.Meta:
+def meta(
+    priority: int = 4, *, group: str | None = None, expires_ms: int = 0, n: int = 0
+) -> messages.MessageMeta:
     properties: dict[str, str | int | float | bool | None] = {"n": n}
     if group is not None:
         properties["JMSXGroupID"] = group
-    return messages.Meta(priority=priority, properties=properties, expiration_ms=expires_ms)
+    return messages.MessageMeta(priority=priority, properties=properties, expiration_ms=expires_ms)
 
 
 def holding(*sequences: int, **options: int) -> backlog.Backlog:
@@ -28,7 +30,7 @@ def pump(one: backlog.Backlog, now_ms: int = 0) -> list[tuple[str, int]]:
     """What is delivered: to which connection, and which."""
     found = []
     for instruction in one.pump(now_ms):
-        assert isinstance(instruction, backlog.Deliver)
+        assert isinstance(instruction, backlog.DeliverMessage)
         found.append((instruction.consumer[0], instruction.entry.sequence))
     return found
 
@@ -36,7 +38,7 @@ def pump(one: backlog.Backlog, now_ms: int = 0) -> list[tuple[str, int]]:
 def delivered(*sequences: int, **options: int) -> backlog.Backlog:
     """All in the hands of one consumer."""
     one = holding(*sequences, **options)
-    one.attach(backlog.Consumer(A, len(sequences)))
+    one.attach(backlog.BacklogConsumer(A, len(sequences)))
     assert pump(one) == [("a", sequence) for sequence in sequences]
     return one
 
@@ -52,7 +54,7 @@ def test_a_new_backlog_is_empty():
     assert one.room == backlog.WINDOW
     one.arrive(1, meta(), "", b"x")
     assert (one.entries[1].count, one.entries[1].failures, one.entries[1].holder) == (0, 0, None)
-    one.attach(backlog.Consumer(A))
+    one.attach(backlog.BacklogConsumer(A))
     assert pump(one) == [], "a consumer takes nothing before it gives credit"
 
 
@@ -81,7 +83,7 @@ def test_waiting_is_what_nobody_holds_by_priority_and_then_by_sequence():
     one = backlog.Backlog("q")
     for sequence, (priority, n) in enumerate(((4, 1), (4, 2), (9, 2), (4, 1), (9, 1)), 1):
         one.arrive(sequence, meta(priority, n=n), "", b"")
-    one.attach(backlog.Consumer(A, 1, "n = 1"))
+    one.attach(backlog.BacklogConsumer(A, 1, "n = 1"))
     assert pump(one) == [("a", 5)]
     assert waiting(one) == [3, 1, 2, 4], "also those that no consumer selects"
 
@@ -164,7 +166,7 @@ def test_deliveries_before_this_one_are_those_known_or_suspected(
 
 def test_what_is_being_finished_while_it_arrives_goes_to_nobody():
     one = backlog.Backlog("q")
-    one.attach(backlog.Consumer(A, 9))
+    one.attach(backlog.BacklogConsumer(A, 9))
     one.start_finish([1])
     one.arrive(1, meta(), "", b"")
     assert pump(one) == []
@@ -184,7 +186,7 @@ def test_overflow_ends_listening_before_the_message_that_did_not_fit():
 def test_unloading_forgets_what_is_held_but_not_what_is_done_nor_counts():
     one = holding(3, 4)
     one.arrive(5, meta(n=2), "", b"xx")
-    one.attach(backlog.Consumer(A, 1, "n = 0"))
+    one.attach(backlog.BacklogConsumer(A, 1, "n = 0"))
     pump(one)
     one.live = True
     one.release([3], "a", counted=True)
@@ -196,7 +198,7 @@ def test_unloading_forgets_what_is_held_but_not_what_is_done_nor_counts():
     assert one.counts == {3: (1, 1)}
     assert list(one.done) == [(1, 2), (6, 8)]
     one.credit(A, 9)
-    one.attach(backlog.Consumer(B, 9))
+    one.attach(backlog.BacklogConsumer(B, 9))
     assert pump(one) == []
     for sequence in range(1, 10):
         one.arrive(sequence, meta(), "", b"")
@@ -238,20 +240,20 @@ def test_the_floor_rises_to_before_the_first_that_is_not_done(
 def test_consumers_take_turns():
     one = holding(*range(1, 8))
     for key, credit in ((A, 2), (B, 3), (C, 2)):
-        one.attach(backlog.Consumer(key, credit))
+        one.attach(backlog.BacklogConsumer(key, credit))
     assert pump(one) == [("a", 1), ("b", 2), ("c", 3), ("a", 4), ("b", 5), ("c", 6), ("b", 7)]
 
 
 def test_one_without_credit_is_passed_over():
     one = holding(*range(1, 5))
     for key, credit in ((A, 0), (B, 9), (C, 9)):
-        one.attach(backlog.Consumer(key, credit))
+        one.attach(backlog.BacklogConsumer(key, credit))
     assert pump(one) == [("b", 1), ("c", 2), ("b", 3), ("c", 4)]
 
 
 def test_credit_adds_up_and_stopping_takes_it_back():
     one = holding(*range(1, 9))
-    one.attach(backlog.Consumer(A, 1))
+    one.attach(backlog.BacklogConsumer(A, 1))
     one.credit(A, 2)
     one.credit(B, 5)  # it is not there
     assert pump(one) == [("a", 1), ("a", 2), ("a", 3)]
@@ -265,7 +267,7 @@ def test_credit_adds_up_and_stopping_takes_it_back():
 
 def test_a_consumer_that_leaves_gives_back_what_it_holds_and_gets_no_more():
     one = delivered(1, 2)
-    one.attach(backlog.Consumer(B, 1))
+    one.attach(backlog.BacklogConsumer(B, 1))
     assert one.detach(A, seen=[]) == []
     assert one.detach(A, seen=[]) == [], "it is gone already"
     one.arrive(3, meta(), "", b"")
@@ -349,7 +351,7 @@ def test_a_finish_that_comes_twice_ends_the_waiting_for_it():
 
 def test_what_nobody_selects_can_be_finished():
     one = holding(1)
-    one.attach(backlog.Consumer(A, 1, "n = 1"))
+    one.attach(backlog.BacklogConsumer(A, 1, "n = 1"))
     assert pump(one) == []
     assert one.finish(1)
     assert waiting(one) == []
@@ -372,7 +374,7 @@ def test_only_the_connection_that_holds_a_message_gives_it_back():
 def test_what_is_rejected_with_a_reason_is_a_dead_letter():
     one = delivered(1, 2)
     (dead,) = one.release([1], "a", counted=True, reason="poison")
-    assert isinstance(dead, backlog.DeadLetter)
+    assert isinstance(dead, backlog.DeadLetterMessage)
     assert (dead.entry.sequence, dead.entry.count, dead.reason) == (1, 1, "poison")
     assert (waiting(one), list(one.consumers[A].held)) == ([], [2])
     assert not one.holds(1, "a"), "that it is done is being stored"
@@ -391,7 +393,7 @@ def test_one_that_failed_too_often_is_a_dead_letter():
     one.credit(A, 1)
     pump(one)
     (dead,) = one.detach(A, seen=None)
-    assert isinstance(dead, backlog.DeadLetter)
+    assert isinstance(dead, backlog.DeadLetterMessage)
     assert dead.reason == "delivered 2 times without being acknowledged"
     assert waiting(one) == []
 
@@ -429,19 +431,19 @@ def test_without_credit_nothing_is_looked_at():
     one = backlog.Backlog("q")
     one.arrive(1, meta(expires_ms=5), "", b"")
     assert one.pump(10) == []
-    one.attach(backlog.Consumer(A))
+    one.attach(backlog.BacklogConsumer(A))
     assert one.pump(10) == []
     one.credit(A, 1)
-    assert [type(found) for found in one.pump(10)] == [backlog.Expired]
+    assert [type(found) for found in one.pump(10)] == [backlog.ExpireMessage]
 
 
 def test_what_expired_is_finished_and_costs_no_credit():
     one = backlog.Backlog("q")
     for expires_ms in (10, 11, 0):
         one.arrive(one.position + 1, meta(expires_ms=expires_ms), "", b"")
-    one.attach(backlog.Consumer(A, 2))
+    one.attach(backlog.BacklogConsumer(A, 2))
     expired, *rest = one.pump(10)
-    assert isinstance(expired, backlog.Expired)
+    assert isinstance(expired, backlog.ExpireMessage)
     assert expired.entry.sequence == 1
     assert [found.entry.sequence for found in rest] == [2, 3]
     assert (one.expired, one.delivered) == (1, 2)
@@ -453,10 +455,10 @@ def test_what_is_counted():
     one = backlog.Backlog("q")
     for n in (1, 2, 3, 1):
         one.arrive(one.position + 1, meta(n=n), "", b"")
-    one.attach(backlog.Consumer(A, 9, "n = 1"))
+    one.attach(backlog.BacklogConsumer(A, 9, "n = 1"))
     assert pump(one) == [("a", 1), ("a", 4)]
     assert (one.delivered, one.matched, one.rejected) == (2, 2, 2)
-    one.attach(backlog.Consumer(B, 1))
+    one.attach(backlog.BacklogConsumer(B, 1))
     assert pump(one) == [("b", 2)]
     assert (one.delivered, one.matched, one.rejected) == (3, 2, 2)
     assert one.consumers[B].credit == 0
@@ -467,8 +469,8 @@ def test_a_message_that_waits_for_one_consumer_does_not_hold_up_another():
     one = backlog.Backlog("q")
     for n in (1, 2, 1, 3, 2):
         one.arrive(one.position + 1, meta(n=n), "", b"")
-    one.attach(backlog.Consumer(A, 0, "n = 1"))
-    one.attach(backlog.Consumer(B, 2, "n = 2"))
+    one.attach(backlog.BacklogConsumer(A, 0, "n = 1"))
+    one.attach(backlog.BacklogConsumer(B, 2, "n = 2"))
     assert pump(one) == [("b", 2), ("b", 5)]
     assert waiting(one) == [1, 3, 4]
     one.credit(A, 9)
@@ -478,7 +480,7 @@ def test_a_message_that_waits_for_one_consumer_does_not_hold_up_another():
 
 def test_what_is_left_when_credit_ends_stays_in_order():
     one = holding(1, 2, 3, 4)
-    one.attach(backlog.Consumer(A, 2))
+    one.attach(backlog.BacklogConsumer(A, 2))
     assert pump(one) == [("a", 1), ("a", 2)]
     assert waiting(one) == [3, 4]
     one.credit(A, 9)
@@ -497,8 +499,8 @@ def grouped(*groups: str | None) -> backlog.Backlog:
 
 def test_a_group_stays_with_its_consumer_although_others_have_credit():
     one = grouped("g", "g", "h", None, "g")
-    one.attach(backlog.Consumer(A, 2))
-    one.attach(backlog.Consumer(B, 9))
+    one.attach(backlog.BacklogConsumer(A, 2))
+    one.attach(backlog.BacklogConsumer(B, 9))
     assert pump(one) == [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
     assert waiting(one) == [5]
     one.credit(A, 1)
@@ -510,15 +512,15 @@ def test_a_group_goes_on_with_another_where_its_consumer_does_not_select_the_mes
     one = backlog.Backlog("q")
     for n in (1, 2, 2):
         one.arrive(one.position + 1, meta(group="g", n=n), "", b"")
-    one.attach(backlog.Consumer(A, 9, "n = 1"))
-    one.attach(backlog.Consumer(B, 9, "n = 2"))
+    one.attach(backlog.BacklogConsumer(A, 9, "n = 1"))
+    one.attach(backlog.BacklogConsumer(B, 9, "n = 2"))
     assert pump(one) == [("a", 1), ("b", 2), ("b", 3)]
 
 
 def test_of_too_many_groups_the_half_that_was_used_least_is_forgotten(monkeypatch):
     monkeypatch.setattr(backlog, "GROUPS_MAX", 6)
     one = backlog.Backlog("q")
-    one.attach(backlog.Consumer(A, 1000))
+    one.attach(backlog.BacklogConsumer(A, 1000))
 
     def use(group: str, *, finish: bool = True) -> None:
         sequence = one.position + 1

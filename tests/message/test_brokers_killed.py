@@ -21,7 +21,7 @@ from muster.message.client import api
 from muster.message.dispatcher import leadership
 from tests.message import history
 
-Connect = Callable[..., Awaitable[bus_client.Client]]
+Connect = Callable[..., Awaitable[bus_client.NatsBus]]
 
 
 @contextlib.asynccontextmanager
@@ -29,9 +29,9 @@ async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None
     """Dispatchers, of which one acts."""
     acting: list[asyncio.Task[Any]] = []
     services = [
-        leadership.Service(
+        leadership.DispatcherLeadership(
             await connect(name, at),
-            settings.Message(checkpoint_records=30),
+            settings.MessageSettings(checkpoint_records=30),
             max_bytes=64 << 20,
             lease_ttl_s=2,
             replicas=3,
@@ -49,14 +49,14 @@ async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _leader(bus: bus_client.Client) -> str:
+async def _leader(bus: bus_client.NatsBus) -> str:
     return str((await bus.storage.call(f"STREAM.INFO.{protocol.STREAM}"))["cluster"]["leader"])
 
 
-async def _kill_under_load(cluster: network.Network, *, kills: int, between: int) -> None:
+async def _kill_under_load(cluster: network.BrokerNetwork, *, kills: int, between: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def connect(identity: str, *first: str) -> bus_client.Client:
+        async def connect(identity: str, *first: str) -> bus_client.NatsBus:
             made = await bus_client.connect([*first, *cluster.urls], identity=identity, in_order=bool(first))
             stack.push_async_callback(made.close)
             return made
@@ -76,7 +76,7 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
                 for name in ("mover", "reader", "judge", "s0", "s1")
             ]
             mover, reader, judge, *sending = users
-            reading = reader.session(api.Mode.CLIENT)
+            reading = reader.session(api.AcknowledgeMode.CLIENT)
             following = await reading.durable_consumer(history.NEWS, "all", prefetch=10)
 
             async def kill() -> None:
@@ -98,11 +98,11 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
 
 
 @pytest.mark.timeout(180)
-async def test_brokers_killed_under_load_cost_nothing(cluster: network.Network):
+async def test_brokers_killed_under_load_cost_nothing(cluster: network.BrokerNetwork):
     await _kill_under_load(cluster, kills=2, between=25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_many_brokers_killed_one_after_another_under_load_cost_nothing(cluster: network.Network):
+async def test_many_brokers_killed_one_after_another_under_load_cost_nothing(cluster: network.BrokerNetwork):
     await _kill_under_load(cluster, kills=5, between=150)

@@ -40,11 +40,13 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
         await producer.send(messages.TextMessage("moved", properties={delivery.FROM: str(SECRET)}))
         for to in (str(SECRET), None):
             with pytest.raises(errors.Forbidden):
-                await connection.ask(protocol.Move("orders", to))
+                await connection.ask(protocol.MoveMessages("orders", to))
         due_ms = time.time_ns() // 1_000_000 + 100
-        disguised = messages.Meta(kind="t", destination=str(SECRET), delivery_time_ms=due_ms, persistent=True)
+        disguised = messages.MessageMeta(
+            kind="t", destination=str(SECRET), delivery_time_ms=due_ms, persistent=True
+        )
         raw = messages.encode_meta(disguised).decode()
-        await connection.submit([protocol.Send(str(ORDERS), raw, b"delayed")])
+        await connection.submit([protocol.SendMessage(str(ORDERS), raw, b"delayed")])
         consumer = await session.consumer(ORDERS)
         got = [await consumer.receive(30) for _ in range(2)]
         assert [one.body() for one in got if one] == ["moved", "delayed"], "it is where it was, and goes on"
@@ -56,15 +58,15 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
 async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial, connect: fixtures.Connect):
     async with conftest.serving(connect):
         connection = await dial()
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         consumer = await session.consumer(ORDERS, "n = 2")
         for number in range(3):
             await session.producer(ORDERS).send(messages.TextMessage(f"{number}", properties={"n": number}))
         assert await consumer.receive(30) is not None
         with pytest.raises(errors.MusterError):
-            await connection.ask(protocol.Move("orders", "topic:a/*"))
+            await connection.ask(protocol.MoveMessages("orders", "topic:a/*"))
         with pytest.raises(errors.InvalidInput):
-            await connection.ask(protocol.Move("orders"))
+            await connection.ask(protocol.MoveMessages("orders"))
         others = await session.consumer(ORDERS)
         got = [await others.receive(30) for _ in range(2)]
         assert [one.body() for one in got if one] == ["0", "1"]
@@ -95,20 +97,20 @@ async def _rates(connection: client_api.Connection) -> None:
 
 
 async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_the_message_since(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     """As when a new dispatcher knows of the second consumer before it knows of the first."""
     first, second = await dial(), await dial()
-    session = first.session(client_api.Mode.CLIENT)
+    session = first.session(client_api.AcknowledgeMode.CLIENT)
     consumer = await session.consumer(ORDERS, prefetch=1)
     await session.producer(ORDERS).send("one")
     message = await consumer.receive(30)
     assert message is not None
-    other = await second.session(client_api.Mode.CLIENT).consumer(ORDERS)
+    other = await second.session(client_api.AcknowledgeMode.CLIENT).consumer(ORDERS)
     (given,) = session.unacknowledged
-    assert isinstance(consumer, consumers.FedConsumer)
-    await first.ask(protocol.Stop(first.name, [consumer.number]))
-    await first.ask(protocol.Release(first.name, {given.key: [given.sequence]}))
+    assert isinstance(consumer, consumers.DispatchedConsumer)
+    await first.ask(protocol.StopDelivery(first.name, [consumer.number]))
+    await first.ask(protocol.ReleaseMessages(first.name, {given.key: [given.sequence]}))
     again = await other.receive(30)
     assert again is not None
     assert again.redelivered
@@ -118,7 +120,7 @@ async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_t
 
 
 async def test_nobody_acknowledges_what_waits_for_another_client(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     news = destinations.topic("news")
     reader = await dial("reader")
@@ -134,16 +136,18 @@ async def test_nobody_acknowledges_what_waits_for_another_client(
 
 
 async def test_a_repeated_work_is_done_once_however_much_came_between(
-    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
     slow, busy = await dial(), await dial()
     await slow.session().producer(ORDERS).send("once")
     for number in range(5):
         await busy.session().producer(destinations.queue("other")).send(f"{number}")
-    meta = messages.encode_meta(messages.Meta(kind="t")).decode()
+    meta = messages.encode_meta(messages.MessageMeta(kind="t")).decode()
     for number in (1, 1):  # the answer got lost; and the first comes once more, late, behind a second
-        await slow.ask(protocol.Work(slow.name, number, [protocol.Send(str(ORDERS), meta, b"again")]))
+        await slow.ask(
+            protocol.CommitWork(slow.name, number, [protocol.SendMessage(str(ORDERS), meta, b"again")])
+        )
         await slow.session().producer(destinations.queue("other")).send("another")
     assert [one.body() async for one in busy.session().browse(ORDERS)] == ["once"]
 
@@ -153,11 +157,11 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
 ):
     """The one before died before it had deleted it from the log."""
 
-    async def never(stream: streams_stream.Stream, sequence: int) -> None:
+    async def never(stream: streams_stream.NatsStream, sequence: int) -> None:
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(streams_stream.Stream, "delete", never)
+        patched.setattr(streams_stream.NatsStream, "delete", never)
         async with conftest.serving(connect, "first"):
             connection = await dial()
             session = connection.session()
@@ -181,7 +185,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
     monkeypatch.setattr(admin, "FORGET_S", 0.0)
     names = [f"for-{number}" for number in range(20)]
-    wanted = settings.Message(checkpoint_records=10)
+    wanted = settings.MessageSettings(checkpoint_records=10)
     async with conftest.serving(connect, "first", wanted):
         connection = await dial()
         session = connection.session()
@@ -220,16 +224,16 @@ async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
 ):
     """No checkpoint has cut what is done: a queue that began anew would hand it out again."""
     looks = 0
-    forget = admin.Caring.forget
+    forget = admin.QueueAdmin.forget
 
-    async def look(self: admin.Caring, now: float) -> None:
+    async def look(self: admin.QueueAdmin, now: float) -> None:
         nonlocal looks
         await forget(self, now)
         looks += 1
 
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
     monkeypatch.setattr(admin, "FORGET_S", -1.0)
-    monkeypatch.setattr(admin.Caring, "forget", look)
+    monkeypatch.setattr(admin.QueueAdmin, "forget", look)
     async with conftest.serving(connect):
         connection = await dial()
         session = connection.session()

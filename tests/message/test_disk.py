@@ -27,12 +27,12 @@ NEWS = destinations.topic("news")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path, tmp_path: Path):
-    storage = config.Storage(directory=small_disk / "store")
+    storage = config.BrokerStorage(directory=small_disk / "store")
     settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
     async with contextlib.AsyncExitStack() as stack:
         one = await stack.enter_async_context(brokers.Broker(settings))
 
-        async def connect(identity: str) -> bus_client.Client:
+        async def connect(identity: str) -> bus_client.NatsBus:
             made = await bus_client.connect((one.url,), identity=identity)
             stack.push_async_callback(made.close)
             return made
@@ -71,7 +71,7 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
         waiting = asyncio.create_task(send(patient, "waiting"))
         problem = await eventually.eventually(one.problem, timeout_s=60)
         assert isinstance(problem, diagnosis.BrokerFailed)
-        assert problem.fault is diagnosis.Fault.DISK_FULL
+        assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         assert not waiting.done(), "it is slowed down"
         ballast.unlink()
         await waiting
@@ -101,7 +101,7 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
     from tests.message import raw_client
 
     each, size = 2_500, 2_000  # more than their credit
-    storage = config.Storage(directory=small_disk / "store")
+    storage = config.BrokerStorage(directory=small_disk / "store")
     settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
 
     def flood(port: int, name: str) -> set[str]:
@@ -126,16 +126,16 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         one = await stack.enter_async_context(brokers.Broker(settings))
         numbers = iter(range(100))
 
-        async def connect(identity: str) -> bus_client.Client:
+        async def connect(identity: str) -> bus_client.NatsBus:
             made = await bus_client.connect((one.url,), identity=f"{identity}-{next(numbers)}")
             stack.push_async_callback(made.close)
             return made
 
-        async def join(login: passwords.Login) -> bus_client.Client:
+        async def join(login: passwords.PasswordLogin) -> bus_client.NatsBus:
             return await connect(login.name)
 
         await stack.enter_async_context(conftest.serving(connect, max_bytes=26 << 20))
-        gateway = await stack.enter_async_context(amqp_gateway.Gateway(join, None, anonymous="client"))
+        gateway = await stack.enter_async_context(amqp_gateway.AmqpGateway(join, None, anonymous="client"))
         looking = await stack.enter_async_context(api.Connection(await connect("looking")))
         flooding = [
             asyncio.create_task(asyncio.to_thread(flood, gateway.port, name)) for name in ("a", "b", "c")
@@ -152,7 +152,7 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         ballast = disks.fill(small_disk)
         problem = await eventually.eventually(one.problem, timeout_s=60)
         assert isinstance(problem, diagnosis.BrokerFailed)
-        assert problem.fault is diagnosis.Fault.DISK_FULL
+        assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         assert not any(task.done() for task in flooding), "they are slowed down"
         for bridge in gateway.bridges:
             for inlet in bridge.inlets.values():

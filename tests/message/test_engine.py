@@ -22,8 +22,8 @@ class World:
     def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
         self.outcomes: list[tuple[Any, int]] = []
         self.taken: list[tuple[int, bytes, bool]] = []
-        self.links: list[endpoints.Link] = []
-        self.server = engine.Engine(
+        self.links: list[endpoints.AmqpLink] = []
+        self.server = engine.AmqpEngine(
             30, lambda token, code, _: self.outcomes.append((token[2], code)), self.event
         )
         self.server.transport.max_frame_size = frame_bytes
@@ -257,9 +257,11 @@ def test_a_link_is_drained_after_what_the_sessions_window_held_back():
 
 
 def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions():
-    login = memory_budget.Budget(memory_budget.Limits(links=3, unfinished_bytes=1000, unsettled_bytes=3000))
-    ample = memory_budget.Limits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
-    one, other = (memory_budget.Budget(ample, login) for _ in range(2))
+    login = memory_budget.ConnectionBudget(
+        memory_budget.GatewayLimits(links=3, unfinished_bytes=1000, unsettled_bytes=3000)
+    )
+    ample = memory_budget.GatewayLimits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
+    one, other = (memory_budget.ConnectionBudget(ample, login) for _ in range(2))
     eased: list[str] = []
     one.on_eased = lambda: eased.append("one")
     login.on_eased = lambda: eased.append("login")

@@ -24,13 +24,13 @@ from tests.message import conftest, raw_client  # noqa: E402
 WAIT_S = 30
 
 
-def _outlet(gateway: amqp_gateway.Gateway) -> Any:
+def _outlet(gateway: amqp_gateway.AmqpGateway) -> Any:
     (found,) = [one for bridge in gateway.bridges for one in bridge.outlets.values()]
-    assert isinstance(found, consumers.Tap | consumers.Fed)
+    assert isinstance(found, consumers.TopicLink | consumers.DispatcherLink)
     return found
 
 
-async def _open(gateway: amqp_gateway.Gateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
+async def _open(gateway: amqp_gateway.AmqpGateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
     raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "slow")
     receiver = raw_client.receiver(raw, address, credit)
     await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
@@ -54,7 +54,7 @@ async def _bodies_until_last(raw: raw_client.Raw, receiver: Any) -> list[str]:
 
 
 async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     """A time to live counts from when it came; Qpid JMS also says when that is over, others do not."""
     consumer = await (await dial()).session().consumer(destinations.topic("hall"))
@@ -89,7 +89,7 @@ async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
 
 @pytest.mark.parametrize("address", ["topic:hall", "queue:hall"])
 async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_takes(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, address: str
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, address: str
 ):
     """It has given credit without end, as rhea and proton may; what is on the socket nobody takes back."""
     count, size, ttl_s = 200, 20_000, 0.6
@@ -130,7 +130,7 @@ def test_when_a_message_expires_is_read_as_proton_reads_it():
     assert amqp_types.expires_ms(b"", 5) == amqp_types.expires_ms(b"\0Sp\xc0", 5) == 0
 
 
-async def test_how_long_a_message_still_lives_is_told(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
+async def test_how_long_a_message_still_lives_is_told(gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial):
     producer = (await dial()).session().producer(destinations.queue("hall"))
     await producer.send("last", ttl_s=60)
     raw, receiver = await _open(gateway, "queue:hall", 1)

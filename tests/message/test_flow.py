@@ -24,7 +24,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 60
-        session = connection.session(api.Mode.CLIENT)
+        session = connection.session(api.AcknowledgeMode.CLIENT)
         sent = 0
 
         async def fill() -> None:
@@ -56,7 +56,7 @@ async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_pu
         producer = connection.session().producer(ORDERS)
         sending = [producer.submit(bytes(20_000)) for _ in range(120)]
         await eventually.eventually(lambda: connection.outbox.log_is_full)
-        assert (await connection.ask(protocol.Purge("orders"))).count > 0
+        assert (await connection.ask(protocol.PurgeQueue("orders"))).count > 0
         await asyncio.gather(*sending)
         await connection.close()
 
@@ -144,7 +144,7 @@ async def test_senders_who_do_not_wait_are_refused_before_memory_is_full(
 
 
 async def test_a_flood_of_producers_waits_for_the_dispatcher(
-    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(journal, "QUEUED_BYTES_MAX", 2_000)
     sessions = [(await dial()).session() for _ in range(8)]

@@ -20,7 +20,7 @@ from muster.trust import certificates  # noqa: E402
 from tests.message import conftest, java_project, raw_client  # noqa: E402
 
 
-def _in_thread(gateway: amqp_gateway.Gateway, work, **options):
+def _in_thread(gateway: amqp_gateway.AmqpGateway, work, **options):
     """Run a blocking client of proton's."""
 
     def run():
@@ -34,7 +34,9 @@ def _in_thread(gateway: amqp_gateway.Gateway, work, **options):
     return asyncio.to_thread(run)
 
 
-async def test_a_queue_through_amqp_meets_the_python_api(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
+async def test_a_queue_through_amqp_meets_the_python_api(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
     def send(connection):
         sender = connection.create_sender("queue:orders")
         sender.send(proton.Message(body="four chairs", durable=True, properties={"amount": proton.int32(4)}))
@@ -56,7 +58,7 @@ async def test_a_queue_through_amqp_meets_the_python_api(gateway: amqp_gateway.G
     assert await _in_thread(gateway, receive, allowed_mechs="ANONYMOUS") == "sold"
 
 
-async def test_wrong_credentials_are_refused(gateway: amqp_gateway.Gateway):
+async def test_wrong_credentials_are_refused(gateway: amqp_gateway.AmqpGateway):
     def nothing(connection):
         raise AssertionError("it was let in")
 
@@ -69,7 +71,7 @@ async def test_wrong_credentials_are_refused(gateway: amqp_gateway.Gateway):
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00", b"AMQP"]
 )
-async def test_strangers_are_shown_out(gateway: amqp_gateway.Gateway, said: bytes):
+async def test_strangers_are_shown_out(gateway: amqp_gateway.AmqpGateway, said: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(said)
     writer.write_eof()
@@ -79,13 +81,13 @@ async def test_strangers_are_shown_out(gateway: amqp_gateway.Gateway, said: byte
 
 
 @pytest.mark.timeout(400)
-async def test_qpid_jms_conforms(gateway: amqp_gateway.Gateway, tmp_path: Path):
+async def test_qpid_jms_conforms(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
     classpath = await java_project.classpath(tmp_path)
     url = f"amqp://127.0.0.1:{gateway.port}"
     door, pair = _door(tmp_path)
     store = tmp_path / "believed.p12"
     store.write_bytes(_trust_store(pair.bundle.read_bytes()))
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, gateway.verifiers, anonymous="nobody", tls=door
     ) as with_tls:
         secure = (
@@ -101,8 +103,8 @@ async def test_qpid_jms_conforms(gateway: amqp_gateway.Gateway, tmp_path: Path):
     assert "ok tls" in said
 
 
-def _door(folder: Path) -> tuple[ssl.SSLContext, certificates.Pair]:
-    authority = certificates.Certificates.create(folder / "pki", "fleet", lifetime_s=86400)
+def _door(folder: Path) -> tuple[ssl.SSLContext, certificates.CertificatePair]:
+    authority = certificates.CertificateStore.create(folder / "pki", "fleet", lifetime_s=86400)
     authority.ensure("door", ("127.0.0.1",))
     pair = authority.pair("door")
     door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -122,7 +124,7 @@ def _trust_store(bundle: bytes) -> bytes:
     return pkcs12.serialize_java_truststore(believed, serialization.BestAvailableEncryption(b"believed"))
 
 
-async def test_a_malformed_frame_ends_only_its_own_connection(gateway: amqp_gateway.Gateway):
+async def test_a_malformed_frame_ends_only_its_own_connection(gateway: amqp_gateway.AmqpGateway):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     init = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
     frame = (len(init) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + init
@@ -136,7 +138,9 @@ async def test_a_malformed_frame_ends_only_its_own_connection(gateway: amqp_gate
     await _in_thread(gateway, lambda connection: None, allowed_mechs="ANONYMOUS")
 
 
-async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(gateway: amqp_gateway.Gateway):
+async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(
+    gateway: amqp_gateway.AmqpGateway,
+):
     def misbehave(connection):
         sender = connection.create_sender("queue:orders")
         with pytest.raises(proton_utils.SendException):
@@ -148,7 +152,7 @@ async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(ga
     await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
 
 
-async def test_a_client_over_tls_is_served(gateway: amqp_gateway.Gateway, tmp_path: Path):
+async def test_a_client_over_tls_is_served(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
     door, pair = await asyncio.to_thread(_door, tmp_path)
     believes = ssl.create_default_context(cafile=pair.bundle)
 
@@ -157,11 +161,11 @@ async def test_a_client_over_tls_is_served(gateway: amqp_gateway.Gateway, tmp_pa
         raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         raw.socket.close()
 
-    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
+    async with amqp_gateway.AmqpGateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
         await asyncio.to_thread(work, with_tls.port)
 
 
-async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: amqp_gateway.Gateway):
+async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: amqp_gateway.AmqpGateway):
     def misbehave(connection):
         with pytest.raises(proton_utils.LinkDetached, match="unauthorized-access"):
             connection.create_sender("topic:secret/plans", name="bad")
@@ -174,7 +178,7 @@ async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: amqp_gatewa
     await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
 
 
-async def test_rhea_sends_and_receives(gateway: amqp_gateway.Gateway, tmp_path: Path):
+async def test_rhea_sends_and_receives(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("npm is not installed, so rhea was not tried")

@@ -28,7 +28,7 @@ def _closed(raw: raw_client.Raw, *ended: Any) -> None:
     raw.until(lambda: all(one.state & proton.Endpoint.REMOTE_CLOSED for one in ended))
 
 
-async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: amqp_gateway.Gateway):
+async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: amqp_gateway.AmqpGateway):
     """A client that opens one for each message does so a million times over one connection."""
 
     def work() -> raw_client.Raw:
@@ -63,7 +63,7 @@ async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway:
 
 
 async def test_a_session_that_ends_at_once_takes_nothing_with_it(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     """Its links come, and it ends, in one and the same packet."""
 
@@ -93,7 +93,7 @@ async def test_a_session_that_ends_at_once_takes_nothing_with_it(
     raw.socket.close()
 
 
-async def test_a_drained_link_has_got_all_that_waited(gateway: amqp_gateway.Gateway, dial: conftest.Dial):
+async def test_a_drained_link_has_got_all_that_waited(gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial):
     producer = (await dial()).session().producer(ORDERS)
     for number in range(5):
         await producer.send(f"{number}")
@@ -112,7 +112,7 @@ async def test_a_drained_link_has_got_all_that_waited(gateway: amqp_gateway.Gate
 
 
 async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     def work() -> tuple[raw_client.Raw, Any]:
         raw = raw_client.Raw(gateway.port, "first-and-last")
@@ -146,7 +146,7 @@ async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
 
 
 async def test_what_was_acknowledged_just_before_its_link_ended_does_not_come_again(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
     for number in range(5):
@@ -174,7 +174,7 @@ async def test_what_was_acknowledged_just_before_its_link_ended_does_not_come_ag
 
 
 async def test_who_never_settles_costs_bounded_memory(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(endpoints, "UNSETTLED_BYTES_MAX", 30_000)
     raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "forgetful")
@@ -185,7 +185,7 @@ async def test_who_never_settles_costs_bounded_memory(
         await producer.send(f"{number} " + "x" * 1000)
     (one,) = gateway.bridges
     (tap,) = one.outlets.values()
-    assert isinstance(tap, consumers.Tap)
+    assert isinstance(tap, consumers.TopicLink)
     session = tap.link.session
     await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)
     assert session.unsettled_bytes < 40_000
@@ -207,7 +207,7 @@ async def test_who_never_settles_costs_bounded_memory(
 
 @pytest.mark.parametrize("commit", [True, False])
 async def test_a_transaction_may_refuse_a_message(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, commit: bool
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, commit: bool
 ):
     session = (await dial()).session()
     for body in ("accepted", "released", "rejected"):

@@ -58,7 +58,7 @@ class Transacting:
 
 @pytest.mark.parametrize("destination", [ORDERS, destinations.topic("news")], ids=["queue", "topic"])
 async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, destination: destinations.Destination
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, destination: destinations.Destination
 ):
     producer = (await dial()).session().producer(destination)
     loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_commit_in_doubt_has_no_outcome(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     connection = await dial()
     await connection.session().producer(ORDERS).send("one")
@@ -115,7 +115,7 @@ async def test_a_commit_in_doubt_has_no_outcome(
 
 
 async def test_a_send_in_doubt_has_no_outcome(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     def work() -> tuple[object, object]:
         raw = raw_client.Raw(gateway.port, "sending")

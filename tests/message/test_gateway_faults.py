@@ -26,7 +26,7 @@ from tests.message import conftest, raw_client, test_gateway_doubt  # noqa: E402
 
 
 async def test_what_a_vanished_client_had_comes_again_marked(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(destinations.queue("orders")).send("one")
@@ -48,10 +48,10 @@ async def test_what_a_vanished_client_had_comes_again_marked(
 
 @pytest.mark.parametrize("said", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
 async def test_a_half_open_connection_is_given_up(
-    gateway: amqp_gateway.Gateway, dispatcher: leadership.Service, said: bytes | str
+    gateway: amqp_gateway.AmqpGateway, dispatcher: leadership.DispatcherLeadership, said: bytes | str
 ):
     opened = said == "opened"
-    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
+    async with amqp_gateway.AmqpGateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
         reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
         if isinstance(said, bytes):
             writer.write(said)
@@ -66,7 +66,7 @@ async def test_a_half_open_connection_is_given_up(
         await eventually.eventually(lambda: not impatient.bridges)
 
 
-async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_gateway.Gateway):
+async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_gateway.AmqpGateway):
     """Login, open, begin and attach in one write, as fast clients do."""
 
     def work() -> int:
@@ -95,7 +95,7 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_g
 
 
 async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
-    gateway: amqp_gateway.Gateway, connect: fixtures.Connect
+    gateway: amqp_gateway.AmqpGateway, connect: fixtures.Connect
 ):
     """It has given credit without end, and its socket is full."""
     count, size = 400, 40_000
@@ -139,9 +139,9 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
 @pytest.mark.parametrize("kind", ["light", "durable", "delayed"])
 @pytest.mark.parametrize("dropped", [0, 1], ids=["not sent by the broker", "dropped by the gateway"])
 async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
-    gateway: amqp_gateway.Gateway, broker: brokers.Broker, bus: api.Bus, kind: str, dropped: int
+    gateway: amqp_gateway.AmqpGateway, broker: brokers.Broker, bus: api.Bus, kind: str, dropped: int
 ):
-    async def quiet(login: passwords.Login) -> api.Bus:
+    async def quiet(login: passwords.PasswordLogin) -> api.Bus:
         return await bus_client.connect((broker.url,), identity="quiet", echo=False)
 
     def say(raw: raw_client.Raw, text: str) -> None:
@@ -172,14 +172,16 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
         outlets = [one for bridge in deaf.bridges for one in bridge.outlets.values()]
-        rejected = [one.rejected for one in outlets if isinstance(one, consumers.Tap)]
+        rejected = [one.rejected for one in outlets if isinstance(one, consumers.TopicLink)]
         for one in (mine, other):
             one.socket.close()
         return f"{got.body}, dropped {rejected}"
 
     heard = await bus.subscribe(destinations.topic("hall").subject)
     without_echo = None if dropped else quiet
-    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody", quiet=without_echo) as deaf:
+    async with amqp_gateway.AmqpGateway(
+        gateway.connect, None, anonymous="nobody", quiet=without_echo
+    ) as deaf:
         assert await asyncio.to_thread(work, deaf.port) == f"theirs, dropped [{dropped}]"
     assert {(await heard.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
 
@@ -187,13 +189,13 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
 async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again(
     connect: fixtures.Connect, dial: conftest.Dial
 ):
-    async def join(login: passwords.Login) -> api.Bus:
+    async def join(login: passwords.PasswordLogin) -> api.Bus:
         return await connect("gateway")
 
     orders = destinations.queue("orders")
     sending = await dial()
     producer = sending.session().producer(orders)
-    async with amqp_gateway.Gateway(join, None, anonymous="nobody") as gateway:
+    async with amqp_gateway.AmqpGateway(join, None, anonymous="nobody") as gateway:
         async with conftest.serving(connect, "first"):
             await producer.send("once")
             raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "reader")
@@ -214,7 +216,7 @@ async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again
 
 
 async def test_a_coordinator_that_goes_rolls_back_what_it_did_not_discharge(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(destinations.queue("orders")).send("one")
@@ -248,7 +250,7 @@ async def test_a_coordinator_that_goes_rolls_back_what_it_did_not_discharge(
 
 
 async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     connection = await dial()
     await connection.session().producer(destinations.queue("orders")).send("one")
@@ -272,7 +274,7 @@ async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
 
 
 async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     session = (await dial()).session()
 
@@ -294,7 +296,7 @@ async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
 
 
 async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     connection = await dial()
 
@@ -324,7 +326,7 @@ async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
     raw.socket.close()
 
 
-async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp_gateway.Gateway):
+async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp_gateway.AmqpGateway):
     def work(port: int) -> str:
         first, second = raw_client.Raw(gateway.port, "only"), raw_client.Raw(port, "only")
         first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
@@ -334,7 +336,7 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp
             one.socket.close()
         return f"{condition.name} {condition.info}"
 
-    async with amqp_gateway.Gateway(gateway.connect, None, anonymous="nobody") as another:
+    async with amqp_gateway.AmqpGateway(gateway.connect, None, anonymous="nobody") as another:
         for port in (gateway.port, another.port):
             said = await asyncio.to_thread(work, port)
             assert "amqp:invalid-field" in said
@@ -343,9 +345,9 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp
 
 
 async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(
-    gateway: amqp_gateway.Gateway,
+    gateway: amqp_gateway.AmqpGateway,
 ):
-    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+    limits = memory_budget.GatewayLimits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
 
     def work(port: int) -> list[str]:
         raw = raw_client.Raw(port, "beginner")
@@ -365,15 +367,15 @@ async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_link
         raw.socket.close()
         return closed
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", connection_limits=limits
     ) as bounded:
         assert set(await asyncio.to_thread(work, bounded.port)) == {"amqp:resource-limit-exceeded"}
         await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
 
 
-async def test_a_connection_with_too_many_links_is_closed(gateway: amqp_gateway.Gateway):
-    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+async def test_a_connection_with_too_many_links_is_closed(gateway: amqp_gateway.AmqpGateway):
+    limits = memory_budget.GatewayLimits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
 
     def work(port: int) -> str:
         raw = raw_client.Raw(port, "many")
@@ -383,16 +385,16 @@ async def test_a_connection_with_too_many_links_is_closed(gateway: amqp_gateway.
         raw.socket.close()
         return str(raw.connection.remote_condition.name)
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", login_limits=limits
     ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == "amqp:resource-limit-exceeded"
 
 
 async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
-    gateway: amqp_gateway.Gateway, dial: conftest.Dial
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
-    limits = memory_budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=300_000)
+    limits = memory_budget.GatewayLimits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=300_000)
     session = (await dial()).session()
     producer = session.producer(destinations.queue("orders"))
     for _ in range(10):
@@ -420,15 +422,17 @@ async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
             raw.socket.close()
         return before, got
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", login_limits=limits
     ) as bounded:
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(work, bounded.port) == (0, 4)
 
 
-async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gateway: amqp_gateway.Gateway):
-    limits = memory_budget.Limits(
+async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
+    gateway: amqp_gateway.AmqpGateway,
+):
+    limits = memory_budget.GatewayLimits(
         links=20, unfinished_bytes=1 << 20, unsettled_bytes=1 << 20, transaction_bytes=100_000
     )
     accepted, rejected = 0x34, proton.Delivery.REJECTED  # the first: as a part of its transaction
@@ -462,7 +466,7 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gat
             client.raw.socket.close()
         return found
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", login_limits=limits
     ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == [accepted, rejected, accepted]

@@ -33,13 +33,13 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
 ):
     classpath = await java_project.classpath(tmp_path)
 
-    async def begin(name: str, port: int = 0) -> tuple[child_process.Child, int]:
+    async def begin(name: str, port: int = 0) -> tuple[child_process.ChildProcess, int]:
         made = await start_process(
             sys.executable, "-m", "tests.message.gatewaying", broker.url, name, str(port)
         )
         return made, int((await made.line(r"serving (\d+)", timeout_s=60))[1])
 
-    wanted = settings.Message(connection_timeout_s=5)
+    wanted = settings.MessageSettings(connection_timeout_s=5)
     async with conftest.serving(connect, wanted=wanted) as dispatcher:
         await dispatcher.acting.wait()
         gateways = [await begin("g0"), await begin("g1")]
@@ -66,7 +66,7 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
             for number, (gateway, port) in enumerate(gateways):
                 await gateway.kill()
                 gateways[number] = await begin(f"g{number}-{turn}", port)
-        session = (await dial()).session(api.Mode.CLIENT)
+        session = (await dial()).session(api.AcknowledgeMode.CLIENT)
         results = await session.consumer(OUT)
         found: list[int] = []
         async with asyncio.timeout(120):

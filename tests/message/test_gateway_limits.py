@@ -32,7 +32,7 @@ def _opened(port: int, name: str, login: bytes = raw_client.LOGIN) -> tuple[raw_
     return raw, str(condition.name) if condition else ""
 
 
-async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Gateway):
+async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.AmqpGateway):
     measured = metrics.Metrics()
 
     def work(port: int) -> list[str]:
@@ -44,7 +44,7 @@ async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Gate
                 found.append(condition)
         return found
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", of_login_max=2, measure=measured
     ) as bounded:
         for _ in range(2):
@@ -54,7 +54,7 @@ async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Gate
     assert measured.value("muster_amqp_refused_connections_total", reason="login") == 2
 
 
-async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.Gateway):
+async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.AmqpGateway):
     measured = metrics.Metrics()
 
     def is_served(port: int) -> bool:
@@ -64,7 +64,7 @@ async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.G
                 return bool(one.recv(100))
             return False
 
-    async with amqp_gateway.Gateway(
+    async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", of_address_max=2, measure=measured
     ) as bounded:
         held = [await asyncio.to_thread(_opened, bounded.port, f"client-{number}") for number in range(2)]
@@ -78,16 +78,18 @@ async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.G
 
 @pytest.mark.parametrize("how", ["changed", "removed", "expired"])
 async def test_connections_end_with_the_password_of_their_login(
-    gateway: amqp_gateway.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    gateway: amqp_gateway.AmqpGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
     now = [1e9]
-    known = passwords.Passwords(tmp_path, clock=lambda: now[0])
+    known = passwords.PasswordStore(tmp_path, clock=lambda: now[0])
     for name in ("ann", "bob"):
         lifetime_s = 60.0 if name == "ann" and how == "expired" else None
         known.set(name, roles.Role.USER, "correct horse", lifetime_s=lifetime_s)
-    checked = password_checker.Logins(known, clock=lambda: now[0])
-    async with amqp_gateway.Gateway(gateway.connect, checked, anonymous="nobody", recheck_s=0.05) as checking:
+    checked = password_checker.PasswordChecker(known, clock=lambda: now[0])
+    async with amqp_gateway.AmqpGateway(
+        gateway.connect, checked, anonymous="nobody", recheck_s=0.05
+    ) as checking:
         opened = {
             name: await asyncio.to_thread(_opened, checking.port, name, login)
             for name, login in (
@@ -113,24 +115,24 @@ async def test_connections_end_with_the_password_of_their_login(
 
 
 async def test_a_login_that_cannot_be_checked_now_goes_on(
-    gateway: amqp_gateway.Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: amqp_gateway.AmqpGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "correct horse")
-    async with amqp_gateway.Gateway(
-        gateway.connect, password_checker.Logins(known), recheck_s=0.05
+    async with amqp_gateway.AmqpGateway(
+        gateway.connect, password_checker.PasswordChecker(known), recheck_s=0.05
     ) as checking:
         login = raw_client.plain("ann", "correct horse")
         raw, _ = await asyncio.to_thread(_opened, checking.port, "ann", login)
         tries = 0
 
-        def unreadable(self: passwords.Passwords, name: str) -> passwords.Password:
+        def unreadable(self: passwords.PasswordStore, name: str) -> passwords.PasswordRecord:
             nonlocal tries
             tries += 1
             raise errors.Refused("ann.json: Too many open files")
 
-        monkeypatch.setattr(passwords.Passwords, "get", unreadable)
+        monkeypatch.setattr(passwords.PasswordStore, "get", unreadable)
         await eventually.eventually(lambda: tries >= 3)
         assert len(checking.bridges) == 1
         raw.socket.close()

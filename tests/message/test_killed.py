@@ -23,7 +23,7 @@ NEWS = destinations.topic("news")
 async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
     broker: brokers.Broker, start_process: fixtures.StartProcess, dial: conftest.Dial
 ):
-    async def begin(name: str) -> child_process.Child:
+    async def begin(name: str) -> child_process.ChildProcess:
         return await start_process(sys.executable, "-m", "tests.message.dispatching", broker.url, name)
 
     current = await begin("d0")
@@ -42,7 +42,7 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
 
     async def move() -> None:
         """Each message from one queue to the other, in a transaction."""
-        session = moving.session(api.Mode.TRANSACTED)
+        session = moving.session(api.AcknowledgeMode.TRANSACTED)
         consumer = await session.consumer(IN, prefetch=10)
         producer = session.producer(OUT)
         moved = 0

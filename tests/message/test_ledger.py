@@ -13,16 +13,17 @@ from muster.message.dispatcher.log import ledger
 LARGE = 1 << 50  # numbers as after years
 
 
-def subscription(key: str = "s:i:c:n", **fields: str) -> ledger.Subscription:
+def subscription(key: str = "s:i:c:n", **fields: str) -> ledger.DurableSubscription:
     given = {"key": key, "name": "n", "topic": "a/*", "identity": "i", "client_id": "c", **fields}
-    return msgspec.convert(given, ledger.Subscription)
+    return msgspec.convert(given, ledger.DurableSubscription)
 
 
 def restored(one: ledger.Ledger) -> ledger.Ledger:
     """As the next dispatcher reads it."""
     other = ledger.Ledger()
     chunks = [
-        msgspec.json.decode(msgspec.json.encode(chunk), type=ledger.Checkpoint) for chunk in one.checkpoint()
+        msgspec.json.decode(msgspec.json.encode(chunk), type=ledger.LogCheckpoint)
+        for chunk in one.checkpoint()
     ]
     assert {chunk.chunks for chunk in chunks} == {len(chunks)}
     assert {chunk.head for chunk in chunks} == {one.head}
@@ -53,12 +54,12 @@ def test_backlogs_are_made_once_as_the_ledger_was_told():
 
 def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
     one = ledger.Ledger()
-    one.apply(ledger.Record(stored={"q:x": 3}), 3)
-    one.apply(ledger.Record(stored={"q:x": 2, "q:y": 1}), 6)
+    one.apply(ledger.LogRecord(stored={"q:x": 3}), 3)
+    one.apply(ledger.LogRecord(stored={"q:x": 2, "q:y": 1}), 6)
     assert (one.depths, one.stored) == ({"q:x": 5, "q:y": 1}, {"q:x": 5, "q:y": 1})
     assert set(one.backlogs) == {"q:x", "q:y"}
-    one.apply(ledger.Record(acked={"q:x": [1, 2, 1], "q:gone": [1]}), 6)
-    one.apply(ledger.Record(acked={"q:x": [2]}), 6)
+    one.apply(ledger.LogRecord(acked={"q:x": [1, 2, 1], "q:gone": [1]}), 6)
+    one.apply(ledger.LogRecord(acked={"q:x": [2]}), 6)
     assert one.depths == {"q:x": 3, "q:y": 1}, "each counts once"
     assert one.stored == {"q:x": 5, "q:y": 1}
     assert one.queue("x").is_done(2)
@@ -66,14 +67,14 @@ def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
 
 def test_a_subscription_hears_what_comes_after_it():
     one = ledger.Ledger()
-    one.apply(ledger.Record(subscribed=[subscription()]), 5)
+    one.apply(ledger.LogRecord(subscribed=[subscription()]), 5)
     assert one.subscriptions == {"s:i:c:n": subscription()}
     assert (one.backlogs["s:i:c:n"].floor, one.created) == (5, {"s:i:c:n": 5})
-    one.apply(ledger.Record(acked={"s:i:c:n": [7]}), 8)
+    one.apply(ledger.LogRecord(acked={"s:i:c:n": [7]}), 8)
     assert one.depths == {}, "only queues have a depth"
     assert one.backlogs["s:i:c:n"].is_done(7)
     changed = subscription(topic="b/*")
-    one.apply(ledger.Record(subscribed=[changed]), 6)
+    one.apply(ledger.LogRecord(subscribed=[changed]), 6)
     assert one.subscriptions == {"s:i:c:n": changed}
     assert (one.backlogs["s:i:c:n"].floor, one.created) == (6, {"s:i:c:n": 6})
     assert not one.backlogs["s:i:c:n"].is_done(7), "another subscription of the same name begins anew"
@@ -81,26 +82,28 @@ def test_a_subscription_hears_what_comes_after_it():
 
 def test_nothing_is_left_of_what_was_unsubscribed_or_dropped():
     one = ledger.Ledger()
-    one.apply(ledger.Record(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:i:c:n", "q:x"]), 5)
+    one.apply(
+        ledger.LogRecord(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:i:c:n", "q:x"]), 5
+    )
     assert one.consumed == {"s:i:c:n", "q:x"}
-    one.apply(ledger.Record(unsubscribed=["s:i:c:n"]), 6)
+    one.apply(ledger.LogRecord(unsubscribed=["s:i:c:n"]), 6)
     assert (one.subscriptions, one.created, one.consumed) == ({}, {}, {"q:x"})
     assert set(one.backlogs) == {"q:x"}
-    one.apply(ledger.Record(dropped=["q:x"]), 7)
+    one.apply(ledger.LogRecord(dropped=["q:x"]), 7)
     assert (one.backlogs, one.depths, one.stored, one.consumed) == ({}, {}, {}, set())
     assert one.dropped == {"q:x"}
 
 
 def test_delayed_messages_that_are_done_belong_to_no_backlog():
     one = ledger.Ledger()
-    one.apply(ledger.Record(acked={ledger.DELAY_KEY: [3, 5]}), 6)
+    one.apply(ledger.LogRecord(acked={ledger.DELAY_KEY: [3, 5]}), 6)
     assert (one.delayed_done, one.backlogs) == ({3, 5}, {})
 
 
 def test_what_has_consumers_is_known_until_it_is_idle():
     one = ledger.Ledger()
-    one.apply(ledger.Record(consumed=["q:x", "q:y"]), 1)
-    one.apply(ledger.Record(idle=["q:x"]), 2)
+    one.apply(ledger.LogRecord(consumed=["q:x", "q:y"]), 1)
+    one.apply(ledger.LogRecord(idle=["q:x"]), 2)
     assert one.consumed == {"q:y"}
 
 
@@ -108,33 +111,33 @@ def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
     monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
     one = ledger.Ledger()
     for connection, number in (("a", 1), ("b", 1), ("c", 4), ("a", 2), ("c", 3)):
-        one.apply(ledger.Record(last_works={connection: number}), 1)
+        one.apply(ledger.LogRecord(last_works={connection: number}), 1)
     assert list(one.last_works.items()) == [("b", 1), ("a", 2), ("c", 4)], "a late record takes nothing back"
-    one.apply(ledger.Record(last_works={"d": 1}), 1)
+    one.apply(ledger.LogRecord(last_works={"d": 1}), 1)
     assert list(one.last_works.items()) == [("a", 2), ("c", 4), ("d", 1)]
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        ledger.Record(acked={"q:x": [LARGE + number for number in range(500)]}),
-        ledger.Record(acked={f"s:client-{number}:name": [LARGE] for number in range(500)}),
-        ledger.Record(stored={f"q:queue-{number}": 1_000 for number in range(500)}),
-        ledger.Record(last_works={f"connection-{number}": 1_000 for number in range(500)}),
+        ledger.LogRecord(acked={"q:x": [LARGE + number for number in range(500)]}),
+        ledger.LogRecord(acked={f"s:client-{number}:name": [LARGE] for number in range(500)}),
+        ledger.LogRecord(stored={f"q:queue-{number}": 1_000 for number in range(500)}),
+        ledger.LogRecord(last_works={f"connection-{number}": 1_000 for number in range(500)}),
         *(
-            msgspec.convert({field: [f"q:queue-{number}" for number in range(500)]}, ledger.Record)
+            msgspec.convert({field: [f"q:queue-{number}" for number in range(500)]}, ledger.LogRecord)
             for field in ("unsubscribed", "consumed", "idle", "dropped")
         ),
         *(
-            ledger.Record(subscribed=[subscription(**{"topic": "a/b", field: "x" * 900})] * 50)
+            ledger.LogRecord(subscribed=[subscription(**{"topic": "a/b", field: "x" * 900})] * 50)
             for field in ("key", "name", "topic", "identity", "selector")
         ),
     ],
 )
-def test_the_estimated_size_of_a_record_is_not_below_its_size_and_not_far_above(record: ledger.Record):
+def test_the_estimated_size_of_a_record_is_not_below_its_size_and_not_far_above(record: ledger.LogRecord):
     size = len(msgspec.msgpack.encode(record))
-    assert size <= ledger.about_bytes(record) <= 3 * size
-    assert ledger.about_bytes(ledger.Record()) == 0
+    assert size <= ledger.estimate_bytes(record) <= 3 * size
+    assert ledger.estimate_bytes(ledger.LogRecord()) == 0
 
 
 # Checkpoints
@@ -143,9 +146,9 @@ def test_the_estimated_size_of_a_record_is_not_below_its_size_and_not_far_above(
 def everything() -> ledger.Ledger:
     one = ledger.Ledger()
     other = subscription("g:all", selector="n = 1")
-    one.apply(ledger.Record(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
-    one.apply(ledger.Record(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
-    one.apply(ledger.Record(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
+    one.apply(ledger.LogRecord(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
+    one.apply(ledger.LogRecord(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
+    one.apply(ledger.LogRecord(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
     one.queue("empty")
     one.reach(21, 30)
     return one
@@ -174,12 +177,12 @@ def test_a_large_checkpoint_is_cut_into_chunks_of_about_the_same_size(monkeypatc
     monkeypatch.setattr(ledger, "SPANS", 100)
     first = everything()
     works = {f"connection-{number}": LARGE for number in range(2_000)}
-    first.apply(ledger.Record(last_works=works), 30)
-    first.apply(ledger.Record(acked={ledger.DELAY_KEY: [LARGE + number for number in range(2_001)]}), 30)
+    first.apply(ledger.LogRecord(last_works=works), 30)
+    first.apply(ledger.LogRecord(acked={ledger.DELAY_KEY: [LARGE + number for number in range(2_001)]}), 30)
     for number in range(100):
         key = f"s:client-{number}:name"
-        first.apply(ledger.Record(subscribed=[subscription(key, selector="n = 1 OR " * 20)]), 30)
-        first.apply(ledger.Record(acked={key: [LARGE + 2 * number for number in range(5 * number)]}), 30)
+        first.apply(ledger.LogRecord(subscribed=[subscription(key, selector="n = 1 OR " * 20)]), 30)
+        first.apply(ledger.LogRecord(acked={key: [LARGE + 2 * number for number in range(5 * number)]}), 30)
     sizes = [len(msgspec.json.encode(chunk)) for chunk in first.checkpoint()]
     assert max(sizes) < 21_000
     assert sum(sizes) / len(sizes) > 8_000
@@ -190,11 +193,11 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
     """A number costs `ACK_BYTES` with what is around it, a stretch of numbers four times that."""
     monkeypatch.setattr(ledger, "SPANS", 8)
     works, delayed, queues = ledger.Ledger(), ledger.Ledger(), ledger.Ledger()
-    works.apply(ledger.Record(last_works={"c" * 29 + f"{number}": 1 for number in range(6)}), 1)
-    delayed.apply(ledger.Record(acked={ledger.DELAY_KEY: list(range(48))}), 1)
+    works.apply(ledger.LogRecord(last_works={"c" * 29 + f"{number}": 1 for number in range(6)}), 1)
+    delayed.apply(ledger.LogRecord(acked={ledger.DELAY_KEY: list(range(48))}), 1)
     for number in range(6):
-        queues.apply(ledger.Record(stored={f"q:{number:08}": 8}), 1)
-        queues.apply(ledger.Record(acked={f"q:{number:08}": [LARGE + 2 * at for at in range(8)]}), 1)
+        queues.apply(ledger.LogRecord(stored={f"q:{number:08}": 8}), 1)
+        queues.apply(ledger.LogRecord(acked={f"q:{number:08}": [LARGE + 2 * at for at in range(8)]}), 1)
     for one, size in ((works, 30 + 20), (delayed, 8 * 40), (queues, 10 + (8 + 2) * 40)):
         for chunk_bytes, chunks in ((2 * size, 3), (2 * size - 1, 6), (3 * size - 1, 3), (3 * size, 2)):
             monkeypatch.setattr(ledger, "CHUNK_BYTES", chunk_bytes)
@@ -202,7 +205,7 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
     monkeypatch.setattr(ledger, "CHUNK_BYTES", 10 + 2 * 40 + 20)
     for consumed, chunks in ((["q:00000000"], 1), (["q:000000001"], 2)):
         one = ledger.Ledger()
-        one.apply(ledger.Record(stored={consumed[0]: 1}, consumed=consumed), 1)
+        one.apply(ledger.LogRecord(stored={consumed[0]: 1}, consumed=consumed), 1)
         assert len(one.checkpoint()) == chunks
 
 
@@ -225,14 +228,14 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
 def test_what_a_subscription_wants(no_local: str | None, origin: str | None, sequence: int, wants: bool):
     one = ledger.Ledger()
     wanted = subscription() if no_local is None else subscription(no_local=no_local)
-    one.apply(ledger.Record(subscribed=[wanted]), 5)
-    assert one.wants("s:i:c:n", messages.Meta(origin=origin, sequence=sequence)) is wants
+    one.apply(ledger.LogRecord(subscribed=[wanted]), 5)
+    assert one.wants("s:i:c:n", messages.MessageMeta(origin=origin, sequence=sequence)) is wants
 
 
 def test_a_subscription_of_unknown_age_wants_delayed_messages():
     one = ledger.Ledger()
     one.subscriptions["s:i:c:n"] = subscription()
-    assert one.wants("s:i:c:n", messages.Meta(sequence=1))
+    assert one.wants("s:i:c:n", messages.MessageMeta(sequence=1))
 
 
 def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
@@ -249,11 +252,11 @@ def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
 
 def test_the_log_is_needed_from_the_lowest_floor_of_a_subscription():
     one = ledger.Ledger()
-    one.apply(ledger.Record(stored={"q:x": 1}), 3)
+    one.apply(ledger.LogRecord(stored={"q:x": 1}), 3)
     one.reach(9, 30)
     assert one.floor_of_topics() == 30, "queues do not count"
     for key, end in (("s:c:a", 20), ("s:c:b", 10), ("s:c:c", 25)):
-        one.apply(ledger.Record(subscribed=[subscription(key)]), end)
+        one.apply(ledger.LogRecord(subscribed=[subscription(key)]), end)
     assert one.floor_of_topics() == 10
 
 
@@ -275,7 +278,7 @@ def test_the_pattern_of_a_subscription_is_that_of_its_topic():
 
 
 def test_a_pattern_matches_until_it_was_removed_as_often_as_it_was_added():
-    one = ledger.Patterns()
+    one = ledger.TopicPatternIndex()
     topic = topics.Topic.parse("a/b")
     assert one.matching(topic) == ()
     for _ in range(3):
@@ -293,7 +296,7 @@ def test_a_pattern_matches_until_it_was_removed_as_often_as_it_was_added():
 
 
 def test_what_is_remembered_of_topics_is_bounded():
-    one = ledger.Patterns()
+    one = ledger.TopicPatternIndex()
     one.add("a/*")
     for number in range(10_500):
         assert one.matching(topics.Topic.parse(f"a/{number}")) == ("a/*",)

@@ -28,8 +28,8 @@ class Socket:
 
 async def test_after_some_acknowledgements_there_is_a_lull():
     sockets: Any = [Socket(), Socket(), Socket()]
-    quiet = read_schedule.Lulls()
-    ears = [read_schedule.Ear(quiet, one) for one in sockets]
+    quiet = read_schedule.ReadSchedule()
+    ears = [read_schedule.ReadObserver(quiet, one) for one in sockets]
     ears[0].heard(read_schedule.ACCEPTED_MAX)
     ears[1].heard(read_schedule.ACCEPTED_MAX - 1)
     ears[1].heard(0)  # a message, say
@@ -44,7 +44,7 @@ async def test_after_some_acknowledgements_there_is_a_lull():
 async def test_a_few_now_and_then_are_read_as_they_come(monkeypatch: pytest.MonkeyPatch):
     now_s = 0.0
     socket: Any = Socket()
-    ear = read_schedule.Ear(read_schedule.Lulls(), socket)
+    ear = read_schedule.ReadObserver(read_schedule.ReadSchedule(), socket)
     monkeypatch.setattr(ear, "_now_s", lambda: now_s)
     for _ in range(3 * read_schedule.ACCEPTED_MAX):
         ear.heard(1)

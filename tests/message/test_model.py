@@ -41,7 +41,9 @@ JOBS = destinations.queue("jobs")
 OTHER = destinations.queue("other")
 NEWS = (destinations.topic("news/a"), destinations.topic("news/b"))
 # The window is larger than what consumers get ahead: some messages wait in memory and are not delivered.
-SETTINGS = settings_.Message(window=6, max_deliveries=0, checkpoint_records=10, connection_timeout_s=5)
+SETTINGS = settings_.MessageSettings(
+    window=6, max_deliveries=0, checkpoint_records=10, connection_timeout_s=5
+)
 STEP_S = 0.05
 GIVE_UP_S = 100.0  # longer than anything waits for an answer
 
@@ -90,14 +92,14 @@ class Accounts:
 class Application:
     """A session with its consumer, and what it was given since its last commit."""
 
-    def __init__(self, accounts: Accounts, connection: api.Connection, mode: api.Mode) -> None:
+    def __init__(self, accounts: Accounts, connection: api.Connection, mode: api.AcknowledgeMode) -> None:
         self._accounts = accounts
         self.connection = connection
         self.session = connection.session(mode)
         self.consumer: client_consumers.Consumer | None = None
         self.has: list[str] = []
         self.sends: list[str] = []
-        self._last: messages.Message | None = None
+        self._last: messages.JmsMessage | None = None
 
     async def take(self, most: int, timeout_s: float = 0.0) -> int:
         count = 0
@@ -145,7 +147,7 @@ class World:
 
     def __init__(self) -> None:
         self.accounts = Accounts()
-        self.net = network.Network(1)
+        self.net = network.SimulatedNetwork(1)
         self.stored = asyncio.Event()  # what the dispatcher writes is stored while this is set
         self.stored.set()
         self.single = False  # of a slow disk: the next batch is stored, and then it is slow again
@@ -163,11 +165,11 @@ class World:
         self.admin = api.Connection(await self.net.connect("admin"))
         for name in ("one", "two"):
             connection = api.Connection(await self.net.connect(name))
-            made = Application(self.accounts, connection, api.Mode.TRANSACTED)
+            made = Application(self.accounts, connection, api.AcknowledgeMode.TRANSACTED)
             self.applications.append(made)
             made.consumer = await made.session.consumer(JOBS, prefetch=2)
         connection = api.Connection(await self.net.connect("reader"), client_id="reader")
-        reader = Application(self.accounts, connection, api.Mode.CLIENT)
+        reader = Application(self.accounts, connection, api.AcknowledgeMode.CLIENT)
         reader.consumer = await reader.session.durable_consumer(
             destinations.topic("news/*"), "all", prefetch=2
         )
@@ -175,7 +177,7 @@ class World:
 
     async def start_dispatcher(self) -> None:
         self.bus = await self.net.connect(f"dispatcher-{next(self._dispatchers)}")
-        self.dispatcher = leadership.Service(self.bus, SETTINGS, lease_ttl_s=2)
+        self.dispatcher = leadership.DispatcherLeadership(self.bus, SETTINGS, lease_ttl_s=2)
         self.running = asyncio.ensure_future(self.dispatcher.run())
 
     async def kill_dispatcher(self) -> None:
@@ -199,7 +201,11 @@ class World:
             self.errors.append(error)
 
     async def store(
-        self, store: Callable[..., Coroutine[Any, Any, int]], stream: streams.Stream, *args: Any, **more: Any
+        self,
+        store: Callable[..., Coroutine[Any, Any, int]],
+        stream: streams.SimulatedStream,
+        *args: Any,
+        **more: Any,
     ) -> int:
         """In place of a stream's `publish_batch`."""
         if stream.name == protocol.STREAM:
@@ -233,7 +239,7 @@ class World:
 
     async def send_together(self, sender: int, to: Sequence[destinations.Destination]) -> None:
         """In one transaction."""
-        made = Application(self.accounts, self.senders[sender], api.Mode.TRANSACTED)
+        made = Application(self.accounts, self.senders[sender], api.AcknowledgeMode.TRANSACTED)
         await self.send_in(made, to)
         self.spawn(made.commit())
 
@@ -252,11 +258,11 @@ class World:
 
     async def move(self, limit: int) -> None:
         with contextlib.suppress(errors.MusterError):
-            await self.admin.ask(protocol.Move(JOBS.name, to=str(OTHER), limit=limit))
+            await self.admin.ask(protocol.MoveMessages(JOBS.name, to=str(OTHER), limit=limit))
 
     async def purge(self) -> None:
         try:
-            count = (await self.admin.ask(protocol.Purge(JOBS.name))).count
+            count = (await self.admin.ask(protocol.PurgeQueue(JOBS.name))).count
         except errors.MusterError:
             self.accounts.purge_in_doubt = True
         else:
@@ -277,7 +283,7 @@ class World:
         left: list[str] = []
         while sum([await self._drain(one, left) for one in self.applications]):
             pass
-        rest = Application(self.accounts, self.admin, api.Mode.TRANSACTED)
+        rest = Application(self.accounts, self.admin, api.AcknowledgeMode.TRANSACTED)
         rest.consumer = await rest.session.consumer(OTHER)
         while await self._drain(rest, left):
             pass
@@ -319,12 +325,12 @@ class Machine(stateful.RuleBasedStateMachine):
 
     async def _begin(self) -> World:
         world = World()
-        plain = streams.Stream.publish_batch
+        plain = streams.SimulatedStream.publish_batch
 
-        async def store(stream: streams.Stream, *args: Any, **more: Any) -> int:
+        async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
             return await world.store(plain, stream, *args, **more)
 
-        self._patch.setattr(streams.Stream, "publish_batch", store)
+        self._patch.setattr(streams.SimulatedStream, "publish_batch", store)
         await world.start()
         return world
 

@@ -33,7 +33,7 @@ SUBJECT = topics.Topic.parse("hall/seats").subject
 @pytest_asyncio.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[brokers.Broker]:
     settings = config.BrokerConfig(name="broker", directory=tmp_path / "broker")
-    async with brokers.Broker(dataclasses.replace(settings, mqtt=config.Listener())) as started:
+    async with brokers.Broker(dataclasses.replace(settings, mqtt=config.BrokerListener())) as started:
         yield started
 
 
@@ -81,11 +81,11 @@ class Mqtt:
 
 
 async def test_what_one_says_on_a_topic_all_others_hear(
-    broker: brokers.Broker, dispatcher: leadership.Service, connect: fixtures.Connect
+    broker: brokers.Broker, dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect
 ):
     numbers = iter(range(100))
 
-    async def dial(login: passwords.Login) -> api.Bus:
+    async def dial(login: passwords.PasswordLogin) -> api.Bus:
         return await connect(f"{login.name}-{next(numbers)}")
 
     assert broker.config.mqtt is not None
@@ -93,7 +93,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
     await mqtt.subscribe("topic/hall/seats")
     plain = await connect("plain")
     async with (
-        amqp_gateway.Gateway(dial, None, anonymous="nobody") as gateway,
+        amqp_gateway.AmqpGateway(dial, None, anonymous="nobody") as gateway,
         client_api.Connection(await connect("python")) as python,
         await plain.subscribe(SUBJECT) as heard_plain,
     ):
@@ -121,7 +121,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
         working = asyncio.create_task(asyncio.to_thread(amqp))
         await said.wait()
 
-        async def all_hear(text: str) -> messages.Message:
+        async def all_hear(text: str) -> messages.JmsMessage:
             async with asyncio.timeout(30):
                 assert (await heard_plain.next()).data == text.encode()
                 assert await heard_amqp.get() == text

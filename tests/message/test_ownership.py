@@ -26,8 +26,8 @@ NEWS = destinations.topic("news/eu")
 
 
 @pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
-    made = keyring.Trust.create(pathlib.Path(tmp_path_factory.mktemp("trust")) / "keys", "north")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
+    made = keyring.Keyring.create(pathlib.Path(tmp_path_factory.mktemp("trust")) / "keys", "north")
     for identity, role in (("ann", "user"), ("bob", "user"), ("olga", "operator"), ("vic", "viewer")):
         made.issue(identity, roles.Role(role))
     return made
@@ -35,13 +35,16 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
 
 @contextlib.asynccontextmanager
 async def serving(
-    net: network.Network, trust: keyring.Trust, measure: metrics.Metrics | None = None, **wanted: int
+    net: network.SimulatedNetwork,
+    trust: keyring.Keyring,
+    measure: metrics.Metrics | None = None,
+    **wanted: int,
 ) -> AsyncIterator[None]:
-    started = leadership.Service(
+    started = leadership.DispatcherLeadership(
         await net.connect("dispatcher"),
-        settings.Message(**wanted),  # type: ignore[arg-type]
+        settings.MessageSettings(**wanted),  # type: ignore[arg-type]
         lease_ttl_s=2,
-        may=app_message.Permissions(trust),
+        may=app_message.TopicPermissions(trust),
         measure=measure,
     )
     running = asyncio.create_task(started.run())
@@ -58,7 +61,9 @@ async def _subscriptions(connection: api.Connection) -> list[tuple[str, str | No
     return [(row["identity"], row["client_id"], row["subscription"]) for row in rows]
 
 
-async def test_a_client_id_is_one_of_its_identity(simulated_network: network.Network, trust: keyring.Trust):
+async def test_a_client_id_is_one_of_its_identity(
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
+):
     net = simulated_network
     async with serving(net, trust), api.Connection(await net.connect("bob"), client_id="desk") as bob:
         async with api.Connection(await net.connect("ann"), client_id="desk") as ann:
@@ -80,7 +85,7 @@ async def test_a_client_id_is_one_of_its_identity(simulated_network: network.Net
 
 
 async def test_two_connections_of_an_identity_cannot_have_one_client_id(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with serving(net, trust), api.Connection(await net.connect("ann"), client_id="desk"):
@@ -89,7 +94,7 @@ async def test_two_connections_of_an_identity_cannot_have_one_client_id(
 
 
 async def test_messages_of_another_identity_with_the_same_client_id_are_not_ones_own(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with (
@@ -108,7 +113,7 @@ async def test_messages_of_another_identity_with_the_same_client_id_are_not_ones
 
 
 async def test_an_identity_sees_its_own_subscriptions_and_operators_and_viewers_all(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with serving(net, trust), contextlib.AsyncExitStack() as stack:
@@ -126,7 +131,7 @@ async def test_an_identity_sees_its_own_subscriptions_and_operators_and_viewers_
 
 
 async def test_an_operator_ends_the_subscription_of_any_identity(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with (
@@ -138,13 +143,13 @@ async def test_an_operator_ends_the_subscription_of_any_identity(
             await (await ann.session().durable_consumer(NEWS, "all")).close()
         for name in ("all", "none"):
             with pytest.raises(errors.Forbidden):
-                await bob.ask(protocol.Unsubscribe(bob.name, name, of=("ann", "desk")))
-        await olga.ask(protocol.Unsubscribe(olga.name, "all", of=("ann", "desk")))
+                await bob.ask(protocol.EndSubscription(bob.name, name, of=("ann", "desk")))
+        await olga.ask(protocol.EndSubscription(olga.name, "all", of=("ann", "desk")))
         assert await _subscriptions(olga) == []
 
 
 async def test_a_subscription_without_a_client_id_is_shared_by_all_and_ended_by_its_maker(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with (
@@ -178,7 +183,9 @@ async def test_a_subscription_without_a_client_id_is_shared_by_all_and_ended_by_
         await olga.session().unsubscribe("work")
 
 
-async def test_a_client_id_has_a_largest_size(simulated_network: network.Network, trust: keyring.Trust):
+async def test_a_client_id_has_a_largest_size(
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
+):
     net, measured = simulated_network, metrics.Metrics()
     async with serving(net, trust, measured):
         async with api.Connection(await net.connect("ann"), client_id="é" * 512):
@@ -189,7 +196,7 @@ async def test_a_client_id_has_a_largest_size(simulated_network: network.Network
 
 
 async def test_the_connections_of_an_identity_are_bounded(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net, measured = simulated_network, metrics.Metrics()
 
@@ -205,7 +212,7 @@ async def test_the_connections_of_an_identity_are_bounded(
             await refused.ask(protocol.Ping(refused.name))
         await refused.close()
         held.append(await connection("ann"))
-        await held[0].ask(protocol.Hello(held[0].name))  # which it repeats whenever it is in doubt
+        await held[0].ask(protocol.ClientHello(held[0].name))  # which it repeats whenever it is in doubt
         await held.pop(0).close()
         held.append(await connection("bob"))
         for one in held:

@@ -43,7 +43,7 @@ BODY = b'["x"]'
 def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
     codec = pytest.importorskip("muster.message.amqp_format.message_codec")
 
-    def read(raw: str) -> messages.Meta | None:
+    def read(raw: str) -> messages.MessageMeta | None:
         try:
             return messages.meta_of(BODY, {messages.HEADER: raw})
         except errors.MusterError:
@@ -52,12 +52,12 @@ def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
     meta = read(raw)
     if meta is None:
         return
-    index: selectors.Index[int] = selectors.Index()
+    index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
     for number, selector in enumerate(("a = 'x'", "a > 1", "a LIKE 'x%'", "JMSPriority > 3")):
         index.add(number, selector)
         selectors.accepts(selector, meta)
     assert list(index.matching(meta)) is not None
-    for attempt in (lambda: messages.rebuild(meta, BODY), lambda: codec.encode(meta, BODY, 0, 1)):
+    for attempt in (lambda: messages.message_from_meta(meta, BODY), lambda: codec.encode(meta, BODY, 0, 1)):
         try:
             attempt()
         except errors.MusterError:
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
 
 
 async def test_poisoned_headers_stop_nobody(
-    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     connection = await dial("reader")
     session = connection.session()
@@ -79,7 +79,7 @@ async def test_poisoned_headers_stop_nobody(
         await bus.publish(NEWS.subject, BODY, headers={messages.HEADER: raw})
         for to in (NEWS, destinations.queue("orders")):
             try:
-                await connection.submit([protocol.Send(str(to), raw, BODY)])
+                await connection.submit([protocol.SendMessage(str(to), raw, BODY)])
             except errors.MusterError:
                 continue
     await bus.flush()
@@ -100,19 +100,21 @@ async def test_poisoned_headers_stop_nobody(
 
 
 async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial()
     session = connection.session()
     orders, dead = destinations.queue("orders"), destinations.queue(destinations.DEAD_LETTERS)
-    raw = messages.encode_meta(messages.Meta(kind="m", destination=str(orders), persistent=True)).decode()
-    await connection.submit([protocol.Send(str(orders), raw, BODY)])
+    raw = messages.encode_meta(
+        messages.MessageMeta(kind="m", destination=str(orders), persistent=True)
+    ).decode()
+    await connection.submit([protocol.SendMessage(str(orders), raw, BODY)])
     await session.producer(orders).send("good")
     message = await (await session.consumer(orders, prefetch=1)).receive(30)
     assert message is not None, "what it cannot read costs a consumer no credit"
     assert message.body() == "good"
 
-    async def buried() -> list[messages.Message]:
+    async def buried() -> list[messages.JmsMessage]:
         return [one async for one in session.browse(dead)]
 
     (shown,) = await eventually.eventually(buried)

@@ -37,16 +37,16 @@ class Disk:
         self.ready = asyncio.Event()
         self.ready.set()
         self.full = False
-        plain = streams.Stream.publish_batch
+        plain = streams.SimulatedStream.publish_batch
 
-        async def store(stream: streams.Stream, *args: Any, **more: Any) -> int:
+        async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
             if stream.name == protocol.STREAM:
                 await self.ready.wait()
                 if self.full:
                     raise errors.LimitExceeded("insufficient storage")
             return await plain(stream, *args, **more)
 
-        patch.setattr(streams.Stream, "publish_batch", store)
+        patch.setattr(streams.SimulatedStream, "publish_batch", store)
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
 
 @contextlib.asynccontextmanager
 async def serving(
-    net: network.Network, *, may: state.May = state.anything, **wanted: Any
-) -> AsyncIterator[leadership.Service]:
-    started = leadership.Service(
-        await net.connect("dispatcher"), settings.Message(**wanted), lease_ttl_s=2, may=may
+    net: network.SimulatedNetwork, *, may: state.May = state.allow_all, **wanted: Any
+) -> AsyncIterator[leadership.DispatcherLeadership]:
+    started = leadership.DispatcherLeadership(
+        await net.connect("dispatcher"), settings.MessageSettings(**wanted), lease_ttl_s=2, may=may
     )
     running = asyncio.create_task(started.run())
     try:
@@ -77,7 +77,7 @@ async def serving(
 
 
 async def act(
-    net: network.Network,
+    net: network.SimulatedNetwork,
     name: str,
     epoch: int,
     change: Callable[[dispatcher.Dispatcher], None] = lambda made: None,
@@ -86,10 +86,10 @@ async def act(
     bus = await net.connect(name)
     stream = await bus.stream(
         api.StreamSettings(
-            protocol.STREAM, protocol.LOGS, max_bytes=1 << 30, max_age_s=0, on_full=api.OnFull.REFUSE
+            protocol.STREAM, protocol.LOGS, max_bytes=1 << 30, max_age_s=0, on_full=api.FullPolicy.REFUSE
         )
     )
-    made = dispatcher.Dispatcher(bus, stream, epoch, settings.Message())
+    made = dispatcher.Dispatcher(bus, stream, epoch, settings.MessageSettings())
     change(made)
     running = asyncio.create_task(made.run())
     await asyncio.sleep(0.3)
@@ -105,7 +105,7 @@ async def received(consumer: consumers.Consumer, timeout_s: float = 3.0) -> list
 
 @pytest.mark.parametrize("window", [10, 11])
 async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_fills_within_a_batch(
-    simulated_network: network.Network, window: int, wall_clock: None
+    simulated_network: network.SimulatedNetwork, window: int, wall_clock: None
 ):
     net = simulated_network
     async with (
@@ -114,7 +114,7 @@ async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_f
     ):
         subscription = destinations.topic("orders/*")
         consumer = await connection.session().durable_consumer(subscription, "all", prefetch=1)
-        transacted = connection.session(client_api.Mode.TRANSACTED)
+        transacted = connection.session(client_api.AcknowledgeMode.TRANSACTED)
         producers = [transacted.producer(destinations.topic(f"orders/{each}")) for each in "ab"]
         for number in range(20):
             await producers[number % 2].send(f"{number}")
@@ -123,7 +123,7 @@ async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_f
 
 
 async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_the_window(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with (
@@ -149,7 +149,7 @@ async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_
 
 @pytest.mark.parametrize("purging", [False, True], ids=["move", "purge"])
 async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
-    simulated_network: network.Network, disk: Disk, purging: bool
+    simulated_network: network.SimulatedNetwork, disk: Disk, purging: bool
 ):
     net = simulated_network
     async with (
@@ -162,7 +162,9 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
         consumer = await connection.session().consumer(JOBS, prefetch=4)
         first = await consumer.receive(3)
         assert first is not None
-        asked = protocol.Purge("jobs") if purging else protocol.Move("jobs", to=str(OTHER), limit=30)
+        asked = (
+            protocol.PurgeQueue("jobs") if purging else protocol.MoveMessages("jobs", to=str(OTHER), limit=30)
+        )
         disk.ready.clear()
         taking = asyncio.create_task(admin.ask(asked))
         await asyncio.sleep(0.1)
@@ -176,7 +178,7 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
 
 
 async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
-    simulated_network: network.Network, wall_clock: None
+    simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     net = simulated_network
     topic = destinations.topic("t/a")
@@ -194,7 +196,7 @@ async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
 
 
 async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with (
@@ -204,7 +206,7 @@ async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
         client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client_api.Mode.TRANSACTED) for each in (first, second))
+        one, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
         assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
         await one.producer(OTHER).send("done by the first")
         other = await two.consumer(JOBS, prefetch=1)
@@ -220,7 +222,7 @@ async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
 
 
 async def test_what_a_refused_commit_acknowledged_goes_to_others(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with (
@@ -230,13 +232,13 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
         client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client_api.Mode.TRANSACTED) for each in (first, second))
+        one, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
         assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
         other = await two.consumer(JOBS, prefetch=1)
         disk.ready.clear()
         committing = asyncio.create_task(one.commit())
         await asyncio.sleep(0.2)
-        await first._ask_once(protocol.Bye(first.name, lost=True))
+        await first._ask_once(protocol.Disconnect(first.name, lost=True))
         disk.full = True
         disk.ready.set()
         with pytest.raises(message_errors.TransactionRolledBack):
@@ -249,13 +251,13 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006])
 async def test_a_cancelled_rollback_loses_track_of_nothing(
-    simulated_network: network.Network, wall_clock: None, patience_s: float
+    simulated_network: network.SimulatedNetwork, wall_clock: None, patience_s: float
 ):
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         for number in range(5):
             await connection.session().producer(JOBS).send(f"{number}")
-        session = connection.session(client_api.Mode.TRANSACTED)
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
         with contextlib.suppress(TimeoutError):
@@ -269,12 +271,12 @@ async def test_a_cancelled_rollback_loses_track_of_nothing(
 
 @pytest.mark.parametrize("refused", [False, True])
 async def test_a_cancelled_commit_is_done_or_gives_its_messages_back(
-    simulated_network: network.Network, disk: Disk, refused: bool
+    simulated_network: network.SimulatedNetwork, disk: Disk, refused: bool
 ):
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         await connection.session().producer(JOBS).send("job")
-        session = connection.session(client_api.Mode.TRANSACTED)
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
         disk.ready.clear()
@@ -289,7 +291,7 @@ async def test_a_cancelled_commit_is_done_or_gives_its_messages_back(
 
 
 async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_there_is(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with (
@@ -314,7 +316,7 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
 
 
 async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with (
@@ -334,7 +336,7 @@ async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
 
 
 async def test_closing_while_acknowledgements_are_slow_marks_what_was_handled(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("b")) as second:
@@ -349,7 +351,7 @@ async def test_closing_while_acknowledgements_are_slow_marks_what_was_handled(
 
 
 async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
-    simulated_network: network.Network, wall_clock: None
+    simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     net = simulated_network
 
@@ -379,7 +381,7 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
 
 
 async def test_a_dispatcher_ends_when_it_hears_of_its_successor(
-    simulated_network: network.Network, wall_clock: None
+    simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     _, running = await act(simulated_network, "first", 1)
     _, successor = await act(simulated_network, "second", 2)
@@ -392,7 +394,7 @@ async def test_a_dispatcher_ends_when_it_hears_of_its_successor(
 
 @pytest.mark.parametrize("checkpoint_records", [10, 5000])
 async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_back(
-    simulated_network: network.Network, wall_clock: None, checkpoint_records: int
+    simulated_network: network.SimulatedNetwork, wall_clock: None, checkpoint_records: int
 ):
     net = simulated_network
     net.faults.silence_s = 0.5
@@ -402,7 +404,7 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
     ):
         await asyncio.sleep(6)  # the dispatcher has been there for long
         connection = client_api.Connection(await net.connect("r"))
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         replies = await session.temporary_queue()
         consumer = await session.consumer(replies)
         await writer.session().producer(None).send("first", to=replies)
@@ -424,7 +426,7 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
 
 
 async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
-    simulated_network: network.Network, wall_clock: None
+    simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     net = simulated_network
     net.faults.silence_s = 0.5
@@ -445,11 +447,11 @@ async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
 
 
 async def test_a_dead_letter_for_which_there_was_no_room_is_buried_when_there_is(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with serving(net, max_deliveries=1), client_api.Connection(await net.connect("a")) as connection:
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         await session.producer(JOBS).send("poison")
         consumer = await session.consumer(JOBS)
         assert await consumer.receive(2) is not None
@@ -463,17 +465,17 @@ async def test_a_dead_letter_for_which_there_was_no_room_is_buried_when_there_is
 
 
 async def test_one_unstorable_item_takes_no_other_with_it(
-    simulated_network: network.Network, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
     net = simulated_network
-    patched = streams.Stream.publish_batch
+    patched = streams.SimulatedStream.publish_batch
 
-    async def picky(stream: streams.Stream, batch: Any, **more: Any) -> int:
+    async def picky(stream: streams.SimulatedStream, batch: Any, **more: Any) -> int:
         if any(b"unstorable" in message.data for message in batch):
             raise errors.InvalidInput("not this one")
         return await patched(stream, batch, **more)
 
-    monkeypatch.setattr(streams.Stream, "publish_batch", picky)
+    monkeypatch.setattr(streams.SimulatedStream, "publish_batch", picky)
     async with (
         serving(net),
         client_api.Connection(await net.connect("a")) as first,
@@ -494,19 +496,21 @@ async def test_one_unstorable_item_takes_no_other_with_it(
 
 
 async def _moving(
-    net: network.Network, disk: Disk
-) -> tuple[client_api.Connection, asyncio.Task[protocol.Answer]]:
+    net: network.SimulatedNetwork, disk: Disk
+) -> tuple[client_api.Connection, asyncio.Task[protocol.DispatcherReply]]:
     """A move of three of ten messages that is not answered as long as one question waits for its answer."""
     connection = client_api.Connection(await net.connect("admin"))
     for number in range(10):
         await connection.session().producer(JOBS).send(f"{number}")
     disk.ready.clear()
-    moving = asyncio.create_task(connection.ask(protocol.Move("jobs", to=str(OTHER), limit=3)))
+    moving = asyncio.create_task(connection.ask(protocol.MoveMessages("jobs", to=str(OTHER), limit=3)))
     await asyncio.sleep(8)
     return connection, moving
 
 
-async def test_a_move_that_is_asked_again_is_done_once(simulated_network: network.Network, disk: Disk):
+async def test_a_move_that_is_asked_again_is_done_once(
+    simulated_network: network.SimulatedNetwork, disk: Disk
+):
     async with serving(simulated_network):
         connection, moving = await _moving(simulated_network, disk)
         disk.ready.set()
@@ -516,7 +520,7 @@ async def test_a_move_that_is_asked_again_is_done_once(simulated_network: networ
 
 
 async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     async with serving(simulated_network):
         connection, moving = await _moving(simulated_network, disk)
@@ -528,7 +532,9 @@ async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
         await connection.close()
 
 
-async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(simulated_network: network.Network):
+async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(
+    simulated_network: network.SimulatedNetwork,
+):
     net = simulated_network
     may: state.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
     async with (
@@ -538,24 +544,24 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(simulated_
     ):
         await admin.session().producer(JOBS).send("job")
         with pytest.raises(errors.Forbidden) as refused:
-            await user.ask(protocol.Purge("jobs"))
+            await user.ask(protocol.PurgeQueue("jobs"))
         assert "creds" in (refused.value.hint or ""), "what to do about it reaches the caller"
-        await admin.ask(protocol.Move("jobs", to=str(OTHER)))
-        await admin.ask(protocol.Purge("other"))
+        await admin.ask(protocol.MoveMessages("jobs", to=str(OTHER)))
+        await admin.ask(protocol.PurgeQueue("other"))
         stream = await (await net.connect("reader")).open_stream(core_messages.DECISIONS_STREAM)
         found = [
             core_messages.decode(one.data, core_messages.Decision)
             async for one in stream.read(1, (await stream.state()).last_sequence)
         ]
         assert [(one.who, one.what, one.target, one.outcome) for one in found] == [
-            ("user", "purge", "queue:jobs", core_messages.Outcome.REFUSED),
-            ("admin", "move", "queue:jobs", core_messages.Outcome.DONE),
-            ("admin", "purge", "queue:other", core_messages.Outcome.DONE),
+            ("user", "purge", "queue:jobs", core_messages.DecisionOutcome.REFUSED),
+            ("admin", "move", "queue:jobs", core_messages.DecisionOutcome.DONE),
+            ("admin", "purge", "queue:other", core_messages.DecisionOutcome.DONE),
         ]
 
 
 async def test_a_sender_hears_that_its_connection_was_closed_while_a_message_was_stored(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     """Not that it was cancelled itself: nobody did that, and the message may have been stored."""
     net = simulated_network
@@ -571,7 +577,7 @@ async def test_a_sender_hears_that_its_connection_was_closed_while_a_message_was
 
 
 async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succeeds(
-    simulated_network: network.Network, disk: Disk
+    simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a"), client_id="c") as connection:
@@ -586,14 +592,14 @@ async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succ
 
 
 async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
-    simulated_network: network.Network, monkeypatch: pytest.MonkeyPatch, wall_clock: None
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, wall_clock: None
 ):
     """A question that waits for the log is cancelled when the dispatcher stops, before its turn has come."""
     net = simulated_network
     failing = asyncio.Event()
-    plain = streams.Stream.publish_batch
+    plain = streams.SimulatedStream.publish_batch
 
-    async def store(stream: streams.Stream, *args: Any, **more: Any) -> int:
+    async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
         if stream.name == protocol.STREAM and not failing.is_set():
             await failing.wait()
             raise errors.TimedOut("no acknowledgement came")
@@ -601,10 +607,10 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
 
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         await connection.session().producer(OTHER).send("before")
-        monkeypatch.setattr(streams.Stream, "publish_batch", store)
+        monkeypatch.setattr(streams.SimulatedStream, "publish_batch", store)
         sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
         await asyncio.sleep(0.1)
-        browsing = asyncio.create_task(connection.ask(protocol.Browse(OTHER.name)))
+        browsing = asyncio.create_task(connection.ask(protocol.BrowseQueue(OTHER.name)))
         await asyncio.sleep(0.1)
         failing.set()
         await sending
@@ -612,7 +618,7 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
 
 
 async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
-    simulated_network: network.Network, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher_admin, "TOGETHER", 2)
     net = simulated_network
@@ -622,25 +628,25 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
         with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that did not die"):
-            await connection.ask(protocol.Move(JOBS.name))
+            await connection.ask(protocol.MoveMessages(JOBS.name))
         assert len([one async for one in connection.session().browse(OTHER)]) == 2
         with pytest.raises(errors.InvalidInput, match=r"^a message that did not die"):
-            await connection.ask(protocol.Move(JOBS.name))
+            await connection.ask(protocol.MoveMessages(JOBS.name))
 
 
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():
     one = backlog.Backlog("q:q", max_deliveries=10)
     one.live = True
     for number in range(1, 201):
-        one.arrive(number, messages.Meta(), "{}", b"")
+        one.arrive(number, messages.MessageMeta(), "{}", b"")
     dead: list[backlog.Instruction] = []
     for crash in range(10):
         key = (f"c{crash}", 1)
-        one.attach(backlog.Consumer(key, 200))
+        one.attach(backlog.BacklogConsumer(key, 200))
         one.pump(0)
         dead += one.detach(key, seen=None)
-    assert [(type(found), found.entry.sequence) for found in dead] == [(backlog.DeadLetter, 1)]
-    one.attach(backlog.Consumer(("last", 1), 200))
+    assert [(type(found), found.entry.sequence) for found in dead] == [(backlog.DeadLetterMessage, 1)]
+    one.attach(backlog.BacklogConsumer(("last", 1), 200))
     rest = one.pump(0)
     assert [found.entry.sequence for found in rest] == list(range(2, 201))
     assert all(found.entry.count == 10 for found in rest), "they may have been seen, and are marked"

@@ -24,7 +24,7 @@ from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 DEAD = destinations.queue(destinations.DEAD_LETTERS)
-RIGHTS = tuple(queue_rights.Right)
+RIGHTS = tuple(queue_rights.QueueRight)
 
 #: Identities: their role, topics and queues, and what follows for `ORDERS` and for the dead letters.
 WHO: dict[str, tuple[roles.Role, tuple[str, ...], tuple[str, ...], set[str], set[str]]] = {
@@ -52,18 +52,18 @@ WHO: dict[str, tuple[roles.Role, tuple[str, ...], tuple[str, ...], set[str], set
 
 
 @pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
-    made = keyring.Trust.create(tmp_path_factory.mktemp("trust") / "keys", "north")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
+    made = keyring.Keyring.create(tmp_path_factory.mktemp("trust") / "keys", "north")
     for identity, (role, topics, granted, _, _) in WHO.items():
-        grants = tuple(map(queue_rights.Grant.parse, granted)) or None
+        grants = tuple(map(queue_rights.QueueGrant.parse, granted)) or None
         made.issue(identity, role, topics=topics or None, queue_grants=grants)
     return made
 
 
 @contextlib.asynccontextmanager
-async def serving(net: network.Network, trust: keyring.Trust) -> AsyncIterator[None]:
-    may = app_message.Permissions(trust)
-    started = leadership.Service(await net.connect("dispatcher"), lease_ttl_s=2, may=may)
+async def serving(net: network.SimulatedNetwork, trust: keyring.Keyring) -> AsyncIterator[None]:
+    may = app_message.TopicPermissions(trust)
+    started = leadership.DispatcherLeadership(await net.connect("dispatcher"), lease_ttl_s=2, may=may)
     running = asyncio.create_task(started.run())
     try:
         await started.acting.wait()
@@ -83,7 +83,7 @@ async def _attempt(right: str, connection: client_api.Connection, queue: destina
         case "browse":
             assert [one async for one in session.browse(queue)]
         case "admin":
-            await connection.ask(protocol.Purge(queue.name))
+            await connection.ask(protocol.PurgeQueue(queue.name))
 
 
 async def _outcomes(connection: client_api.Connection, queue: destinations.Destination) -> set[str]:
@@ -99,7 +99,7 @@ async def _outcomes(connection: client_api.Connection, queue: destinations.Desti
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("identity", WHO)
 async def test_each_identity_may_what_its_credentials_say(
-    simulated_network: network.Network, trust: keyring.Trust, identity: str
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring, identity: str
 ):
     net = simulated_network
     _, _, _, on_orders, on_the_dead = WHO[identity]
@@ -118,7 +118,9 @@ async def test_each_identity_may_what_its_credentials_say(
 
 
 @pytest.mark.virtual_time
-async def test_rights_are_not_got_by_a_detour(simulated_network: network.Network, trust: keyring.Trust):
+async def test_rights_are_not_got_by_a_detour(
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
+):
     net = simulated_network
     async with (
         serving(net, trust),
@@ -128,25 +130,25 @@ async def test_rights_are_not_got_by_a_detour(simulated_network: network.Network
     ):
         disguised = messages.TextMessage("theirs", properties={delivery.FROM: "queue:orders-2"})
         await operator.session().producer(ORDERS).send(disguised)
-        (waiting,) = (await operator.ask(protocol.Browse("orders"))).messages
+        (waiting,) = (await operator.ask(protocol.BrowseQueue("orders"))).messages
         for to in ("queue:orders-2", "queue:dead-letters", None):
             with pytest.raises(errors.Forbidden):  # it may administer the one, and not send to the other
-                await keeper.ask(protocol.Move("orders", to))
+                await keeper.ask(protocol.MoveMessages("orders", to))
         await sender.submit([], {"q:orders": [waiting.sequence]})
         with pytest.raises(errors.Refused):
             await sender.submit([], {"q:orders": [waiting.sequence]}, alone=True)
-        assert len((await operator.ask(protocol.Browse("orders"))).messages) == 1, "it was acknowledged"
-        transacted = sender.session(client_api.Mode.TRANSACTED)
+        assert len((await operator.ask(protocol.BrowseQueue("orders"))).messages) == 1, "it was acknowledged"
+        transacted = sender.session(client_api.AcknowledgeMode.TRANSACTED)
         await transacted.producer(ORDERS).send("mine")
         await transacted.producer(destinations.queue("orders-2")).send("mine")
         with pytest.raises(errors.Refused):
             await transacted.commit()
-        assert len((await operator.ask(protocol.Browse("orders"))).messages) == 1, "half of it was done"
+        assert len((await operator.ask(protocol.BrowseQueue("orders"))).messages) == 1, "half of it was done"
 
 
 @pytest.mark.virtual_time
 async def test_temporary_queues_are_for_those_who_have_queues_at_all(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with (
@@ -166,15 +168,15 @@ async def test_temporary_queues_are_for_those_who_have_queues_at_all(
             await own.consumer(await own.temporary_queue())
         for connection in (sender, agent):
             with pytest.raises(errors.Forbidden):
-                await connection.ask(protocol.Browse(replies.name))
-        assert len((await worker.ask(protocol.Browse(replies.name))).messages) == 1
+                await connection.ask(protocol.BrowseQueue(replies.name))
+        assert len((await worker.ask(protocol.BrowseQueue(replies.name))).messages) == 1
         message = await consumer.receive(5)
         assert message is not None
 
 
 @pytest.mark.virtual_time
 async def test_a_subscription_is_ended_by_no_other_identity(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with serving(net, trust):
@@ -186,18 +188,20 @@ async def test_a_subscription_is_ended_by_no_other_identity(
                 with pytest.raises(errors.NotFound):
                     await connection.session().unsubscribe("all")
                 with pytest.raises(errors.Forbidden):
-                    await connection.ask(protocol.Unsubscribe(connection.name, "all", of=("user", "desk")))
+                    await connection.ask(
+                        protocol.EndSubscription(connection.name, "all", of=("user", "desk"))
+                    )
         async with client_api.Connection(await net.connect("user"), client_id="desk") as owner:
             await owner.session().unsubscribe("all")
 
 
 @pytest.mark.virtual_time
 async def test_a_connection_named_like_a_queue_does_not_own_it(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     """``temporary-queue:X`` is the queue X, unless its name says that it is temporary."""
     net = simulated_network
-    trust.issue("poster", roles.Role.USER, queue_grants=(queue_rights.Grant.parse("poster-*:send"),))
+    trust.issue("poster", roles.Role.USER, queue_grants=(queue_rights.QueueGrant.parse("poster-*:send"),))
     async with (
         serving(net, trust),
         client_api.Connection(await net.connect("operator")) as operator,
@@ -207,12 +211,14 @@ async def test_a_connection_named_like_a_queue_does_not_own_it(
         for name in (sender.name, f"{sender.name}:1"):
             await operator.session().producer(destinations.queue(name)).send("theirs")
             with pytest.raises(errors.Forbidden):
-                await sender.ask(protocol.Attach(sender.name, 1, f"temporary-queue:{name}", credit=10))
+                await sender.ask(
+                    protocol.AttachConsumer(sender.name, 1, f"temporary-queue:{name}", credit=10)
+                )
 
 
 @pytest.mark.virtual_time
 async def test_a_durable_subscription_is_no_wider_than_the_topics_of_its_identity(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     trust.issue("one-level", roles.Role.USER, topics=("topic.meters.*",))
@@ -229,7 +235,7 @@ async def test_a_durable_subscription_is_no_wider_than_the_topics_of_its_identit
 
 @pytest.mark.virtual_time
 async def test_temporary_queues_are_hidden_from_others(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     net = simulated_network
     async with (
@@ -244,15 +250,15 @@ async def test_temporary_queues_are_hidden_from_others(
         for other in (user, viewer):
             assert not (await other.ask(protocol.ListQueues())).rows
             with pytest.raises(errors.Forbidden):
-                await other.ask(protocol.Browse(replies.name))
+                await other.ask(protocol.BrowseQueue(replies.name))
         for reader in (worker, operator):
             assert [row["queue"] for row in (await reader.ask(protocol.ListQueues())).rows] == [replies.name]
-            assert len((await reader.ask(protocol.Browse(replies.name))).messages) == 1
+            assert len((await reader.ask(protocol.BrowseQueue(replies.name))).messages) == 1
 
 
 @pytest.mark.virtual_time
 async def test_the_name_of_a_connection_stays_its_identitys(
-    simulated_network: network.Network, trust: keyring.Trust
+    simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
     """Its name is in the names of its temporary queues, which others are told: when it is away, they must not
     become it."""
@@ -263,7 +269,7 @@ async def test_the_name_of_a_connection_stays_its_identitys(
         client_api.Connection(await net.connect("user")) as user,
     ):
         replies = await worker.session().temporary_queue()
-        await worker.ask(protocol.Bye(worker.name))
+        await worker.ask(protocol.Disconnect(worker.name))
         user.name = worker.name
         with pytest.raises(errors.Forbidden):
             await user.session().consumer(replies)
@@ -271,11 +277,11 @@ async def test_the_name_of_a_connection_stays_its_identitys(
 
 @pytest.mark.virtual_time
 async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
-    simulated_network: network.Network,
+    simulated_network: network.SimulatedNetwork,
 ):
     net = simulated_network
     allowed = {"receive"}
-    started = leadership.Service(
+    started = leadership.DispatcherLeadership(
         await net.connect("dispatcher"), lease_ttl_s=2, may=lambda _, right, __: right in allowed
     )
     running = asyncio.create_task(started.run())
@@ -295,14 +301,14 @@ async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
 
 def test_grants_are_written_as_they_are_read():
     for text in ("orders:send", "or*:send,receive", "a:b:browse,admin", "*:admin"):
-        assert str(queue_rights.Grant.parse(text)) == text
+        assert str(queue_rights.QueueGrant.parse(text)) == text
     for text in ("orders", "orders:", "orders:write", ":send", "orders:send,", ""):
         with pytest.raises(errors.InvalidInput):
-            queue_rights.Grant.parse(text)
+            queue_rights.QueueGrant.parse(text)
 
 
 def test_wildcards_stand_for_any_text_and_nothing_else():
-    grants = (queue_rights.Grant.parse("a.*-c:send"), queue_rights.Grant.parse("*:browse"))
+    grants = (queue_rights.QueueGrant.parse("a.*-c:send"), queue_rights.QueueGrant.parse("*:browse"))
     assert queue_rights.allows(grants, "a.b-c", "send")
     assert not queue_rights.allows(grants, "axb-c", "send")
     assert not queue_rights.allows(grants, "a.b-cd", "send")
@@ -313,8 +319,8 @@ def test_wildcards_stand_for_any_text_and_nothing_else():
 
 
 def test_renewed_credentials_keep_their_queues(tmp_path: pathlib.Path):
-    made = keyring.Trust.create(tmp_path / "keys", "north")
-    grants = (queue_rights.Grant.parse("orders:send"), queue_rights.Grant.parse("x-*:browse"))
+    made = keyring.Keyring.create(tmp_path / "keys", "north")
+    grants = (queue_rights.QueueGrant.parse("orders:send"), queue_rights.QueueGrant.parse("x-*:browse"))
     made.issue("shop", roles.Role.USER, queue_grants=grants, lifetime_s=60)
     made.renew("shop", lifetime_s=3600)
     assert made.show("shop").queues == grants
@@ -325,16 +331,16 @@ def test_renewed_credentials_keep_their_queues(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("identity", ["user", "meter", "sender", "worker", "keeper", "agent", "operator"])
 async def test_amqp_clients_may_what_their_login_may(
-    connect: fixtures.Connect, trust: keyring.Trust, identity: str
+    connect: fixtures.Connect, trust: keyring.Keyring, identity: str
 ):
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
     from tests.message import raw_client
 
-    may = app_message.Permissions(trust)
+    may = app_message.TopicPermissions(trust)
     _, _, _, on_orders, on_the_dead = WHO[identity]
 
-    async def dial(login: passwords.Login) -> api.Bus:
+    async def dial(login: passwords.PasswordLogin) -> api.Bus:
         return await connect(login.name)
 
     def outcomes(port: int, queue: destinations.Destination) -> set[str]:
@@ -366,7 +372,7 @@ async def test_amqp_clients_may_what_their_login_may(
 
     async with (
         conftest.serving(connect, may=may) as dispatching,
-        amqp_gateway.Gateway(dial, None, anonymous=identity, may=may) as gateway,
+        amqp_gateway.AmqpGateway(dial, None, anonymous=identity, may=may) as gateway,
     ):
         await dispatching.acting.wait()
         for queue, has in ((ORDERS, on_orders), (DEAD, on_the_dead)):

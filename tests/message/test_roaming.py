@@ -23,13 +23,13 @@ ORDERS = destinations.queue("orders")
 
 
 async def test_what_was_delivered_into_a_broken_connection_comes_again(
-    dispatcher: leadership.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
         client_connection, "RECONNECT_BASE_S", 2.0
     )  # so that it is away while something is delivered
     receiving, sending = await dial(), await dial()
-    session = receiving.session(client_api.Mode.CLIENT)
+    session = receiving.session(client_api.AcknowledgeMode.CLIENT)
     consumer = await session.consumer(ORDERS)
     producer = sending.session().producer(ORDERS)
     await producer.send("held")
@@ -66,14 +66,14 @@ async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_
 
 
 async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
-    dispatcher: leadership.Service, connect: fixtures.Connect, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect, dial: conftest.Dial
 ):
     """Nothing is lost, and nothing whose acknowledgement is confirmed comes again."""
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
     from tests.message import raw_client
 
-    async def join(login: passwords.Login) -> api.Bus:
+    async def join(login: passwords.PasswordLogin) -> api.Bus:
         return await connect(login.name)
 
     def read(port: int, count: int) -> tuple[raw_client.Raw, list[str]]:
@@ -96,7 +96,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
         raw.write()
         return raw, got
 
-    async def at(gateway: amqp_gateway.Gateway, count: int) -> list[str]:
+    async def at(gateway: amqp_gateway.AmqpGateway, count: int) -> list[str]:
         raw, found = await asyncio.to_thread(read, gateway.port, count)
         (bridge,) = gateway.bridges
         await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
@@ -107,8 +107,8 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 
     news = destinations.topic("news")
     async with (
-        amqp_gateway.Gateway(join, None, anonymous="client") as one,
-        amqp_gateway.Gateway(join, None, anonymous="client") as two,
+        amqp_gateway.AmqpGateway(join, None, anonymous="client") as one,
+        amqp_gateway.AmqpGateway(join, None, anonymous="client") as two,
     ):
         assert await at(one, 0) == []
         producer = (await dial()).session().producer(news)
@@ -116,7 +116,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
             await producer.send(f"{number}")
         assert await at(one, 5) == ["0", "1", "2", "3", "4"]
         assert await at(two, 5) == ["3 again", "4 again", "5", "6", "7"]
-        session = (await dial("roamer")).session(client_api.Mode.CLIENT)
+        session = (await dial("roamer")).session(client_api.AcknowledgeMode.CLIENT)
         consumer = await session.durable_consumer(news, "all")
         rest = [await consumer.receive(30) for _ in range(6)]
         assert [(m.body(), m.redelivered) for m in rest if m] == [
@@ -125,7 +125,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 
 
 @pytest.mark.timeout(180)
-async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster: network.Network):
+async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster: network.BrokerNetwork):
     """What was under way when the broker died is stored once."""
     async with (
         locator_server.Locator(cluster.urls) as guide,
@@ -133,12 +133,12 @@ async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster
         await bus_client.connect(cluster.urls, identity="dispatcher") as bus,
     ):
         running = asyncio.create_task(
-            leadership.Service(bus, max_bytes=64 << 20, lease_ttl_s=2, replicas=3).run()
+            leadership.DispatcherLeadership(bus, max_bytes=64 << 20, lease_ttl_s=2, replicas=3).run()
         )
         try:
             producer = sending.session().producer(ORDERS)
             await producer.send("first")
-            assert isinstance(sending.bus, bus_client.Client)
+            assert isinstance(sending.bus, bus_client.NatsBus)
             home = sending.bus.broker
             assert home is not None
             under_way = [producer.submit(f"{number}") for number in range(50)]

@@ -18,15 +18,15 @@ NAME, WORD = "ann", "correct horse"
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
-    made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
+def known(tmp_path_factory: pytest.TempPathFactory) -> passwords.PasswordStore:
+    made = passwords.PasswordStore(tmp_path_factory.mktemp("passwords"))
     made.set(NAME, roles.Role.USER, WORD, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     return made
 
 
 @pytest.fixture
-def verifiers(known: passwords.Passwords) -> password_checker.Logins:
-    return password_checker.Logins(known)
+def verifiers(known: passwords.PasswordStore) -> password_checker.PasswordChecker:
+    return password_checker.PasswordChecker(known)
 
 
 def _init(mechanism: str, initial: bytes) -> bytes:
@@ -54,7 +54,7 @@ def _attribute(text: bytes, name: str) -> str:
     return next(part[2:] for part in text.decode().split(",") if part.startswith(f"{name}="))
 
 
-async def _scram(server: sasl.Server, mechanism: str, password: str, name: str = NAME) -> bool:
+async def _scram(server: sasl.SaslServer, mechanism: str, password: str, name: str = NAME) -> bool:
     """A client's side of it; True if both sides have proved that they know the password."""
     algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
     bare = f"n={name},r=clients-nonce"
@@ -78,44 +78,46 @@ async def _scram(server: sasl.Server, mechanism: str, password: str, name: str =
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_scram(verifiers: password_checker.Logins, mechanism: str):
-    server = sasl.Server(verifiers)
+async def test_scram(verifiers: password_checker.PasswordChecker, mechanism: str):
+    server = sasl.SaslServer(verifiers)
     assert await _scram(server, mechanism, WORD)
     assert server.login is not None
     assert server.login.name == NAME
-    wrong = sasl.Server(verifiers)
+    wrong = sasl.SaslServer(verifiers)
     assert not await _scram(wrong, mechanism, "incorrect horse")
     assert wrong.failed
     assert wrong.login is None
 
 
 @pytest.mark.parametrize(("password", "let_in"), [(WORD, True), ("wrong", False)])
-async def test_plain(verifiers: password_checker.Logins, password: str, let_in: bool):
-    server = sasl.Server(verifiers)
+async def test_plain(verifiers: password_checker.PasswordChecker, password: str, let_in: bool):
+    server = sasl.SaslServer(verifiers)
     await server.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0{password}".encode()))
     assert (server.login is not None, server.failed) == (let_in, not let_in)
 
 
 @pytest.mark.parametrize("anonymous", [None, "visitor"])
-async def test_anonymous_only_where_it_is_allowed(verifiers: password_checker.Logins, anonymous: str | None):
-    server = sasl.Server(verifiers, anonymous=anonymous)
+async def test_anonymous_only_where_it_is_allowed(
+    verifiers: password_checker.PasswordChecker, anonymous: str | None
+):
+    server = sasl.SaslServer(verifiers, anonymous=anonymous)
     await server.receive(sasl.HEADER + _init("ANONYMOUS", b""))
     assert (server.login.name if server.login else None) == anonymous
     assert server.failed == (anonymous is None)
 
 
 @pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"])
-async def test_who_does_not_speak_sasl_is_told_so(verifiers: password_checker.Logins, said: bytes):
+async def test_who_does_not_speak_sasl_is_told_so(verifiers: password_checker.PasswordChecker, said: bytes):
     with pytest.raises(errors.InvalidInput):
-        await sasl.Server(verifiers).receive(said)
+        await sasl.SaslServer(verifiers).receive(said)
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwords, mechanism: str):
+async def test_scram_does_not_tell_which_accounts_exist(known: passwords.PasswordStore, mechanism: str):
     known.set("plain-only", roles.Role.USER, WORD)
 
     async def challenge(name: str) -> dict[str, str]:
-        server = sasl.Server(password_checker.Logins(passwords.Passwords(known._folder)))
+        server = sasl.SaslServer(password_checker.PasswordChecker(passwords.PasswordStore(known._folder)))
         _, (first, *_) = _said(
             await server.receive(sasl.HEADER + _init(mechanism, f"n,,n={name},r=clients-nonce".encode()))
         )
@@ -128,13 +130,15 @@ async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwor
     assert len(unknown["s"]) == len(real["s"])
     assert await challenge("eve") == unknown  # of another process as well, or asking twice would tell
     assert (await challenge("plain-only"))["s"] not in (real["s"], unknown["s"])
-    assert not await _scram(sasl.Server(password_checker.Logins(known)), mechanism, WORD, "eve")
-    assert not await _scram(sasl.Server(password_checker.Logins(known)), mechanism, WORD, "plain-only")
+    assert not await _scram(sasl.SaslServer(password_checker.PasswordChecker(known)), mechanism, WORD, "eve")
+    assert not await _scram(
+        sasl.SaslServer(password_checker.PasswordChecker(known)), mechanism, WORD, "plain-only"
+    )
 
 
-async def test_plain_and_scram_share_one_throttle(verifiers: password_checker.Logins):
-    for number in range(throttle.Budgets().pair.at_once):
-        wrong = sasl.Server(verifiers, address="10.0.0.1")
+async def test_plain_and_scram_share_one_throttle(verifiers: password_checker.PasswordChecker):
+    for number in range(throttle.LoginBudgets().pair.at_once):
+        wrong = sasl.SaslServer(verifiers, address="10.0.0.1")
         if number % 2:
             assert not await _scram(wrong, "SCRAM-SHA-256", "incorrect horse")
         else:
@@ -144,16 +148,18 @@ async def test_plain_and_scram_share_one_throttle(verifiers: password_checker.Lo
         ("PLAIN", f"\0{NAME}\0{WORD}"),
         ("SCRAM-SHA-256", f"n,,n={NAME},r=clients-nonce"),
     ):
-        right = sasl.Server(verifiers, address="10.0.0.1")
+        right = sasl.SaslServer(verifiers, address="10.0.0.1")
         code, (outcome, *_) = _said(await right.receive(sasl.HEADER + _init(mechanism, initial.encode())))
         assert (code, outcome) == (0x44, b"\x04")  # sys-temp: not wrong, but not now
-    elsewhere = sasl.Server(verifiers, address="10.0.0.2")
+    elsewhere = sasl.SaslServer(verifiers, address="10.0.0.2")
     assert await _scram(elsewhere, "SCRAM-SHA-256", WORD)
 
 
 @pytest.mark.parametrize("message", ["n,,r=x", "n,,n=ann", "n,,", "", "p=x,,n=ann,r=x"])
-async def test_a_malformed_first_message_of_scram_is_told(verifiers: password_checker.Logins, message: str):
-    server = sasl.Server(verifiers)
+async def test_a_malformed_first_message_of_scram_is_told(
+    verifiers: password_checker.PasswordChecker, message: str
+):
+    server = sasl.SaslServer(verifiers)
     try:
         await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", message.encode()))
     except errors.InvalidInput:

@@ -19,7 +19,7 @@ _step = st.one_of(
 
 @given(st.lists(_step, max_size=12))
 def test_spans_are_the_sets_they_stand_for(steps: list[tuple[Any, ...]]):
-    kept, plain = sequence_set.Spans(), set[int]()
+    kept, plain = sequence_set.SequenceSet(), set[int]()
     for what, *arguments in steps:
         match what:
             case "add":

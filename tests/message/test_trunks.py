@@ -32,9 +32,9 @@ class World:
     def __init__(self, connect: fixtures.Connect) -> None:
         self._connect = connect
         self.dialled: list[api.Bus] = []
-        self.gateway = amqp_gateway.Gateway(self._dial, None, anonymous="nobody")
+        self.gateway = amqp_gateway.AmqpGateway(self._dial, None, anonymous="nobody")
 
-    async def _dial(self, login: passwords.Login) -> api.Bus:
+    async def _dial(self, login: passwords.PasswordLogin) -> api.Bus:
         self.dialled.append(await self._connect(f"{login.name}-{len(self.dialled)}"))
         return self.dialled[-1]
 
@@ -46,11 +46,13 @@ class World:
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
         taps = [one for bridge in self.gateway.bridges for one in bridge.outlets.values()]
-        return sorted(tap._sent for tap in taps if isinstance(tap, consumers.Tap))
+        return sorted(tap._sent for tap in taps if isinstance(tap, consumers.TopicLink))
 
 
 @pytest_asyncio.fixture
-async def world(dispatcher: leadership.Service, connect: fixtures.Connect) -> AsyncIterator[World]:
+async def world(
+    dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect
+) -> AsyncIterator[World]:
     made = World(connect)
     async with made.gateway:
         yield made
@@ -129,11 +131,11 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
         def __init__(self, owner: str) -> None:
             self.owner = owner
 
-        def offer(self, heard: topic_listeners.Heard) -> None:
+        def offer(self, heard: topic_listeners.TopicMessage) -> None:
             order.append(self.owner)
 
     bus = await connect("listens")
-    ears = topic_listeners.Ears(bus, topic_listeners.Heard)
+    ears = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
     taps = [Tap(owner) for owner in ("a", "b", "a", "b")]
     for tap in taps:
         await ears.add("hall", "hall", None, tap)
@@ -153,23 +155,23 @@ async def test_connections_take_turns_however_many_listeners_each_has():
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def offer(self, heard: topic_listeners.Heard) -> None:
+        def offer(self, heard: topic_listeners.TopicMessage) -> None:
             heard_by.append(self.name)
 
-    class Bridge(connection.Bridge):
+    class Bridge(connection.AmqpConnection):
         written = 0
 
         def flush(self) -> None:
             super().flush()
             self.written = len(heard_by)
 
-    gateway = amqp_gateway.Gateway(_nobody, None)
+    gateway = amqp_gateway.AmqpGateway(_nobody, None)
     many, few, alone = Bridge(gateway), Bridge(gateway), Bridge(gateway)
     crowd: Any = (Tap("many"),) * connection.TURN_DELIVERIES
     some: Any = (Tap("few"),) * 5
     single: Any = (Tap("alone"),)
     said: Any = _Said()
-    heard = consumers.Heard(said)
+    heard = consumers.EncodedTopicMessage(said)
     for _ in range(3):
         many.hear(crowd, heard)
         few.hear(some, heard)
@@ -184,16 +186,16 @@ async def test_connections_take_turns_however_many_listeners_each_has():
 
 async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "HEARD_MAX", 5)
-    told: list[consumers.Heard] = []
+    told: list[consumers.EncodedTopicMessage] = []
 
     class Tap:
-        def offer(self, heard: consumers.Heard) -> None:
+        def offer(self, heard: consumers.EncodedTopicMessage) -> None:
             told.append(heard)
 
     taps: Any = (Tap(),)
-    made = connection.Bridge(amqp_gateway.Gateway(_nobody, None))
+    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     said: Any = _Said()
-    messages = [consumers.Heard(said) for _ in range(20)]
+    messages = [consumers.EncodedTopicMessage(said) for _ in range(20)]
     for one in messages:
         made.hear(taps, one)
     assert told == messages[:15], "without waiting for a turn"
@@ -201,10 +203,10 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
 
 
 async def test_gateways_may_share_a_port():
-    async with amqp_gateway.Gateway(_nobody, None, share_port=True) as first:
+    async with amqp_gateway.AmqpGateway(_nobody, None, share_port=True) as first:
         with pytest.raises(OSError, match="in use"):
-            await amqp_gateway.Gateway(_nobody, None, port=first.port).start()
-        async with amqp_gateway.Gateway(_nobody, None, port=first.port, share_port=True) as second:
+            await amqp_gateway.AmqpGateway(_nobody, None, port=first.port).start()
+        async with amqp_gateway.AmqpGateway(_nobody, None, port=first.port, share_port=True) as second:
             clients = []
             while not (first.bridges and second.bridges):
                 clients.append(await asyncio.open_connection("127.0.0.1", first.port))
@@ -219,16 +221,16 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
         def __init__(self) -> None:
             self.heard = self.expired = 0
 
-        def offer(self, heard: consumers.Heard) -> None:
+        def offer(self, heard: consumers.EncodedTopicMessage) -> None:
             self.heard += 1
 
-    class Short(consumers.Heard):
+    class Short(consumers.EncodedTopicMessage):
         expires_ms = 1
 
-    made = connection.Bridge(amqp_gateway.Gateway(_nobody, None))
+    made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     said: Any = _Said()
     tap: Any = Tap()
-    for kind in (consumers.Heard, Short, consumers.Heard):
+    for kind in (consumers.EncodedTopicMessage, Short, consumers.EncodedTopicMessage):
         made.hear((tap,) * connection.TURN_DELIVERIES, kind(said))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
     assert tap.expired == connection.TURN_DELIVERIES
@@ -245,5 +247,5 @@ class _Said:
         return None
 
 
-async def _nobody(login: passwords.Login) -> api.Bus:
+async def _nobody(login: passwords.PasswordLogin) -> api.Bus:
     raise AssertionError(login)

@@ -14,8 +14,8 @@ TOPIC = destinations.topic("light/news")
 
 async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_counted(dial: conftest.Dial):
     async with (
-        udp.Receiver(await dial(), TOPIC) as receiver,
-        udp.Sender(await dial(), TOPIC) as sender,
+        udp.UdpReceiver(await dial(), TOPIC) as receiver,
+        udp.UdpSender(await dial(), TOPIC) as sender,
     ):
         await eventually.eventually(lambda: sender.receivers == 1, timeout_s=30)
         seen: list[bytes] = []
@@ -39,7 +39,7 @@ async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_coun
         assert (receiver.received, receiver.lost, receiver.reordered) == (1 + 7, 1, 1)
 
 
-async def _lose_and_reorder(sender: udp.Sender, receiver: udp.Receiver) -> None:
+async def _lose_and_reorder(sender: udp.UdpSender, receiver: udp.UdpReceiver) -> None:
     transport, sent = sender._socket, list[tuple[bytes, tuple[str, int]]]()
 
     class Line:
@@ -62,7 +62,7 @@ async def _lose_and_reorder(sender: udp.Sender, receiver: udp.Receiver) -> None:
 
 
 def test_loss_and_order_are_counted(monkeypatch):
-    receiver = udp.Receiver.__new__(udp.Receiver)
+    receiver = udp.UdpReceiver.__new__(udp.UdpReceiver)
     receiver.lost = receiver.reordered = 0
     known = udp._From(udp._Key(1, bytes(32), 0))
     assert [receiver._fresh(known, number) for number in (0, 1, 4, 3, 3, 6)] == [

@@ -20,7 +20,7 @@ async def connect(broker):
     """Connections under any name, closed after the test."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(identity: str) -> client.Client:
+        async def make(identity: str) -> client.NatsBus:
             return await stack.enter_async_context(
                 await client.connect([broker.url], identity=identity, audit_s=0)
             )
@@ -34,10 +34,10 @@ async def channel(connect):
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(name, *, parents=(protocol.ROOT,), interpreter="concat", **settings):
-            to = interpreters.Subscription("up", tuple(parents), interpreter=interpreter)
+            to = interpreters.ForwardTarget("up", tuple(parents), interpreter=interpreter)
             settings = {"hold_s": 0.1, "beat_s": 0.1, "subscriptions": (to,), **settings}
             return await stack.enter_async_context(
-                channel_channel.Channel(await connect(name), channel_channel.Settings(**settings))
+                channel_channel.Channel(await connect(name), channel_channel.ChannelOptions(**settings))
             )
 
         yield start
@@ -52,7 +52,7 @@ def report():
     return make
 
 
-async def stored(bus: api.Bus, stream: str = columns.REPORTS_STREAM) -> list[tuple[Any, columns.Facts]]:
+async def stored(bus: api.Bus, stream: str = columns.REPORTS_STREAM) -> list[tuple[Any, columns.BatchInfo]]:
     """All batches of the stream, with their facts."""
     opened = await bus.open_stream(stream)
     last = (await opened.state()).last_sequence

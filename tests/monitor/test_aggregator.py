@@ -23,8 +23,8 @@ def node(machine: str, sequence: int = 1, **more: Any) -> messages.NodeReport:
 def make(
     name: str = "c", interpreter: str = "concat", where: str = "", boot: int = 1, **limits: Any
 ) -> aggregator.Aggregator:
-    to = interpreters.Subscription("up", ("root",), interpreter=interpreter, where=where)
-    return aggregator.Aggregator(name, boot, [to], limits=aggregator.Limits(**limits))
+    to = interpreters.ForwardTarget("up", ("root",), interpreter=interpreter, where=where)
+    return aggregator.Aggregator(name, boot, [to], limits=aggregator.ChannelLimits(**limits))
 
 
 def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
@@ -32,7 +32,7 @@ def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int
         channel.take(row.machine, messages.encode(row), now_ms)
 
 
-def rows_of(forwards: list[aggregator.Forward]) -> list[messages.NodeReport]:
+def rows_of(forwards: list[aggregator.ForwardBatch]) -> list[messages.NodeReport]:
     return [row for forward in forwards for row in columns.from_batch(forward.batch)]
 
 
@@ -219,7 +219,7 @@ def test_a_hostile_report_is_counted_and_nothing_else(reason):
 
 
 def arrow(*rows: messages.NodeReport, channel: str = "x", batch: Any = None, sequence: int = 1) -> bytes:
-    facts = columns.Facts(channel=channel, sequence=sequence)
+    facts = columns.BatchInfo(channel=channel, sequence=sequence)
     return columns.encode(columns.to_batch(rows) if batch is None else batch, facts)
 
 
@@ -251,7 +251,9 @@ def test_a_channel_below_cannot_make_ours_unreadable_by_what_it_claims():
     channel = make("top")
     for sequence in range(1, 4):
         claims = {f"reason {i}": (1 << 63) - 1 for i in range(100 * sequence, 100 * sequence + 90)}
-        facts = columns.Facts(channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1)
+        facts = columns.BatchInfo(
+            channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1
+        )
         data = columns.encode(columns.to_batch([node("a", sequence)]), facts)
         channel.take_batch("x", data, NOW_MS)
     (forward,) = channel.flush(NOW_MS)
@@ -298,8 +300,8 @@ class Odd:
 
 
 def test_an_interpreter_that_fails_costs_what_was_held_and_is_counted():
-    to = interpreters.Subscription("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
-    channel = aggregator.Aggregator("c", 1, [to, interpreters.Subscription("also", ("root",))])
+    to = interpreters.ForwardTarget("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
+    channel = aggregator.Aggregator("c", 1, [to, interpreters.ForwardTarget("also", ("root",))])
     give(channel, node("a"))
     assert [one.subscription.name for one in channel.flush(NOW_MS)] == ["also"]
     assert channel.dropped == {"interpreter-failed": 1}
@@ -308,9 +310,9 @@ def test_an_interpreter_that_fails_costs_what_was_held_and_is_counted():
 odd = Odd()
 
 
-def merged(forwards: list[aggregator.Forward]) -> dict[tuple[str, str], interpreters.Summary]:
+def merged(forwards: list[aggregator.ForwardBatch]) -> dict[tuple[str, str], interpreters.MetricSummary]:
     return {
-        (row["group"], row["metric"]): interpreters.Summary.of_row(row)
+        (row["group"], row["metric"]): interpreters.MetricSummary.of_row(row)
         for forward in forwards
         for row in forward.batch.to_pylist()
     }
@@ -347,9 +349,9 @@ def test_merge_gives_the_same_in_a_tree_as_at_once():
 def test_a_broken_summary_is_counted(odd):
     channel = make("top", "merge")
     row = {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}
-    row |= {"max": 1.0, "sketch": bytes(sketches.Quantiles()), "machines": b"", "partial": False}
+    row |= {"max": 1.0, "sketch": bytes(sketches.QuantileSketch()), "machines": b"", "partial": False}
     batch = pa.RecordBatch.from_pylist([row | odd], schema=columns.summary_schema())
-    facts = columns.Facts(channel="x", schema=columns.SUMMARY_SCHEMA)
+    facts = columns.BatchInfo(channel="x", schema=columns.SUMMARY_SCHEMA)
     channel.take_batch("x", columns.encode(batch, facts), NOW_MS)
     assert channel.flush(NOW_MS) == []
     assert channel.dropped == {"malformed": 1}

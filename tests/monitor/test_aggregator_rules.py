@@ -17,13 +17,13 @@ from tests.monitor.test_aggregator import NOW_MS, arrow, give, make, node, rows_
 WEEK_MS = 7 * 86_400_000
 
 
-def sequences(forwards: list[aggregator.Forward]) -> list[int]:
+def sequences(forwards: list[aggregator.ForwardBatch]) -> list[int]:
     return [row.sequence for row in rows_of(forwards)]
 
 
 def batch(channel: aggregator.Aggregator, number: int, *rows: messages.NodeReport, **facts: Any) -> None:
     """One message of the channel ``x`` below."""
-    facts_ = reports_columns.Facts(channel="x", sequence=number, **facts)
+    facts_ = reports_columns.BatchInfo(channel="x", sequence=number, **facts)
     channel.take_batch(
         "x", reports_columns.encode(reports_columns.to_batch(rows), facts_), facts.get("now_ms", NOW_MS)
     )
@@ -34,7 +34,7 @@ def summaries(of: str, machine: str, *, now_ms: int = NOW_MS, missing: int = 0, 
     merger = make(of, "merge")
     give(merger, node(machine))
     (forward,) = merger.flush(now_ms)
-    facts = reports_columns.Facts(
+    facts = reports_columns.BatchInfo(
         schema=reports_columns.SUMMARY_SCHEMA,
         channel=of,
         sequence=sequence,
@@ -398,11 +398,13 @@ def test_the_groups_are_those_of_what_was_held_last():
 
 def test_each_parent_learns_once_what_was_dropped():
     subscriptions = [
-        interpreters.Subscription("one", ("root",)),
-        interpreters.Subscription("two", ("root",), interpreter="merge"),
-        interpreters.Subscription("three", ("other",)),
+        interpreters.ForwardTarget("one", ("root",)),
+        interpreters.ForwardTarget("two", ("root",), interpreter="merge"),
+        interpreters.ForwardTarget("three", ("other",)),
     ]
-    channel = aggregator.Aggregator("c", 1, subscriptions, limits=aggregator.Limits(rows_per_message=1))
+    channel = aggregator.Aggregator(
+        "c", 1, subscriptions, limits=aggregator.ChannelLimits(rows_per_message=1)
+    )
     channel.take("a", b"rubbish", NOW_MS)
     give(channel, node("a"), node("b"))
     facts_ = [(each.subscription.name, each.facts.dropped) for each in channel.flush(NOW_MS)]
@@ -419,7 +421,7 @@ def test_a_subscription_that_selects_nothing_gets_no_message():
 
 
 def test_an_interpreter_that_fails_costs_the_rows_and_the_summaries():
-    to = interpreters.Subscription("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
+    to = interpreters.ForwardTarget("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
     channel = aggregator.Aggregator("c", 1, [to])
     give(channel, node("a"))
     data = summaries("y", "m")
@@ -466,8 +468,8 @@ def test_the_facts_of_a_message_name_the_channel_and_how_it_was_made():
 
 
 def test_limits_and_messages_are_values():
-    for each in (aggregator.Limits(), aggregator.Forward(None, None, None)):  # type: ignore[arg-type]
+    for each in (aggregator.ChannelLimits(), aggregator.ForwardBatch(None, None, None)):  # type: ignore[arg-type]
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(each, dataclasses.fields(each)[0].name, 1)
         assert not hasattr(each, "__dict__")
-    assert aggregator.Limits().message_bytes < 1 << 20, "what a broker takes unless told otherwise"
+    assert aggregator.ChannelLimits().message_bytes < 1 << 20, "what a broker takes unless told otherwise"

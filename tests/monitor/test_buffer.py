@@ -4,13 +4,13 @@ from muster.monitor.sensor import disk_buffer
 
 
 def test_in_order_and_across_a_restart(tmp_path):
-    first = disk_buffer.Buffer(tmp_path, bytes_max=1600)
+    first = disk_buffer.ReportBuffer(tmp_path, bytes_max=1600)
     for number in range(30):
         first.append(b"%04d" % number)
     assert first.peek(3) == [b"0000", b"0001", b"0002"]
     first.done(3)
     assert len(first) == 27
-    second = disk_buffer.Buffer(tmp_path, bytes_max=1600)  # how far the first one was is not remembered
+    second = disk_buffer.ReportBuffer(tmp_path, bytes_max=1600)  # how far the first one was is not remembered
     found = []
     while rows := second.peek(7):
         found += rows
@@ -20,7 +20,7 @@ def test_in_order_and_across_a_restart(tmp_path):
 
 
 def test_the_oldest_go_and_are_counted(tmp_path):
-    held = disk_buffer.Buffer(tmp_path, bytes_max=16 * 50)
+    held = disk_buffer.ReportBuffer(tmp_path, bytes_max=16 * 50)
     for number in range(1000):
         held.append(b"%04d" % number)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 800
@@ -29,10 +29,10 @@ def test_the_oldest_go_and_are_counted(tmp_path):
 
 
 def test_a_torn_line_is_cut_off(tmp_path):
-    held = disk_buffer.Buffer(tmp_path)
+    held = disk_buffer.ReportBuffer(tmp_path)
     held.append(b"whole")
     path = next(tmp_path.iterdir())
     path.write_bytes(path.read_bytes() + b"tor")
-    again = disk_buffer.Buffer(tmp_path)
+    again = disk_buffer.ReportBuffer(tmp_path)
     again.append(b"next")
     assert again.peek(5) == [b"whole", b"next"]

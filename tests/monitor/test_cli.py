@@ -18,9 +18,9 @@ from tests.cli import driver
 
 @pytest.fixture
 def muster(broker, start_process, tmp_path):
-    async def start(*arguments: str) -> child_process.Child:
+    async def start(*arguments: str) -> child_process.ChildProcess:
         command = [*driver.command_line(*arguments), "--server", broker.url]
-        child: child_process.Child = await start_process(
+        child: child_process.ChildProcess = await start_process(
             *command, env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"}
         )
         return child
@@ -28,7 +28,7 @@ def muster(broker, start_process, tmp_path):
     return start
 
 
-async def ended(child: child_process.Child) -> str:
+async def ended(child: child_process.ChildProcess) -> str:
     assert await child.wait(timeout_s=60) == 0, child.tail()
     return "\n".join(line for line in child.lines if not line.startswith("health pages: "))
 
@@ -43,7 +43,7 @@ async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(m
     await sensor.line("reporting m1", timeout_s=30)
     bus = await connect("reader")
 
-    async def by_channel() -> dict[str, columns.Facts]:
+    async def by_channel() -> dict[str, columns.BatchInfo]:
         found = await monitor_client.recent(bus)
         return {facts.channel: facts for _, facts, _ in found}
 

@@ -20,7 +20,7 @@ async def test_a_consumer_finds_a_producer_and_listens_to_it(connect, channel, r
         return await client.find(consumer, produces=columns.NODE_SCHEMA)
 
     (producer,) = await eventually(registered)
-    async with contextlib.aclosing(client.listen(consumer, producer)) as heard:
+    async with contextlib.aclosing(client.follow_reports(consumer, producer)) as heard:
         first = asyncio.ensure_future(anext(heard))
         sequence = 0
 

@@ -27,9 +27,9 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.processes": '["tests=pytest"]',
     }
     wanted = sections.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(wanted, parts=app_settings.parts(wanted)) as running:
+    async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
-        other = sensor.Settings(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
+        other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)
         async with agent, operator, sensor.Sensor(agent, other):
 

@@ -13,7 +13,7 @@ from muster.core import errors
 from muster.monitor import capacity_model
 
 seconds = st.floats(0.001, 100)
-COSTS = capacity_model.Costs(message_s=1e-6, row_s=1e-6, out_message_s=1e-6, out_row_s=1e-6)
+COSTS = capacity_model.CostParameters(message_s=1e-6, row_s=1e-6, out_message_s=1e-6, out_row_s=1e-6)
 
 
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=5), seconds)
@@ -29,7 +29,9 @@ def test_equation_4_is_equation_3_solved(levels, period_s):
 
 def test_equation_5_adds_the_age_of_the_applications_own_report():
     tree = capacity_model.Hierarchy(
-        "t", 30.0, (capacity_model.Level(10, 30.0, COSTS), capacity_model.Level(5, 0.0, COSTS))
+        "t",
+        30.0,
+        (capacity_model.HierarchyLevel(10, 30.0, COSTS), capacity_model.HierarchyLevel(5, 0.0, COSTS)),
     )
     found = capacity_model.figures(tree, service_period_s=7.0)
     assert found.staleness_s == found.propagation_s + 7.0
@@ -47,7 +49,7 @@ def test_the_input_time_grows_gradually_until_the_cpu_goes_to_saturation_and_the
 def test_the_output_time_grows_linearly_with_the_lower_services():
     def out_s(senders: int) -> float:
         tree = capacity_model.Hierarchy(
-            "t", 30.0, (capacity_model.Level(senders, 30.0, capacity_model.PAPER),), latest=True
+            "t", 30.0, (capacity_model.HierarchyLevel(senders, 30.0, capacity_model.PAPER),), latest=True
         )
         return capacity_model.figures(tree).levels[0].out_s
 
@@ -80,7 +82,7 @@ def test_at_the_capacity_the_root_is_what_limits_and_the_propagation_time_runs_a
 def test_a_lower_frequency_carries_more_machines_at_the_price_of_staleness():
     slow, quick = (
         capacity_model.Hierarchy(
-            "t", period_s, (capacity_model.Level(1, 0.0, capacity_model.PAPER),), latest=True
+            "t", period_s, (capacity_model.HierarchyLevel(1, 0.0, capacity_model.PAPER),), latest=True
         )
         for period_s in (60.0, 10.0)
     )

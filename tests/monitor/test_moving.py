@@ -32,7 +32,9 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
     running = []
     for number in range(SENSORS):
         bus = await connect(f"m{number}")
-        wanted = sensor.Settings(buffer_dir=tmp_path / bus.identity, period_s=PERIOD_S, channels=("c1", "c2"))
+        wanted = sensor.SensorOptions(
+            buffer_dir=tmp_path / bus.identity, period_s=PERIOD_S, channels=("c1", "c2")
+        )
         running.append(sensor.Sensor(bus, wanted))
         await running[-1].start()
     try:
@@ -72,7 +74,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
 
     await eventually(all_there, timeout_s=30)
     now_ms = int(time.time() * 1000)
-    known_fleet = state.Fleet(state.Plan(window_s=3600, delay_s=0, stale_after=1e9))
+    known_fleet = state.FleetState(state.FleetStatePlan(window_s=3600, delay_s=0, stale_after=1e9))
     arrivals = [
         state.Arrival(place, now_ms, batch, facts)
         for place, (batch, facts) in enumerate(await conftest.stored(watcher))

@@ -13,7 +13,7 @@ from muster.testing.eventually import eventually
 async def test_without_a_broker_a_channel_and_a_sensor_end_at_once(broker, connect, channel, tmp_path):
     started = await channel("c1")
     bus = await connect("m1")
-    async with sensor.Sensor(bus, sensor.Settings(buffer_dir=tmp_path, period_s=0.1)) as running:
+    async with sensor.Sensor(bus, sensor.SensorOptions(buffer_dir=tmp_path, period_s=0.1)) as running:
         await eventually(lambda: running.sent)
         await broker.kill()
         await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
@@ -27,7 +27,7 @@ async def test_a_broker_killed_under_load_costs_no_report(broker, connect, chann
     buses = [await connect(f"m{number}") for number in range(5)]
     running = []
     for bus in buses:
-        wanted = sensor.Settings(buffer_dir=tmp_path / bus.identity, period_s=0.1)
+        wanted = sensor.SensorOptions(buffer_dir=tmp_path / bus.identity, period_s=0.1)
         running.append(sensor.Sensor(bus, wanted))
         await running[-1].start()
     try:

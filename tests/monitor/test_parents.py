@@ -8,12 +8,14 @@ import pytest
 from muster.monitor import parent_selection, protocol
 
 
-def beat(sequence: int = 1, **more: Any) -> protocol.Beat:
-    return protocol.Beat(**{"boot": 1, "sequence": sequence, "period_s": 1.0, "hold_s": 1.0, **more})
+def beat(sequence: int = 1, **more: Any) -> protocol.ChannelHeartbeat:
+    return protocol.ChannelHeartbeat(
+        **{"boot": 1, "sequence": sequence, "period_s": 1.0, "hold_s": 1.0, **more}
+    )
 
 
 def test_the_first_of_the_list_that_lives():
-    choice = parent_selection.Parents("s", ("a", "b"))
+    choice = parent_selection.ParentSelector("s", ("a", "b"))
     assert choice.choose(0.0) is None
     choice.heard("b", beat(), 0.0)
     assert choice.choose(0.0) == "b"
@@ -25,18 +27,18 @@ def test_the_first_of_the_list_that_lives():
 
 
 def test_the_root_always_lives():
-    assert parent_selection.Parents("c", ("a", "root")).choose(0.0) == "root"
+    assert parent_selection.ParentSelector("c", ("a", "root")).choose(0.0) == "root"
 
 
 def test_an_old_beat_that_comes_late_is_no_sign_of_life():
-    choice = parent_selection.Parents("s", ("a",))
+    choice = parent_selection.ParentSelector("s", ("a",))
     choice.heard("a", beat(5), 0.0)
     choice.heard("a", beat(4), 2.0)
     assert choice.choose(3.0) is None
 
 
 def test_who_has_no_list_spreads_over_the_living_and_only_the_orphans_move():
-    children = {f"s{i}": parent_selection.Parents(f"s{i}") for i in range(600)}
+    children = {f"s{i}": parent_selection.ParentSelector(f"s{i}") for i in range(600)}
     for choice in children.values():
         for channel in ("a", "b", "c"):
             choice.heard(channel, beat(), 0.0)
@@ -53,7 +55,7 @@ def test_who_has_no_list_spreads_over_the_living_and_only_the_orphans_move():
 
 
 def test_a_channel_that_drains_is_left():
-    choice = parent_selection.Parents("s")
+    choice = parent_selection.ParentSelector("s")
     choice.heard("a", beat(), 0.0)
     choice.heard("a", beat(2, open=False), 0.5)
     assert choice.choose(0.6) is None
@@ -65,7 +67,7 @@ def test_children_leave_a_dead_channel_within_two_periods(period_s):
     beat_s = 0.4 * period_s
     for step in range(100):
         died_s = 10 * period_s + step / 100 * period_s
-        choice = parent_selection.Parents("s", ("a", "b"))
+        choice = parent_selection.ParentSelector("s", ("a", "b"))
         now_s, sequence = 0.0, 0
         while now_s < died_s + 3 * period_s:
             sequence += 1

@@ -19,8 +19,8 @@ from muster.testing.eventually import eventually
 from tests.monitor import test_services
 
 
-def settings(folder: pathlib.Path, **more: Any) -> sensor.Settings:
-    return sensor.Settings(**{"buffer_dir": folder / "buffer", "period_s": 0.1, "group": "web", **more})
+def settings(folder: pathlib.Path, **more: Any) -> sensor.SensorOptions:
+    return sensor.SensorOptions(**{"buffer_dir": folder / "buffer", "period_s": 0.1, "group": "web", **more})
 
 
 async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel, rows, tmp_path):
@@ -38,7 +38,7 @@ async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel
     assert {"cpu_percent", "memory_percent", "disk_percent", "network_in_bytes_s"} <= set(report.metrics)
     by_name = {one.name: one for one in report.services}
     assert by_name["tests"].metrics["memory_bytes"] > 1e6
-    assert by_name["nobody"].state is health.State.DOWN
+    assert by_name["nobody"].state is health.HealthState.DOWN
 
 
 async def test_what_was_made_while_nobody_listened_is_sent_once_and_in_order(
@@ -139,7 +139,7 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
     await eventually(lambda: quiet.services._statsd)
     report = await quiet.sample()
     found = {one.name: one for one in report.services}
-    assert (found["shop"].state, found["shop"].reason) == (health.State.DRAINING, "night")
+    assert (found["shop"].state, found["shop"].reason) == (health.HealthState.DRAINING, "night")
     assert {name: dict(one.metrics) for name, one in found.items()} == {
         "shop": {"orders_s": 12.5},
         "db": {"queries_s": 3.0},
@@ -189,9 +189,9 @@ async def test_a_service_is_scraped(connect, tmp_path):
     figures = metrics.Metrics()
     figures.counter("jobs_done", "Jobs.").add(3)
 
-    def page(request: http_server.Request) -> http_server.Response:
+    def page(request: http_server.HttpRequest) -> http_server.HttpResponse:
         content_type, body = figures.exposition("application/openmetrics-text")
-        return http_server.Response(200, body, content_type)
+        return http_server.HttpResponse(200, body, content_type)
 
     bus = await connect("m1")
     async with await http_server.serve({"/metrics": page}) as server:

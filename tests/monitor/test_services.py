@@ -17,16 +17,16 @@ def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
 
 
 def test_a_pushed_report_holds_then_is_late_then_is_gone():
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     held.push(told(orders_s=2.0), 0.0, period_s=10.0)
     assert held.take(5.0) == (told(orders_s=2.0),)
     late = held.take(31.0)[0]
-    assert (late.state, late.metrics) == (health.State.LATE, {"orders_s": 2.0})
+    assert (late.state, late.metrics) == (health.HealthState.LATE, {"orders_s": 2.0})
     assert held.take(301.0) == ()
 
 
 def test_services_are_bounded():
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     for number in range(service_reports.SERVICES_MAX):
         held.push(told(str(number)), 0.0)
     with pytest.raises(errors.LimitExceeded):
@@ -36,7 +36,7 @@ def test_services_are_bounded():
 
 
 def test_statsd_counters_are_rates_timers_means_and_sets_counts():
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     assert held.take(0.0) == ()
     held.statsd(b"shop.orders:3|c\nshop.orders:1|c|@0.5\nshop.users:ann|s\nshop.users:bob|s\n", 1.0)
     held.statsd(b"shop.took:10|ms\nshop.took:30|ms\nshop.depth:7|g\nshop.depth:-2|g|#a:b\nplain:1|g", 2.0)
@@ -54,12 +54,12 @@ def test_statsd_counters_are_rates_timers_means_and_sets_counts():
     }
     assert held.take(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
     late = held.take(2.0 + service_reports.LATE_AFTER * service_reports.STATSD_PERIOD_S + 1)[0]
-    assert (late.name, late.state) == ("shop", health.State.LATE)
+    assert (late.name, late.state) == ("shop", health.HealthState.LATE)
     assert held.take(2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S + 1) == ()
 
 
 def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent():
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     lines = [f"app.g{number}:1|g" for number in range(service_reports.METRICS_MAX)]
     held.statsd("\n".join([*lines, "app.g0:99|g", "app.more:1|g"]).encode(), 1.0)
     assert held.take(2.0)[0].metrics["g0"] == 99.0
@@ -68,7 +68,7 @@ def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent
     held.statsd(b"app.more:1|g", later_s)
     assert held.take(later_s)[0].metrics == {"more": 1.0}
 
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     for number in range(service_reports.SERVICES_MAX + 1):
         held.statsd(f"service{number}.x:1|g".encode(), 1.0)
     assert held.dropped == {"statsd-services": 1}
@@ -80,14 +80,14 @@ def test_text_that_is_not_unicode_reaches_no_node_report():
     lone = json.dumps(
         {"resourceMetrics": [{"scopeMetrics": [{"metrics": [_gauge("x\ud800"), _gauge("good")]}]}]}
     )
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     for report in metric_formats.service_reports(metric_formats.otlp_json(lone.encode())):
         held.push(report, 0.0)
     assert messages.encode(
         messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, services=held.take(1.0))
     )
     assert set(held.take(1.0)[0].metrics) == {"x?", "good"}
-    with pytest.raises(messages.Malformed):
+    with pytest.raises(messages.MalformedMessage):
         held.push(told("\ud800"), 0.0)
 
 
@@ -97,7 +97,7 @@ def _gauge(name: str) -> dict[str, object]:
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"a:1|c", b"a.b:x|c", b"a.b:1|c|@0"]), max_size=20))
 def test_rubbish_in_statsd_is_counted(datagrams):
-    held = service_reports.Services()
+    held = service_reports.ServiceReports()
     for data in datagrams:
         held.statsd(data, 0.0)
     held.statsd(b"x.y:nan|g\nx.y:1e999|g\nx.y:|c\n:|\n", 0.0)

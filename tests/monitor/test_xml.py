@@ -19,7 +19,7 @@ maybe = st.none() | made.finite
 rollups = st.dictionaries(
     made.name,
     st.builds(
-        columns.Rollup,
+        columns.MetricRollup,
         count=made.count,
         sum=made.finite,
         min=maybe,
@@ -33,7 +33,7 @@ rollups = st.dictionaries(
 services = st.builds(
     messages.ServiceReport,
     name=made.name,
-    state=st.sampled_from(health.State),
+    state=st.sampled_from(health.HealthState),
     reason=made.text,
     metrics=made.metrics,
 )
@@ -49,7 +49,7 @@ rolled = {
     "dropped": counts,
     "partial": st.booleans(),
 }
-ranked = st.builds(columns.Ranked, machine=made.name, value=made.finite)
+ranked = st.builds(columns.RankedNode, machine=made.name, value=made.finite)
 groups = st.builds(
     columns.GroupReport,
     top=st.dictionaries(made.name, st.lists(ranked, min_size=1, max_size=2).map(tuple), max_size=2),

@@ -25,11 +25,11 @@ WEB_SERVER = models.Model(
 CONTROLLER = models.Model(
     "Controller", {"entity": types.STRING, "_command_region": types.STRING, "_trust_level": types.INT}
 )
-ALERT = models.Model("alert", {"threat_level": types.INT, "text": types.STRING}, models.Kind.EVENT)
-COMMAND = models.Model("command", {"action": types.STRING}, models.Kind.EVENT)
+ALERT = models.Model("alert", {"threat_level": types.INT, "text": types.STRING}, models.ModelKind.EVENT)
+COMMAND = models.Model("command", {"action": types.STRING}, models.ModelKind.EVENT)
 MODELS = (WEB_SERVER, CONTROLLER, ALERT, COMMAND)
 
-QUICK = settings_.Notify(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
+QUICK = settings_.NotifySettings(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def parties(connect):
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(process, **more):
-            return await stack.enter_async_context(client.Parties(await connect(process), **more))
+            return await stack.enter_async_context(client.NotifyClient(await connect(process), **more))
 
         yield start
 

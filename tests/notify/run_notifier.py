@@ -12,7 +12,7 @@ from muster.notify.notifier import notifier
 
 
 async def main(url: str, name: str) -> None:
-    settings = settings_.Notify(lease_s=3.0, ack_wait_s=2.0, beat_s=0.5)
+    settings = settings_.NotifySettings(lease_s=3.0, ack_wait_s=2.0, beat_s=0.5)
     async with (
         await client.connect([url], identity=name, audit_s=0) as bus,
         notifier.Notifier(bus, settings, kernels=kernels_numpy),

@@ -23,14 +23,14 @@ TIMES = 12  # two notifiers share the asking by chance: often enough, each has o
 
 @pytest.fixture
 def root():
-    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+    return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
 def _see_each_other(*served: notifier_notifier.Notifier) -> bool:
     return all(len(one.members.others()) == len(served) - 1 for one in served)
 
 
-async def _both(one: client.Parties, other: client.Parties, name: str) -> Sequence[object]:
+async def _both(one: client.NotifyClient, other: client.NotifyClient, name: str) -> Sequence[object]:
     return await asyncio.gather(
         one.define(models.Model(name, {"x": types.INT})),
         other.define(models.Model(name, {"x": types.STRING})),
@@ -85,13 +85,13 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect
     assert served.known.believed("boss", "p", now=time.time()).everywhere["_rank"].value == 2
 
 
-def _take(knows: authorities.Known, chain: Sequence[str]) -> None:
+def _take(knows: authorities.AuthorityView, chain: Sequence[str]) -> None:
     knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 
 
 def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_before(root):
     """A notifier that starts reads them in that order: all have to decide alike."""
-    knows = authorities.Known(root=root.key.public, domain="here")
+    knows = authorities.AuthorityView(root=root.key.public, domain="here")
     chains = [root.grant("boss", {"_rank": n}, tier=1, now=1000.0, lifetime_s=60.0) for n in (1, 2)]
     for place in (0, 1, 0):
         _take(knows, chains[place])
@@ -99,12 +99,12 @@ def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_befor
 
 
 def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is_known(root):
-    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-    rules: dict[str, Any] = {"_rank": documents.Anything()}
+    key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+    rules: dict[str, Any] = {"_rank": documents.AnyValue()}
     mandates = root.appoint(key.public, "west", tier=2, may_grant=rules, now=1000.0, lifetime_s=60)
     west = grants.Authority(key, mandates)
     chain = west.grant("boss", {"_rank": 1}, tier=1, now=1000.0, lifetime_s=60.0)
-    knows = authorities.Known(root=root.key.public, domain="here")
+    knows = authorities.AuthorityView(root=root.key.public, domain="here")
     sealed = west.revoke({documents.serial_of(chain[0])}, number=1, now=1001.0)
     with pytest.raises(errors.Refused, match="no authority here"):
         knows.revocation_key(sealed)
@@ -120,7 +120,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     words = types.set_of(*(f"word-{'x' * 200}-{number}" for number in range(60)))
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
-    await boss.define(models.Model("alert", {"level": types.INT}, models.Kind.EVENT))
+    await boss.define(models.Model("alert", {"level": types.INT}, models.ModelKind.EVENT))
     assert [one["name"] for one in await queries.defined(boss._bus)] == ["M0", "M1", "M2", "alert"]
     notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
     chains = [

@@ -64,7 +64,7 @@ async def test_a_change_holds_for_every_event_after_its_acknowledgement(notifier
         ({}, " OR ".join(["alert"] * 10_000), errors.LimitExceeded, ""),
         ({}, "(" * 500 + "alert" + ")" * 500, errors.LimitExceeded, ""),
         ({}, f"text LIKE '{'%a' * 200}'", errors.LimitExceeded, ""),
-        ({"_trust_level": 4}, "", models.RestrictedClaim, "restricted"),
+        ({"_trust_level": 4}, "", models.RestrictedAttributeClaimed, "restricted"),
     ],
 )
 async def test_what_does_not_fit_is_refused_where_it_is_registered(
@@ -105,13 +105,13 @@ async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_agai
             await other.sender("x").send("alert", content)
     assert served.counts["invalid-input"] == 0  # it never got there
     bus = await connect("rogue")
-    subject = subjects.said_by("notify", "rogue", "event", str(protocol.shard_of("rogue/x")))
-    bad = protocol.Send(id="1", party="x", type="alert", content={"threat_level": "high"})
-    answer = messages.decode((await bus.request(subject, messages.encode(bad))).data, protocol.Answer)
+    subject = subjects.from_identity("notify", "rogue", "event", str(protocol.shard_of("rogue/x")))
+    bad = protocol.SendEvent(id="1", party="x", type="alert", content={"threat_level": "high"})
+    answer = messages.decode((await bus.request(subject, messages.encode(bad))).data, protocol.NotifyReply)
     assert answer.refused[0][1].code == "invalid-input"
     assert served.counts["admitted"] == 0
     # A model may grow while senders remember how it was.
-    grown = models.Model("alert", {**ALERT.attributes, "more": types.INT}, models.Kind.EVENT)
+    grown = models.Model("alert", {**ALERT.attributes, "more": types.INT}, models.ModelKind.EVENT)
     await mine.define(grown)
     await other.sender("x").send("alert", {"more": 1})
 
@@ -120,26 +120,26 @@ async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notif
     """JSON has whole numbers of any size and no infinity; MessagePack is the other way round."""
     served = await notifier()
     mine = await parties("farm")
-    for model in (*MODELS, models.Model("reading", {"value": types.FLOAT}, models.Kind.EVENT)):
+    for model in (*MODELS, models.Model("reading", {"value": types.FLOAT}, models.ModelKind.EVENT)):
         await mine.define(model)
     web = await mine.advertise("web", "WebServer", {"load": 0.5}, policy="reading")
     bus = await connect("farm-2")
     shard = str(protocol.shard_of("farm-2/x"))
     huge, endless = 10**400, float("inf")
 
-    async def say(what: str, message: messages.Message, form: Any) -> str:
-        subject = subjects.said_by("notify", "farm-2", what, shard)
+    async def say(what: str, message: messages.WireMessage, form: Any) -> str:
+        subject = subjects.from_identity("notify", "farm-2", what, shard)
         told = (await bus.request(subject, messages.encode(message, form), timeout_s=10)).data
-        return messages.decode(told, protocol.Answer).refused[0][1].code
+        return messages.decode(told, protocol.NotifyReply).refused[0][1].code
 
     for number, form in ((huge, "json"), (2**64, "json"), (endless, "msgpack")):
         for kind in ("reading", "untyped"):
-            bad = protocol.Send(id="1", party="x", type=kind, content={"value": number})
+            bad = protocol.SendEvent(id="1", party="x", type=kind, content={"value": number})
             assert await say("event", bad, form) == "invalid-input"
-        join = protocol.Join(party="x", model="WebServer", state={"load": number})
-        joins = protocol.Joins(parties=("x",), model="WebServer", values={"load": [number]})
+        join = protocol.JoinReceiver(party="x", model="WebServer", state={"load": number})
+        joins = protocol.JoinReceivers(parties=("x",), model="WebServer", values={"load": [number]})
         for change in (join, joins):
-            assert await say("change", protocol.Changes(changes=(change,)), form) == "invalid-input"
+            assert await say("change", protocol.ReceiverChanges(changes=(change,)), form) == "invalid-input"
     with pytest.raises(errors.InvalidInput, match="infinite"):
         await web.update(load=endless)
     with pytest.raises(errors.InvalidInput, match="infinite"):
@@ -182,7 +182,7 @@ async def test_many_join_at_once_in_columns(notifier, parties):
     mine = await parties("farm")
     for model in MODELS:
         await mine.define(model)
-    joins = protocol.Joins(
+    joins = protocol.JoinReceivers(
         parties=tuple(f"web-{number}" for number in range(100)),
         model="WebServer",
         values={"load": [number / 100 for number in range(100)]},
@@ -209,5 +209,5 @@ async def test_many_join_at_once_in_columns(notifier, parties):
         {"parties": ("a",), "policies": ("threat_levle > 1",)},
     ):
         with pytest.raises(errors.InvalidInput):
-            await mine.change([protocol.Joins(model="WebServer", **wrong)])
+            await mine.change([protocol.JoinReceivers(model="WebServer", **wrong)])
     assert len(served.engine) == 100

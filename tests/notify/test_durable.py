@@ -24,7 +24,7 @@ STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
 WORKERS = 100
 
 
-async def _define(mine: client.Parties) -> None:
+async def _define(mine: client.NotifyClient) -> None:
     for model in MODELS:
         await mine.define(model)
 
@@ -90,20 +90,20 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
     """Workload: events that are due at 1,000/s. Nemesis: SIGKILL, in the long run also one more notifier.
     Checker: each event at its receivers, once."""
 
-    async def start(name: str) -> child_process.Child:
+    async def start(name: str) -> child_process.ChildProcess:
         command = (sys.executable, "-m", "tests.notify.run_notifier", broker.url, name)
-        child: child_process.Child = await start_process(*command)
+        child: child_process.ChildProcess = await start_process(*command)
         return child
 
     doomed, _ = await start("n1"), await start("n2")
     got: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    def on_event(names: Sequence[str], event: client.Event) -> None:
+    def on_event(names: Sequence[str], event: client.ReceivedEvent) -> None:
         got.update((name, event.id) for name in names)
 
     names = [f"web-{number}" for number in range(20)]
     loop = asyncio.get_running_loop()
-    async with client.Parties(await connect("farm"), on_event=on_event) as mine:
+    async with client.NotifyClient(await connect("farm"), on_event=on_event) as mine:
         await _define(mine)
         await asyncio.gather(
             *(
@@ -158,7 +158,7 @@ def _settled(served: notifier_notifier.Notifier, number: int) -> bool:
 
 async def test_what_was_settled_is_not_remembered_for_ever(notifier, parties):
     """Whatever the shard says will not come again needs no place in the receiver's memory."""
-    settings = settings_.Notify(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
+    settings = settings_.NotifySettings(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
     served = await notifier(settings=settings)
     mine = await parties("farm")
     await _define(mine)
@@ -235,7 +235,7 @@ async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, pa
 
 def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
     """However much it is owed: what was delivered again a moment ago lets pass what is behind it."""
-    held = shards_shard.Holding(3, None)  # type: ignore[arg-type]  # no lease is asked
+    held = shards_shard.Shard(3, None)  # type: ignore[arg-type]  # no lease is asked
     for sequence in range(1, 101):
         held.pending.match(sequence, ["farm/away", "farm/back"])
     held.recorded = 90

@@ -41,7 +41,7 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
     }
     policies = [parser.parse(f"level >= {level}") for level in range(50)]
     which = np.array([dice.randrange(50) for _ in names])
-    ours, plainly = matcher.Engine(kernels=kernels), reference.World()
+    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     ours.join_many(names, WEB, cells, policies, which)
     for place, name in enumerate(names):
         plainly.join(name, {key: listed[place] for key, listed in cells.items()}, policies[which[place]])
@@ -68,7 +68,7 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
 def test_both_sides_find_the_same_receivers(kernels):
     """Whether addressed receivers ask for their policies, or true policies for the address, is only speed."""
     dice = random.Random(9)
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     names = [f"p{number}" for number in range(3000)]
     # From one conjunction to as many as are indexed, so that they begin and end anywhere in a word.
     wide = [
@@ -97,9 +97,9 @@ def test_both_sides_find_the_same_receivers(kernels):
     assert some > 500
 
 
-def _alike(kernels: Any) -> tuple[matcher.Engine, reference.World]:
+def _alike(kernels: Any) -> tuple[matcher.Matcher, reference.ReferenceMatcher]:
     """300 parties of as many loads, who take anything."""
-    ours, plainly = matcher.Engine(kernels=kernels), reference.World()
+    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     always = parser.parse("TRUE")
     for number in range(300):
         state = {"load": number / 300}
@@ -128,7 +128,7 @@ def test_constants_that_are_forgotten_for_others_change_no_decision(kernels, mon
 
 
 def test_a_model_that_grows_leaves_the_columns_right_that_were_there(kernels):
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     pair = models.Model("Pair", {"a": types.STRING, "b": types.STRING})
     ours.join("p", pair, {"a": "x", "b": "y"}, parser.parse("TRUE"))
     ours.join("q", pair, {"a": "y"}, parser.parse("TRUE"))
@@ -140,7 +140,7 @@ def test_a_model_that_grows_leaves_the_columns_right_that_were_there(kernels):
 
 
 def test_a_slot_that_is_used_again_keeps_nothing_of_its_last_receiver(kernels):
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     ours.join("a", WEB, {"application": "IIS", "load": 0.5, "port": 1}, parser.parse("TRUE"), durable=True)
     ours.leave("a")
     ours.join("b", WEB, {}, parser.parse("TRUE"))
@@ -150,18 +150,18 @@ def test_a_slot_that_is_used_again_keeps_nothing_of_its_last_receiver(kernels):
 
 
 def test_words_that_nobody_has_any_more_are_forgotten(kernels):
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     ours.join("a", WEB, {}, parser.parse("TRUE"))
     for number in range(10_000):
         ours.update(["a"], {"application": [f"v{number}"]})
     column = ours.tables[0].columns["application"]
-    assert isinstance(column, receiver_columns.Words)
+    assert isinstance(column, receiver_columns.WordColumn)
     assert len(column._words) < 6000
     assert ours.match({}, parser.parse("application = 'v9999'")) == ["a"]
 
 
 def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     ours.join("a", WEB, {}, None)
     for number in range(3000):
         ours.set_policy("a", parser.parse(f"level = {number}"))
@@ -173,7 +173,7 @@ def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
 def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(kernels):
     """Many come and go, so that those in between are renumbered."""
     dice = random.Random(3)
-    ours, plainly = matcher.Engine(kernels=kernels), reference.World()
+    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     clauses = (
         "alert",
         "level > 3",
@@ -211,7 +211,7 @@ def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(ker
 def test_receivers_that_change_their_policies_are_each_found_once(kernels):
     """Stretches of members move and are put together again, one receiver at a time and many at once."""
     dice = random.Random(4)
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     policies = [f"level = {number}" for number in range(5)]
     own: dict[str, int] = {}
     for step in range(60):
@@ -235,7 +235,7 @@ def test_receivers_that_change_their_policies_are_each_found_once(kernels):
 
 def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
     """It has no conjunction, and must not be taken for its neighbour."""
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     ours.join("never", WEB, {"load": 0.1}, parser.parse("alert AND NOT alert"))
     ours.join("always", WEB, {"load": 0.2}, parser.parse("alert"))
     for number in range(200):
@@ -245,7 +245,7 @@ def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
 
 
 def test_no_word_of_a_policy_stands_for_all_others(kernels):
-    ours = matcher.Engine(kernels=kernels)
+    ours = matcher.Matcher(kernels=kernels)
     ours.join("p", WEB, {}, parser.parse("word = '\ufdd0\ufdd1'"))
     everybody = parser.parse("TRUE")
     assert ours.match({"word": "other"}, everybody) == []
@@ -253,9 +253,9 @@ def test_no_word_of_a_policy_stands_for_all_others(kernels):
 
 
 def test_kernels_can_be_changed_while_parties_are_held():
-    held = matcher.Engine(kernels=kernels_numpy)
+    held = matcher.Matcher(kernels=kernels_numpy)
     held.join("a", WEB, {"application": "IIS", "load": 0.9}, parser.parse("alert"))
-    held.use(matcher.warmed())
+    held.use(matcher.warm_up())
     held.join("b", WEB, {"application": "IIS", "load": 0.1}, parser.parse("alert"))
     held.update(["a"], {"load": [0.5]})
     busy = parser.parse("application = 'IIS' AND load > 0.4")

@@ -23,9 +23,9 @@ ALERT = {"alert": True}
 
 
 @pytest.fixture
-def ours() -> matcher.Engine:
+def ours() -> matcher.Matcher:
     """Two of each model; ``w2`` accepts nothing."""
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     made.join("w1", WEB, {"load": 0.1}, "alert", at_s=5)
     made.join("w2", WEB, {"load": 0.2}, None)
     made.join("d1", DB, {"load": 0.3}, "alert", durable=True, shard=3)
@@ -33,14 +33,14 @@ def ours() -> matcher.Engine:
     return made
 
 
-def everybody(made: matcher.Engine) -> list[str]:
+def everybody(made: matcher.Matcher) -> list[str]:
     return sorted(made.parties())
 
 
 # Who is here.
 
 
-def test_parties_are_known_by_name_whatever_their_model(ours: matcher.Engine):
+def test_parties_are_known_by_name_whatever_their_model(ours: matcher.Matcher):
     assert len(ours) == 4
     assert everybody(ours) == ["d1", "d2", "w1", "w2"]
     assert "w1" in ours
@@ -63,13 +63,13 @@ def test_parties_are_known_by_name_whatever_their_model(ours: matcher.Engine):
         lambda made: made.places(["w1", "w1", "x"]),
     ],
 )
-def test_a_party_that_is_not_here_is_named(ours: matcher.Engine, ask: Any):
+def test_a_party_that_is_not_here_is_named(ours: matcher.Matcher, ask: Any):
     with pytest.raises(errors.NotFound, match="no party 'x'"):
         ask(ours)
     assert len(ours) == 4
 
 
-def test_the_models_of_many_are_known_only_if_all_are_here(ours: matcher.Engine):
+def test_the_models_of_many_are_known_only_if_all_are_here(ours: matcher.Matcher):
     assert ours.models_of(["w1", "w2"]) == {WEB}
     assert ours.models_of(["w1", "d1"]) == {WEB, DB}
     assert ours.models_of(["d2"]) == {DB}
@@ -77,7 +77,7 @@ def test_the_models_of_many_are_known_only_if_all_are_here(ours: matcher.Engine)
     assert ours.models_of(["x"]) is None
 
 
-def test_who_joins_again_is_what_it_says_now(ours: matcher.Engine):
+def test_who_joins_again_is_what_it_says_now(ours: matcher.Matcher):
     ours.join("w1", DB, {"rows": 7}, "level > 2")
     assert (len(ours), ours.model_of("w1"), ours.state_of("w1")) == (4, DB, {"rows": 7})
     assert ours.policy_of("w1") == ours.policy_of("d2")
@@ -87,13 +87,13 @@ def test_who_joins_again_is_what_it_says_now(ours: matcher.Engine):
     assert (ours.changed_s("w1"), ours.changed_s("new")) == (9, 9)
 
 
-def test_of_many_that_join_those_that_were_here_leave_first(ours: matcher.Engine):
+def test_of_many_that_join_those_that_were_here_leave_first(ours: matcher.Matcher):
     ours.join_many(["d1", "w1"], WEB, {"port": [1, 2]}, ["level > 2"], np.array([0, 0]))
     assert (len(ours), everybody(ours)) == (4, ["d1", "d2", "w1", "w2"])
     assert (ours.match(ALERT, EVERYBODY), ours.state_of("w1")) == ([], {"port": 2})
 
 
-def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(ours: matcher.Engine):
+def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(ours: matcher.Matcher):
     for party in ("w1", "new"):
         with pytest.raises(errors.MusterError):
             ours.join(party, WEB, {"load": 0.9}, "level >")
@@ -101,7 +101,7 @@ def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(o
     assert ours.state_of("w1") == {"load": 0.1}
 
 
-def test_who_leaves_leaves_its_policy_and_nothing_else(ours: matcher.Engine):
+def test_who_leaves_leaves_its_policy_and_nothing_else(ours: matcher.Matcher):
     assert len(ours.policies) == 2
     ours.leave("w1")
     assert len(ours.policies) == 2, "d1 has the same"
@@ -113,7 +113,7 @@ def test_who_leaves_leaves_its_policy_and_nothing_else(ours: matcher.Engine):
     assert [len(table) for table in ours.tables] == [0, 1], "their places are free"
 
 
-def test_a_shard_leaves_at_once(ours: matcher.Engine):
+def test_a_shard_leaves_at_once(ours: matcher.Matcher):
     ours.join("w3", WEB, {}, "alert", shard=3)
     ours.join("w4", WEB, {}, None, shard=3)
     ours.leave_shard(3)
@@ -128,7 +128,7 @@ def test_a_shard_leaves_at_once(ours: matcher.Engine):
     assert len(ours) == 1
 
 
-def test_a_model_is_defined_once_and_may_grow(ours: matcher.Engine):
+def test_a_model_is_defined_once_and_may_grow(ours: matcher.Matcher):
     ours.define(WEB)
     assert len(ours.tables) == 2
     grown = models.Model("Web", {**WEB.attributes, "new": types.STRING})
@@ -141,13 +141,13 @@ def test_a_model_is_defined_once_and_may_grow(ours: matcher.Engine):
 # What is known of them.
 
 
-def test_a_policy_is_shown_as_it_is_held(ours: matcher.Engine):
+def test_a_policy_is_shown_as_it_is_held(ours: matcher.Matcher):
     assert parser.parse(ours.policy_of("w1")) == parser.parse("alert")
     assert ours.policy_of("w2") == ""
     assert parser.parse(ours.policy_of("d2")) == parser.parse("level > 2")
 
 
-def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Engine):
+def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Matcher):
     ours.set_policy("w2", "alert", at_s=7)
     assert (sorted(ours.match(ALERT, EVERYBODY)), ours.changed_s("w2")) == (["d1", "w1", "w2"], 7)
     ours.set_policy("w2", None)
@@ -160,7 +160,7 @@ def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Engine):
     assert len(ours.match({"other": True}, EVERYBODY)) == 3
 
 
-def test_who_is_durable_is_known(ours: matcher.Engine):
+def test_who_is_durable_is_known(ours: matcher.Matcher):
     assert [party for party in everybody(ours) if ours.is_durable(party)] == ["d1"]
     ours.join_many(["a", "b"], WEB, {}, [None], np.array([0, 0]), durable=np.array([False, True]), shard=2)
     assert [ours.is_durable(party) for party in "ab"] == [False, True]
@@ -169,7 +169,7 @@ def test_who_is_durable_is_known(ours: matcher.Engine):
     assert not ours.is_durable("c")
 
 
-def test_when_a_party_changed_is_known(ours: matcher.Engine):
+def test_when_a_party_changed_is_known(ours: matcher.Matcher):
     assert [ours.changed_s(party) for party in ("w1", "w2")] == [5, 0]
     ours.update(["w1", "d1"], {"load": [0.5, 0.6]}, at_s=8)
     assert [ours.changed_s(party) for party in ("w1", "w2", "d1")] == [8, 0, 8]
@@ -177,7 +177,7 @@ def test_when_a_party_changed_is_known(ours: matcher.Engine):
     assert ours.changed_s("w1") == 8, "without a time it keeps the last"
 
 
-def test_an_update_reaches_parties_of_several_models_and_the_last_value_counts(ours: matcher.Engine):
+def test_an_update_reaches_parties_of_several_models_and_the_last_value_counts(ours: matcher.Matcher):
     ours.update(["d1", "w1", "d2", "w1"], {"load": [1.0, 2.0, 3.0, 4.0]})
     loads = {party: ours.state_of(party)["load"] for party in everybody(ours)}
     assert loads == {"d1": 1.0, "d2": 3.0, "w1": 4.0, "w2": 0.2}
@@ -186,7 +186,7 @@ def test_an_update_reaches_parties_of_several_models_and_the_last_value_counts(o
     ours.update([], {"load": []})
 
 
-def test_the_places_of_parties_are_by_table_and_each_party_once(ours: matcher.Engine):
+def test_the_places_of_parties_are_by_table_and_each_party_once(ours: matcher.Matcher):
     ((number, places, rows),) = ours.places(["w2", "w1"])
     assert (number, list(places), rows.tolist()) == (0, [0, 1], [1, 0])
     ((number, places, rows),) = ours.places(["w1", "w1"])
@@ -199,9 +199,9 @@ def test_the_places_of_parties_are_by_table_and_each_party_once(ours: matcher.En
     assert ours.places([]) == []
 
 
-def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Engine):
+def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Matcher):
     assert ours.next_end_s() == np.inf
-    assert matcher.Engine(kernels=kernels_numpy).next_end_s() == np.inf
+    assert matcher.Matcher(kernels=kernels_numpy).next_end_s() == np.inf
     assert ours.ended(10**9) == []
     ours.believe(0, np.array([0, 1]), {"port": [80, 81]}, [50.0, 70.0])
     ours.believe(1, np.array([0]), {"rows": [3]}, [60.0])
@@ -213,7 +213,7 @@ def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Engine):
 # Who gets an event.
 
 
-def test_an_event_goes_to_whom_the_address_means_and_who_accepts_it(ours: matcher.Engine):
+def test_an_event_goes_to_whom_the_address_means_and_who_accepts_it(ours: matcher.Matcher):
     assert sorted(ours.match(ALERT, EVERYBODY)) == ["d1", "w1"]
     assert ours.match(ALERT, parser.parse("load > 0.2")) == ["d1"]
     assert ours.match(ALERT, parser.parse("load > 0.9")) == []
@@ -224,7 +224,7 @@ def test_an_event_goes_to_whom_the_address_means_and_who_accepts_it(ours: matche
 
 
 def test_an_engine_whose_parties_have_left_finds_no_receiver():
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     assert (made.match(ALERT, EVERYBODY), made.means(EVERYBODY)) == ([], [])
     made.define(DB)
     assert (made.find(ALERT, EVERYBODY), made.find_meant(EVERYBODY)) == ([], [])
@@ -235,14 +235,14 @@ def test_an_engine_whose_parties_have_left_finds_no_receiver():
     assert made.match(ALERT, EVERYBODY) == []
 
 
-def test_only_receivers_of_some_shards_are_kept(ours: matcher.Engine):
+def test_only_receivers_of_some_shards_are_kept(ours: matcher.Matcher):
     shards = np.zeros(16, np.bool_)
     shards[[0, 4]] = True
     result = ours.of_shards(ours.find_meant(EVERYBODY), shards)
     assert sorted(ours.names(result)) == ["d2", "w1", "w2"]
 
 
-def test_which_receivers_accept_an_event_is_known_row_by_row(ours: matcher.Engine):
+def test_which_receivers_accept_an_event_is_known_row_by_row(ours: matcher.Matcher):
     rows = np.array([1, 0, 1])
     assert ours.accepts(ALERT, 0, rows).tolist() == [False, True, False]
     assert ours.accepts({}, 0, rows).tolist() == [False] * 3
@@ -253,7 +253,7 @@ def test_which_receivers_accept_an_event_is_known_row_by_row(ours: matcher.Engin
 
 @pytest.mark.parametrize("number", [1, 64, 65, 200])
 def test_a_bitmap_has_a_bit_for_each_receiver(number):
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     parties = [f"p{place}" for place in range(number)]
     which = np.arange(number) % 2
     made.join_many(parties, WEB, {"port": list(range(number))}, ["alert", "level > 2"], which)
@@ -261,12 +261,12 @@ def test_a_bitmap_has_a_bit_for_each_receiver(number):
     assert len(bits) == (number + 63) // 64
     assert count == int(np.bitwise_count(bits).sum()) == (number + 1) // 2
     rows = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-    assert sorted(made.names([matcher.Found(0, rows)])) == sorted(parties[::2])
+    assert sorted(made.names([matcher.MatchResult(0, rows)])) == sorted(parties[::2])
     nothing, count = made.find_bits({}, EVERYBODY)
     assert (count, int(nothing.sum()), len(nothing)) == (0, 0, len(bits))
 
 
-def test_the_bitmap_of_another_table_can_be_asked_for(ours: matcher.Engine):
+def test_the_bitmap_of_another_table_can_be_asked_for(ours: matcher.Matcher):
     assert [ours.find_bits(ALERT, EVERYBODY, table=table)[1] for table in (0, 1)] == [1, 1]
     assert ours.find_bits({"level": 3}, EVERYBODY, table=1)[1] == 1
     assert ours.find_bits({"level": 3}, EVERYBODY)[1] == 0
@@ -295,7 +295,7 @@ class Counted:
 def test_a_match_is_worked_out_from_the_smaller_side(hits, true, side):
     """A hundred receivers with as many policies of one conjunction: of these one or all are true."""
     kernels = Counted()
-    made = matcher.Engine(kernels=kernels)
+    made = matcher.Matcher(kernels=kernels)
     parties = [f"p{place}" for place in range(100)]
     policies = [f"level >= {place}" for place in range(100)]
     made.join_many(parties, WEB, {"port": list(range(100))}, policies, np.arange(100))
@@ -309,7 +309,7 @@ def test_a_match_is_worked_out_from_the_smaller_side(hits, true, side):
 def test_where_both_sides_cost_the_same_receivers_ask_for_their_policies():
     """Two conjunctions of four members each: one true costs 6 + 2 * 4 = 14, as do 3.5 receivers."""
     kernels = Counted()
-    made = matcher.Engine(kernels=kernels)
+    made = matcher.Matcher(kernels=kernels)
     parties = [f"p{place}" for place in range(8)]
     made.join_many(parties, WEB, {"port": list(range(8))}, ["alert", "level > 2"], np.arange(8) % 2)
     for hits, side in ((3, "by_address"), (4, "by_policy"), (7, "by_policy")):
@@ -323,7 +323,7 @@ def test_where_both_sides_cost_the_same_receivers_ask_for_their_policies():
 
 
 def test_more_receivers_than_there_is_room_for_are_found():
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     parties = [f"p{place}" for place in range(3000)]
     made.join_many(parties, WEB, {}, ["alert"], np.zeros(3000, np.int64))
     assert len(made._ids) < 3000
@@ -334,13 +334,13 @@ def test_more_receivers_than_there_is_room_for_are_found():
     assert made._ids is room, "room is kept"
 
 
-def test_results_of_several_tables_do_not_share_their_room(ours: matcher.Engine):
+def test_results_of_several_tables_do_not_share_their_room(ours: matcher.Matcher):
     first, second = ours.find(ALERT, EVERYBODY)
     assert (first.table, second.table) == (0, 1)
     assert not np.shares_memory(first.rows, second.rows)
 
 
-def test_after_tidying_the_same_receivers_are_found(ours: matcher.Engine):
+def test_after_tidying_the_same_receivers_are_found(ours: matcher.Matcher):
     for number in range(300):
         ours.join(f"n{number}", WEB, {}, "level > 5")
         ours.set_policy(f"n{number}", "alert")
@@ -354,7 +354,7 @@ def test_after_tidying_the_same_receivers_are_found(ours: matcher.Engine):
 # Kernels.
 
 
-def test_other_kernels_take_over_all_that_is_held(ours: matcher.Engine):
+def test_other_kernels_take_over_all_that_is_held(ours: matcher.Matcher):
     kernels = Counted()
     ours.use(kernels)
     assert ours._kernels is kernels
@@ -366,18 +366,18 @@ def test_other_kernels_take_over_all_that_is_held(ours: matcher.Engine):
 
 
 def test_the_fastest_kernels_are_used_unless_others_are_given():
-    assert matcher.Engine()._kernels is matcher.fastest()
-    assert matcher.Engine(kernels=kernels_numpy)._kernels is kernels_numpy
+    assert matcher.Matcher()._kernels is matcher.select_kernels()
+    assert matcher.Matcher(kernels=kernels_numpy)._kernels is kernels_numpy
 
 
 def test_without_numba_the_plain_kernels_are_the_fastest(monkeypatch):
     monkeypatch.delattr(notify, "kernels", raising=False)
     monkeypatch.setitem(sys.modules, "muster.notify.matcher.kernels_numba", None)
-    assert matcher.fastest() is kernels_numpy
+    assert matcher.select_kernels() is kernels_numpy
 
 
 def test_found_receivers_are_a_value():
-    result = matcher.Found(0, np.zeros(1))
+    result = matcher.MatchResult(0, np.zeros(1))
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.table = 1  # type: ignore[misc]
     assert not hasattr(result, "__dict__")

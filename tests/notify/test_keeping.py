@@ -30,7 +30,7 @@ def _names(shard: protocol.Shard, process: str, count: int) -> list[str]:
     return list(itertools.islice(mine, count))
 
 
-def _held(made: matcher.Engine) -> dict[str, Any]:
+def _held(made: matcher.Matcher) -> dict[str, Any]:
     return {
         party: (made.state_of(party), made.policy_of(party), made.is_durable(party), made.changed_s(party))
         for party in made.parties()
@@ -39,7 +39,7 @@ def _held(made: matcher.Engine) -> dict[str, Any]:
 
 @pytest.fixture
 def knows():
-    made = authorities.Known()
+    made = authorities.AuthorityView()
     for model in MODELS:
         made.vocabulary.add(model)
     return made
@@ -47,10 +47,10 @@ def knows():
 
 def test_a_snapshot_brings_back_what_there_was(knows):
     dice = random.Random(3)
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     policies = [POLICY, "command", ""]
     for number in range(3000):
-        join = protocol.Join(
+        join = protocol.JoinReceiver(
             party=f"web-{number}",
             model="WebServer",
             state={"load": dice.random(), "services": ("docs",)} if number % 3 else {"application": "IIS"},
@@ -58,7 +58,7 @@ def test_a_snapshot_brings_back_what_there_was(knows):
             delivery=dice.choice(["transient", "durable"]),
         )
         snapshots.apply(made, knows, 5, f"process-{number % 700}", join, number)
-    replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 5)
+    replay = snapshots.ShardReplay(matcher.Matcher(kernels=kernels_numpy), knows, 5)
     replay._engine.join("process-1/gone", WEB_SERVER, {}, None, shard=5)
     for data in snapshots.snapshot(made, 5, epoch=1):
         replay.take(data)
@@ -70,12 +70,14 @@ def test_a_snapshot_brings_back_what_there_was(knows):
 def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
     flags = [f"flag_{'x' * 50}_{number}" for number in range(250)]
     policy = " OR ".join(flags)
-    knows.vocabulary.add(models.Model("alert_of_flags", dict.fromkeys(flags, types.BOOL), models.Kind.EVENT))
+    knows.vocabulary.add(
+        models.Model("alert_of_flags", dict.fromkeys(flags, types.BOOL), models.ModelKind.EVENT)
+    )
     assert len(policy) <= models.POLICY_LIMITS.text_length < len(knows.vocabulary.policy_text(policy))
-    made = matcher.Engine(kernels=kernels_numpy)
-    join = protocol.Join(party="web", model="WebServer", state={"load": 0.5}, policy=policy)
+    made = matcher.Matcher(kernels=kernels_numpy)
+    join = protocol.JoinReceiver(party="web", model="WebServer", state={"load": 0.5}, policy=policy)
     snapshots.apply(made, knows, 5, "farm", join, 1)
-    replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 5)
+    replay = snapshots.ShardReplay(matcher.Matcher(kernels=kernels_numpy), knows, 5)
     for data in snapshots.snapshot(made, 5, epoch=1):
         replay.take(data)
     replay.finish()
@@ -84,20 +86,23 @@ def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
 
 
 def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
-    made = matcher.Engine(kernels=kernels_numpy)
+    made = matcher.Matcher(kernels=kernels_numpy)
     made.join("p/other", WEB_SERVER, {"load": 0.1}, None)
     parts = list(snapshots.snapshot(made, 0, epoch=1))
     assert len(parts) == 3
-    joined = protocol.Join(party="web", model="WebServer", state={"load": 0.5})
-    changed = protocol.Update(parties=("web",), values={"load": [0.7]})
-    before, after = snapshots.kept([("p", [joined])], 1), snapshots.kept([("p", [changed])], 2)
+    joined = protocol.JoinReceiver(party="web", model="WebServer", state={"load": 0.5})
+    changed = protocol.UpdateReceivers(parties=("web",), values={"load": [0.7]})
+    before, after = (
+        snapshots.encode_applied([("p", [joined])], 1),
+        snapshots.encode_applied([("p", [changed])], 2),
+    )
     for log, expected in (
         ([before, *parts[:2], after], {"p/web": 0.7}),
         ([before, parts[0], *parts], {"p/other": 0.1}),
         ([before, *parts], {"p/other": 0.1}),
         ([before, *parts[1:], after], {"p/web": 0.7}),
     ):
-        replay = snapshots.Replay(matcher.Engine(kernels=kernels_numpy), knows, 0)
+        replay = snapshots.ShardReplay(matcher.Matcher(kernels=kernels_numpy), knows, 0)
         for data in log:
             replay.take(data)
         replay.finish()
@@ -108,13 +113,13 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
 async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, connect, monkeypatch):
     """A snapshot of more messages than the broker takes at once."""
     monkeypatch.setattr(snapshots, "PARTIES", 1)
-    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
+    settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
     mine = await parties("farm")
     for model in MODELS:
         await mine.define(model)
     names = _names(3, "farm", 1200)
-    joins = protocol.Joins(
+    joins = protocol.JoinReceivers(
         parties=tuple(names),
         model="WebServer",
         values={"load": [0.5] * len(names)},
@@ -130,7 +135,9 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
     state = await stream.state()
     held = first.held[3]
     kept = [one async for one in stream.read(state.first_sequence, subject=held.subject)]
-    assert messages.decode(kept[0].data, protocol.Kept).snapshot == "begin"  # nothing from before it is left
+    assert (
+        messages.decode(kept[0].data, protocol.AppliedChanges).snapshot == "begin"
+    )  # nothing from before it is left
     await first.stop()
     second = await notifier("n2", settings)
     assert len(second.engine) == len(names)
@@ -142,7 +149,9 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
 
 
 async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, parties):
-    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000)
+    settings = settings_.NotifySettings(
+        lease_s=3.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000
+    )
     served = await notifier("n1", settings)
     mine = await parties("farm")
     for model in MODELS:
@@ -187,7 +196,7 @@ async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, parties
 
 def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
     monkeypatch.setattr(pending_acks, "RECORD_BYTES", 200)
-    made = pending_acks.Pending()
+    made = pending_acks.PendingAcks()
     made.match(5, [f"farm/web-{number}" for number in range(50)])
     made.match(6, ["farm/web-1"])
     made.forget("farm/web-1")
@@ -197,14 +206,14 @@ def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
     assert all(sum(map(len, one.matched.values())) < 10 for one in records)
     whole = made.whole(1)
     for log in (records, whole, [*records, *whole]):
-        again = pending_acks.Pending()
+        again = pending_acks.PendingAcks()
         for record in log:
             again.replay(record)
         assert (again.owed, again.position, len(again)) == (made.owed, 9, 49)
 
 
 def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
-    made = pending_acks.Pending()
+    made = pending_acks.PendingAcks()
     made.match(3, ["a", "b"])
     made.match(4, [])
     assert made.floor == 3
@@ -219,7 +228,7 @@ async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(noti
     mine = await parties("farm")
     for model in MODELS:
         await mine.define(model)
-    await mine.change([protocol.Join(party=f"web-{n}", model="WebServer") for n in range(200)])
+    await mine.change([protocol.JoinReceiver(party=f"web-{n}", model="WebServer") for n in range(200)])
     await first.stop()
     second = await notifier("n2")
     assert second.counts["shard-lost"] == 0

@@ -14,23 +14,23 @@ from muster.predicates import types
 from muster.trust import documents, grants, nkeys
 
 NOW = 1_800_000_000
-ROOT = grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+ROOT = grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
 def granted(value: Any = 1, *, holder: str = "boss", **more: Any) -> tuple[str, ...]:
-    scope = documents.Scope(**more.pop("scope", {}))
+    scope = documents.GrantScope(**more.pop("scope", {}))
     options = {"tier": 1, "now": NOW, "lifetime_s": 60, **more}
     return ROOT.grant(holder, {"_rank": value}, scope=scope, **options)
 
 
 def appointed(name: str = "west", **more: Any) -> grants.Authority:
-    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-    rules: dict[str, Any] = {"_rank": documents.Anything()}
+    key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+    rules: dict[str, Any] = {"_rank": documents.AnyValue()}
     mandates = ROOT.appoint(key.public, name, tier=2, may_grant=rules, now=NOW, lifetime_s=3600, **more)
     return grants.Authority(key, mandates)
 
 
-def take(knows: authorities.Known, *chains: tuple[str, ...]) -> set[str]:
+def take(knows: authorities.AuthorityView, *chains: tuple[str, ...]) -> set[str]:
     result: set[str] = set()
     for chain in chains:
         result = knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
@@ -38,16 +38,18 @@ def take(knows: authorities.Known, *chains: tuple[str, ...]) -> set[str]:
 
 
 @pytest.fixture
-def knows() -> authorities.Known:
-    return authorities.Known(root=ROOT.key.public, domain="earth")
+def knows() -> authorities.AuthorityView:
+    return authorities.AuthorityView(root=ROOT.key.public, domain="earth")
 
 
-def rank(knows: authorities.Known, party: str = "p", *, now: float = NOW + 1, process: str = "boss") -> Any:
+def rank(
+    knows: authorities.AuthorityView, party: str = "p", *, now: float = NOW + 1, process: str = "boss"
+) -> Any:
     held = knows.believed(process, party, now=now).everywhere.get("_rank")
     return None if held is None else held.value
 
 
-def rank_in(knows: authorities.Known, region: str, *, party: str = "p", now: float = NOW + 1) -> Any:
+def rank_in(knows: authorities.AuthorityView, region: str, *, party: str = "p", now: float = NOW + 1) -> Any:
     return knows.of_receiver("boss", party, region, now=now)[0].get("_rank")
 
 
@@ -55,7 +57,7 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with each grant that is verified from now on."""
     verify, asked = grants.verify, list[int]()
 
-    def counted(*arguments: Any, **options: Any) -> grants.Granted | grants.Refusal:
+    def counted(*arguments: Any, **options: Any) -> grants.VerifiedGrant | grants.GrantRefused:
         asked.append(1)
         return verify(*arguments, **options)
 
@@ -66,9 +68,9 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # What is kept.
 
 
-def test_a_record_tells_of_whom_something_else_may_be_believed(knows: authorities.Known):
+def test_a_record_tells_of_whom_something_else_may_be_believed(knows: authorities.AuthorityView):
     chain = granted()
-    define = protocol.Define(name="M", attributes={"x": "int"})
+    define = protocol.DefineModel(name="M", attributes={"x": "int"})
     assert knows.take("model.party.M", msgspec.json.encode(define)) == set()
     assert knows.vocabulary.parties["M"].attributes == {"x": types.INT}
     assert take(knows, chain) == {"boss"}
@@ -80,7 +82,7 @@ def test_a_record_tells_of_whom_something_else_may_be_believed(knows: authoritie
     assert rank(knows) is None
 
 
-def test_what_kind_of_grants_a_process_has_is_known(knows: authorities.Known):
+def test_what_kind_of_grants_a_process_has_is_known(knows: authorities.AuthorityView):
     take(
         knows,
         granted(holder="a"),
@@ -94,7 +96,7 @@ def test_what_kind_of_grants_a_process_has_is_known(knows: authorities.Known):
     assert [each for each in "abcd" if knows.has_prefixes(each)] == ["c"]
 
 
-def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.Known):
+def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.AuthorityView):
     first, second, other = granted(1), granted(2, tier=2), granted(3, holder="farm")
     take(knows, first, second, other)
     serials = [documents.serial_of(chain[0]) for chain in (first, second, other)]
@@ -109,17 +111,17 @@ def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.Known):
     assert rank(knows, process="farm") == 3
 
 
-def test_the_key_of_a_model_says_what_it_is_of(knows: authorities.Known):
-    event = protocol.Define(name="alert", attributes={"level": "int"}, of="event")
+def test_the_key_of_a_model_says_what_it_is_of(knows: authorities.AuthorityView):
+    event = protocol.DefineModel(name="alert", attributes={"level": "int"}, of="event")
     assert knows.model_key(event) == "model.event.alert"
-    party = protocol.Define(name="M", attributes={"x": "int"})
+    party = protocol.DefineModel(name="M", attributes={"x": "int"})
     assert knows.model_key(party) == "model.party.M"
     knows.take("model.party.M", msgspec.json.encode(party))
     with pytest.raises(errors.Conflict):
-        knows.model_key(protocol.Define(name="M", attributes={"x": "string"}))
+        knows.model_key(protocol.DefineModel(name="M", attributes={"x": "string"}))
     made = models.Model("M", {"x": types.INT, "s": types.set_of("a", "b")})
     assert authorities.model_of(authorities.define_of(made)) == made
-    assert authorities.define_of(models.Model("e", {}, models.Kind.EVENT)).of == "event"
+    assert authorities.define_of(models.Model("e", {}, models.ModelKind.EVENT)).of == "event"
 
 
 # What comes in.
@@ -146,14 +148,14 @@ def test_an_authoritys_clock_may_be_a_minute_ahead(knows, ahead_s, good):
             knows.grant_key(chain, now=NOW)
 
 
-def test_a_grant_that_has_ended_or_is_none_is_refused(knows: authorities.Known):
+def test_a_grant_that_has_ended_or_is_none_is_refused(knows: authorities.AuthorityView):
     with pytest.raises(errors.Forbidden, match="expired"):
         knows.grant_key(granted(), now=NOW + 60)
     knows.grant_key(granted(), now=NOW + 59)
     for chain in ((), ("rubbish",)):
         with pytest.raises(errors.InvalidInput, match="this is no grant"):
             knows.grant_key(chain, now=NOW)
-    stranger = grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+    stranger = grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
     with pytest.raises(errors.Forbidden, match="unknown-authority"):
         knows.grant_key(stranger.grant("boss", {"_rank": 1}, tier=1, now=NOW, lifetime_s=60), now=NOW)
 
@@ -174,7 +176,7 @@ def test_a_grant_that_holds_somewhere_in_this_domain_is_accepted(knows, scope):
         knows.grant_key(granted(scope={**scope, "domain": "mars"}), now=NOW)
 
 
-def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows: authorities.Known):
+def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows: authorities.AuthorityView):
     west = appointed()
     listed = west.revoke(["x"], number=2, now=NOW)
     with pytest.raises(errors.Refused, match="no authority"):
@@ -187,13 +189,13 @@ def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows
     with pytest.raises(errors.Refused, match="old"):
         knows.revocation_key(west.revoke([], number=1, now=NOW))
     with pytest.raises(errors.Refused, match="no authority"):
-        authorities.Known(domain="earth").revocation_key(root_list)
+        authorities.AuthorityView(domain="earth").revocation_key(root_list)
 
 
 # What is believed.
 
 
-def test_of_a_process_without_grants_nothing_is_believed(knows: authorities.Known):
+def test_of_a_process_without_grants_nothing_is_believed(knows: authorities.AuthorityView):
     assert knows.believed("boss", "p", now=NOW) is authorities.NOTHING
     assert knows.of_receiver("boss", "p", "", now=NOW) == ({}, float("inf"))
 
@@ -207,12 +209,12 @@ def test_a_grant_is_believed_from_its_beginning_to_its_end(knows, now, value):
     assert rank_in(knows, "", now=now) == value
 
 
-def test_what_is_remembered_ends_with_the_grant(knows: authorities.Known):
+def test_what_is_remembered_ends_with_the_grant(knows: authorities.AuthorityView):
     take(knows, granted())
     assert [rank(knows, now=NOW + after) for after in (1, 59, 60)] == [1, 1, None]
 
 
-def test_a_grant_that_had_not_begun_is_asked_again_after_a_second(knows: authorities.Known):
+def test_a_grant_that_had_not_begun_is_asked_again_after_a_second(knows: authorities.AuthorityView):
     take(knows, granted(now=NOW + 10))
     assert rank_in(knows, "", now=NOW) is None
     assert knows.of_receiver("boss", "p", "", now=NOW)[1] == NOW + 1.0
@@ -221,7 +223,7 @@ def test_a_grant_that_had_not_begun_is_asked_again_after_a_second(knows: authori
     assert knows.of_receiver("boss", "p", "", now=NOW + 10)[1] == NOW + 70
 
 
-def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.Known, monkeypatch):
+def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.AuthorityView, monkeypatch):
     take(knows, granted(scope={"domain": "mars"}))
     assert rank(knows) is None
     asked = count_verifications(monkeypatch)
@@ -229,7 +231,9 @@ def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.K
     assert knows.of_receiver("boss", "p", "", now=NOW)[1] == float("inf")
 
 
-def test_what_was_verified_is_not_verified_again_for_other_parties(knows: authorities.Known, monkeypatch):
+def test_what_was_verified_is_not_verified_again_for_other_parties(
+    knows: authorities.AuthorityView, monkeypatch
+):
     take(knows, granted())
     asked = count_verifications(monkeypatch)
     assert [rank(knows, f"p{number}") for number in range(5)] == [1] * 5
@@ -238,14 +242,14 @@ def test_what_was_verified_is_not_verified_again_for_other_parties(knows: author
     assert knows.believed("boss", "p0", now=NOW + 3) is result
 
 
-def test_what_is_believed_is_worked_out_anew_after_a_minute(knows: authorities.Known):
+def test_what_is_believed_is_worked_out_anew_after_a_minute(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
     result = knows.believed("boss", "p", now=NOW)
     assert knows.believed("boss", "p", now=NOW + 59.9) is result
     assert knows.believed("boss", "p", now=NOW + 60) is not result
 
 
-def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorities.Known):
+def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
     first = knows.believed("boss", "p", now=NOW)
     for number in range(10_000):
@@ -257,7 +261,7 @@ def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorit
     assert list(knows._believed) == [("boss", "newer")]
 
 
-def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.Known):
+def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.AuthorityView):
     first, second = granted(1), granted(2)
     take(knows, first)
     assert rank(knows) == 1
@@ -267,7 +271,7 @@ def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.Known)
     assert rank(knows) == 1
 
 
-def test_the_highest_tier_prevails_and_of_equals_the_last_handed_in(knows: authorities.Known):
+def test_the_highest_tier_prevails_and_of_equals_the_last_handed_in(knows: authorities.AuthorityView):
     take(knows, granted(1, tier=2), granted(2, tier=1))
     assert (rank(knows), rank_in(knows, "")) == (1, 1)
     take(knows, granted(3, tier=2))
@@ -276,30 +280,32 @@ def test_the_highest_tier_prevails_and_of_equals_the_last_handed_in(knows: autho
     assert (rank(knows), rank_in(knows, "")) == (1, 1), "also if it was handed in before"
 
 
-def test_a_grant_for_some_parties_counts_for_those_below_its_prefix(knows: authorities.Known):
+def test_a_grant_for_some_parties_counts_for_those_below_its_prefix(knows: authorities.AuthorityView):
     take(knows, granted(scope={"prefix": "fire"}))
     assert [rank(knows, party) for party in ("fire", "fire.7", "flood", "firewall")] == [1, 1, None, None]
 
 
-def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities.Known):
+def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities.AuthorityView):
     take(knows, granted(scope={"region": "west"}))
     assert [rank_in(knows, region) for region in ("west", "west/coast", "east", "")] == [1, 1, None, None]
     believed = knows.believed("boss", "p", now=NOW + 1)
     assert believed.everywhere == {}
-    assert believed.within == (protocol.Within(attributes={"_rank": 1}, region="west"),)
+    assert believed.within == (protocol.ScopedAttributes(attributes={"_rank": 1}, region="west"),)
     ((scope, held),) = believed.scoped
     assert (scope.region, held["_rank"].value, held["_rank"].granted.holder) == ("west", 1, "boss")
 
 
-def test_a_grant_for_an_audience_says_nothing_to_addresses(knows: authorities.Known):
+def test_a_grant_for_an_audience_says_nothing_to_addresses(knows: authorities.AuthorityView):
     take(knows, granted(scope={"audience": ("farm", "web")}))
     assert rank_in(knows, "") is None
     believed = knows.believed("boss", "p", now=NOW + 1)
     assert believed.everywhere == {}
-    assert believed.within == (protocol.Within(attributes={"_rank": 1}, audience=("farm", "web")),)
+    assert believed.within == (protocol.ScopedAttributes(attributes={"_rank": 1}, audience=("farm", "web")),)
 
 
-def test_what_holds_everywhere_prevails_over_scopes_that_came_before_it_only(knows: authorities.Known):
+def test_what_holds_everywhere_prevails_over_scopes_that_came_before_it_only(
+    knows: authorities.AuthorityView,
+):
     take(knows, granted(1, scope={"region": "west"}), granted(2))
     believed = knows.believed("boss", "p", now=NOW + 1)
     assert (believed.everywhere["_rank"].value, believed.within, believed.scoped) == (2, (), ())
@@ -309,26 +315,26 @@ def test_what_holds_everywhere_prevails_over_scopes_that_came_before_it_only(kno
     assert [(each.region, each.attributes) for each in believed.within] == [("east", {"_rank": 3})]
 
 
-def test_of_a_scope_only_the_attributes_that_hold_everywhere_are_overruled(knows: authorities.Known):
+def test_of_a_scope_only_the_attributes_that_hold_everywhere_are_overruled(knows: authorities.AuthorityView):
     both = ROOT.grant(
         "boss",
         {"_rank": 1, "_trust": 5},
         tier=1,
         now=NOW,
         lifetime_s=60,
-        scope=documents.Scope(region="west"),
+        scope=documents.GrantScope(region="west"),
     )
     take(knows, both, granted(2))
     believed = knows.believed("boss", "p", now=NOW + 1)
     assert [(each.region, each.attributes) for each in believed.within] == [("west", {"_trust": 5})]
 
 
-def test_several_words_are_believed_as_a_set(knows: authorities.Known):
+def test_several_words_are_believed_as_a_set(knows: authorities.AuthorityView):
     take(knows, granted(("a", "b")))
     assert rank(knows) == rank_in(knows, "") == frozenset({"a", "b"})
 
 
-def test_until_when_is_the_first_end_of_a_grant(knows: authorities.Known):
+def test_until_when_is_the_first_end_of_a_grant(knows: authorities.AuthorityView):
     take(knows, granted(1, lifetime_s=90), granted(2, lifetime_s=30, scope={"region": "east"}))
     assert knows.of_receiver("boss", "p", "", now=NOW)[1] == NOW + 30
 
@@ -336,9 +342,9 @@ def test_until_when_is_the_first_end_of_a_grant(knows: authorities.Known):
 # For people.
 
 
-def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: authorities.Known):
-    west = appointed(scope=documents.Scope(domain="earth"))
-    scope = documents.Scope(domain="earth", region="west", audience=("farm",))
+def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: authorities.AuthorityView):
+    west = appointed(scope=documents.GrantScope(domain="earth"))
+    scope = documents.GrantScope(domain="earth", region="west", audience=("farm",))
     chain = west.grant("boss", {"_rank": 1}, tier=1, now=NOW, lifetime_s=60, scope=scope)
     take(knows, chain)
     shown = knows.shown(documents.serial_of(chain[0]), chain, now=NOW + 1)
@@ -359,14 +365,14 @@ def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: auth
     assert (shown["authority"], shown["scope"], shown["mandates"]) == ("root", {}, [])
 
 
-def test_when_a_grant_was_made_is_known(knows: authorities.Known):
+def test_when_a_grant_was_made_is_known(knows: authorities.AuthorityView):
     take(knows, granted(now=NOW - 7))
     held = knows.believed("boss", "p", now=NOW).everywhere["_rank"]
     assert knows.issued_at(held.granted) == NOW - 7
 
 
 def test_beliefs_are_values():
-    for each in (authorities.Held(1, None), authorities.NOTHING):  # type: ignore[arg-type]
+    for each in (authorities.GrantedAttribute(1, None), authorities.NOTHING):  # type: ignore[arg-type]
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(each, dataclasses.fields(each)[0].name, 1)
         assert not hasattr(each, "__dict__")

@@ -8,7 +8,7 @@ import pytest
 from muster.notify.matcher import name_table
 
 
-def _check(held: name_table.Names, wanted: dict[str, int], strangers: list[str]) -> None:
+def _check(held: name_table.NameTable, wanted: dict[str, int], strangers: list[str]) -> None:
     assert len(held) == len(wanted)
     assert sorted(held) == sorted(wanted)
     asked = [*wanted, *strangers]
@@ -22,7 +22,7 @@ def _check(held: name_table.Names, wanted: dict[str, int], strangers: list[str])
 @pytest.mark.parametrize("letter", ["w", "ü", "東"])
 def test_names_come_and_go_and_are_found_again(kernels, letter):
     dice = random.Random(letter)
-    held, wanted, free, fresh = name_table.Names(kernels), dict[str, int](), list[int](), 0
+    held, wanted, free, fresh = name_table.NameTable(kernels), dict[str, int](), list[int](), 0
     for step in range(60):
         count = dice.choice([1, 5, 40, 3000])
         new = [f"farm/{letter * dice.randrange(1, 4)}-{step}-{number}" for number in range(count)]
@@ -41,7 +41,7 @@ def test_names_come_and_go_and_are_found_again(kernels, letter):
 
 
 def test_names_that_have_gone_take_no_room(kernels):
-    held = name_table.Names(kernels)
+    held = name_table.NameTable(kernels)
     for step in range(200):
         rows = np.arange(1000)
         held.add([f"farm/web-{step}-{number}" for number in range(1000)], rows)

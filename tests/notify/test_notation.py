@@ -51,7 +51,7 @@ def test_the_papers_notation_is_read():
     document = notify_documents.read(PAPER.encode())
     assert [one.name for one in document.models] == ["WebServer", "Controller", "alert", "command"]
     assert document.models[0].attributes["services"] == types.set_of("docs", "cgi", "xml")
-    assert document.models[2].kind is models.Kind.EVENT
+    assert document.models[2].kind is models.ModelKind.EVENT
     state = document.states[0].values
     assert (state["servicePort"], state["services"], state["load"]) == (
         8080,
@@ -64,7 +64,7 @@ def test_the_papers_notation_is_read():
     vocabulary.policy(document.policies["web"])
 
 
-ENDS = notify_documents.State(
+ENDS = notify_documents.StateDocument(
     "web-2", "Elsewhere", {"text": "a\x85b\u2028c\rd\ne", "words": frozenset({"f\x85"})}
 )
 
@@ -91,22 +91,22 @@ DECLARED = strategies.sampled_from([types.STRING, types.INT, types.FLOAT, types.
 ).map(lambda words: types.set_of(*words))
 
 
-def _value_of(declared: types.Type) -> strategies.SearchStrategy[Any]:
+def _value_of(declared: types.AttributeType) -> strategies.SearchStrategy[Any]:
     match declared.kind:
-        case types.Kind.STRING:
+        case types.ValueKind.STRING:
             return TEXT
-        case types.Kind.INT:
+        case types.ValueKind.INT:
             return strategies.integers(types.INT_MIN, types.INT_MAX)
-        case types.Kind.FLOAT:
+        case types.ValueKind.FLOAT:
             return strategies.floats(allow_nan=False, allow_infinity=False)
-        case types.Kind.BOOL:
+        case types.ValueKind.BOOL:
             return strategies.booleans()
-        case types.Kind.SET:
+        case types.ValueKind.SET:
             return strategies.frozensets(strategies.sampled_from(declared.domain))
 
 
 @strategies.composite
-def documents(draw: strategies.DrawFn) -> notify_documents.Document:
+def documents(draw: strategies.DrawFn) -> notify_documents.NotifyDocument:
     attributes = draw(strategies.dictionaries(NAMES, DECLARED, max_size=5))
     model = models.Model(draw(NAMES | strategies.sampled_from(["event", "state", "policy"])), attributes)
     values = {
@@ -115,8 +115,8 @@ def documents(draw: strategies.DrawFn) -> notify_documents.Document:
         if not models.restricted(name) and draw(strategies.booleans())
     }
     policies = draw(strategies.dictionaries(KEYS, strategies.sampled_from(["alert", "a = 'x;y' OR b"])))
-    return notify_documents.Document(
-        (model,), (notify_documents.State(draw(KEYS), model.name, values),), policies
+    return notify_documents.NotifyDocument(
+        (model,), (notify_documents.StateDocument(draw(KEYS), model.name, values),), policies
     )
 
 
@@ -170,7 +170,7 @@ def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):
 
 
 def test_a_policy_that_the_notation_cannot_hold_is_not_written_in_it():
-    document = notify_documents.Document(policies={"odd": "a = 'x"})
+    document = notify_documents.NotifyDocument(policies={"odd": "a = 'x"})
     assert notify_documents.read(notify_documents.write(document, "xml").encode()) == document
     with pytest.raises(errors.InvalidInput, match="policy odd"):
         notify_documents.write(document, "notation")

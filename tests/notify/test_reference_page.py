@@ -16,15 +16,15 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").
 @pytest.mark.parametrize(
     ("kind", "left_out"),
     [
-        (protocol.Define, set()),
-        (protocol.Kept, {"snapshot"}),
-        (protocol.Entry, set()),
-        (protocol.Join, set()),
-        (protocol.Joins, set()),
-        (protocol.Within, set()),
-        (protocol.Update, set()),
-        (protocol.Decided, set()),
-        (protocol.Event, set()),
+        (protocol.DefineModel, set()),
+        (protocol.AppliedChanges, {"snapshot"}),
+        (protocol.ShardLogEntry, set()),
+        (protocol.JoinReceiver, set()),
+        (protocol.JoinReceivers, set()),
+        (protocol.ScopedAttributes, set()),
+        (protocol.UpdateReceivers, set()),
+        (protocol.DecisionRecord, set()),
+        (protocol.AdmittedEvent, set()),
     ],
 )
 def test_every_field_of_the_history_is_told(kind, left_out):
@@ -34,11 +34,11 @@ def test_every_field_of_the_history_is_told(kind, left_out):
 
 def test_subjects_streams_and_kinds_are_as_told():
     for what in ("model", "change", "decision"):
-        assert subjects.logged(protocol.PART, "history", what) in PAGE
-    for kind in (protocol.Define, protocol.Kept, protocol.Decided):
+        assert subjects.log_subject(protocol.PART, "history", what) in PAGE
+    for kind in (protocol.DefineModel, protocol.AppliedChanges, protocol.DecisionRecord):
         assert str(kind.__struct_config__.tag) in PAGE
     assert f"`{protocol.STREAM_HISTORY}`" in PAGE
-    assert models.RestrictedClaim.code in PAGE
+    assert models.RestrictedAttributeClaimed.code in PAGE
 
 
 def test_limits_are_as_told():

@@ -26,7 +26,7 @@ POLICY = "command AND sender._trust_level >= 3"
 
 @pytest.fixture
 def root():
-    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+    return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
 def _grant(root: grants.Authority, level: int, *, tier: int = 1, **scope: Any) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def _grant(root: grants.Authority, level: int, *, tier: int = 1, **scope: Any) -
         tier=tier,
         now=time.time(),
         lifetime_s=3600,
-        scope=documents.Scope(**scope),
+        scope=documents.GrantScope(**scope),
     )
 
 
@@ -79,7 +79,7 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties
     boss = await parties("boss")
     await boss.present(_grant(root, 4, audience=("farm/east", "elsewhere")))
     assert await _reached(sites, boss) == {"east"}
-    event = protocol.Send(id="1", party="control", type="command", content={"action": "act"})
+    event = protocol.SendEvent(id="1", party="control", type="command", content={"action": "act"})
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
         told = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
@@ -88,7 +88,7 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties
             "region": "",
             "audience": ["farm/east", "elsewhere"],
         }
-    found = await queries.who(bus, "TRUE", event=event, sender="boss/control")
+    found = await queries.match_receivers(bus, "TRUE", event=event, sender="boss/control")
     assert [one["party"] for one in found.parties] == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
@@ -132,12 +132,12 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
         tier=1,
         now=time.time(),
         lifetime_s=3600,
-        scope=documents.Scope(region="west"),
+        scope=documents.GrantScope(region="west"),
     )
     await farm.present(chain)
 
     async def trusted() -> list[str]:
-        found = await queries.parties(farm._bus, where="_trust_level = 5")
+        found = await queries.list_receivers(farm._bus, where="_trust_level = 5")
         return [one["party"] for one in found.parties]
 
     assert await trusted() == ["farm/coast", "farm/west"]
@@ -172,7 +172,7 @@ async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, pa
 async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, parties, root):
     """Summaries tell of what parties say: what authorities say may begin and end between them."""
     trusts: dict[str, Any] = {"root": root.key.public, "domain": "earth"}
-    settings = settings_.Notify(lease_s=5.0, beat_s=1.0)
+    settings = settings_.NotifySettings(lease_s=5.0, beat_s=1.0)
     first = await notifier("n1", settings, **trusts)
     second = await notifier("n2", settings, serving=False, **trusts)
     await eventually(
@@ -188,7 +188,7 @@ async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifi
     assert min(len(first.engine), len(second.engine)) > 0
 
     def grant(holder: str, name: str, value: Any, **scope: Any) -> Any:
-        where = documents.Scope(**scope)
+        where = documents.GrantScope(**scope)
         return root.grant(holder, {name: value}, tier=1, now=time.time(), lifetime_s=3600, scope=where)
 
     await boss.present(grant("boss", "_b", True, region="west"))
@@ -203,7 +203,7 @@ async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifi
 def test_random_scopes_are_decided_as_each_receiver_would():
     dice = random.Random(11)
     for _ in range(30):
-        made = matcher.Engine(kernels=kernels_numpy)
+        made = matcher.Matcher(kernels=kernels_numpy)
         policies = [
             parser.parse(f"e AND sender._l {sign} {level}") for sign in ("<", ">=") for level in (1, 2, 3)
         ]
@@ -214,19 +214,20 @@ def test_random_scopes_are_decided_as_each_receiver_would():
             held[party] = ({} if region is None else {"region": region}, dice.choice(policies))
             made.join(party, SITE, *held[party])
         within = tuple(
-            protocol.Within(
+            protocol.ScopedAttributes(
                 attributes={"_l": dice.randrange(4)},
                 region=dice.choice(["", "a", "a/b", "b"]),
                 audience=dice.choice([(), ("p1",), ("p2/7", "p3")]),
             )
             for _ in range(dice.choice([0, 1, 2, 3, 70]))
         )
-        event = protocol.Event(id="1", type="e", sender="s/s", attributes={"_l": 2}, within=within)
+        event = protocol.AdmittedEvent(id="1", type="e", sender="s/s", attributes={"_l": 2}, within=within)
         address = parser.parse(dice.choice(["TRUE", "region IS NOT NULL", "region = 'a'"]))
         asks = python.compile(address)
         wanted = {
             party
             for party, (state, policy) in held.items()
-            if asks(state.get) and python.compile(policy)(grant_scopes.believed_by(event, party, state).get)
+            if asks(state.get)
+            and python.compile(policy)(grant_scopes.attributes_seen_by(event, party, state).get)
         }
         assert set(made.names(grant_scopes.find(made, event, address))) == wanted

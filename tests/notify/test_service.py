@@ -25,10 +25,10 @@ from tests.notify.conftest import MODELS, QUICK, WEB_SERVER
 
 STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
 
-PATIENT = settings_.Notify(lease_s=5.0, ack_wait_s=0.5, beat_s=1.0)
+PATIENT = settings_.NotifySettings(lease_s=5.0, ack_wait_s=0.5, beat_s=1.0)
 
 
-async def _define(mine: client.Parties) -> None:
+async def _define(mine: client.NotifyClient) -> None:
     for model in MODELS:
         await mine.define(model)
 
@@ -42,7 +42,7 @@ def _shards_known_to(served: notifier_notifier.Notifier) -> int:
 
 @pytest.fixture
 def root():
-    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+    return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
 async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, root):
@@ -72,7 +72,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
 
 def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
     """The authority's clock and the notifier's differ: nobody has to hand it in again."""
-    knows = authorities.Known(root=root.key.public, domain="local")
+    knows = authorities.AuthorityView(root=root.key.public, domain="local")
     chain = root.grant("boss", {"_rank": 3}, tier=1, now=1000.0, lifetime_s=60.0)
     assert knows.grant_key(chain, now=997.0)[0] == knows.grant_key(chain, now=1000.5)[0]
     for now in (1000.0 - grants.SKEW_S - 1, 1060.0):
@@ -88,13 +88,13 @@ def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
 
 
 async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
-    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
     now = time.time()
     mandates = root.appoint(
         key.public,
         "regional",
         tier=2,
-        may_grant={"_trust_level": documents.Between(low=1, high=3)},
+        may_grant={"_trust_level": documents.ValueRange(low=1, high=3)},
         now=now,
         lifetime_s=60,
     )
@@ -143,15 +143,15 @@ async def test_a_flooding_sender_waits_for_itself():
 
 
 async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties, connect):
-    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, sender_pending=50)
+    settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, sender_pending=50)
     served = await notifier(settings=settings)
     mine = await parties("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     flood = await connect("flood")
     shard = protocol.shard_of("flood/x")
-    subject = subjects.said_by("notify", "flood", "event", str(shard))
-    noise = messages.encode(protocol.Send(id="n", party="x", type="noise"))
+    subject = subjects.from_identity("notify", "flood", "event", str(shard))
+    noise = messages.encode(protocol.SendEvent(id="n", party="x", type="noise"))
     for number in range(3000):
         await flood.publish(subject, noise, reply=f"_R.@notify.flood.s.{number}")
     await flood.flush()
@@ -177,7 +177,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
     notifier, parties, connect, monkeypatch
 ):
-    write, go_on, waiting = shard_manager.Shards._write_some, asyncio.Event(), []
+    write, go_on, waiting = shard_manager.ShardManager._write_some, asyncio.Event(), []
 
     async def write_later(self: Any, held: Any, said: Any) -> None:
         waiting.append(said)
@@ -186,19 +186,19 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
     served = await notifier()
     await _define(await parties("boss"))
-    monkeypatch.setattr(shard_manager.Shards, "_write_some", write_later)
+    monkeypatch.setattr(shard_manager.ShardManager, "_write_some", write_later)
     bus = await connect("farm")
-    join = protocol.Join(party="web", model="WebServer", state=protocol.to_wire(STATE))
-    data, headers = messages.encode(protocol.Changes(changes=(join,))), {requests.REQUEST_ID: "one"}
+    join = protocol.JoinReceiver(party="web", model="WebServer", state=protocol.to_wire(STATE))
+    data, headers = messages.encode(protocol.ReceiverChanges(changes=(join,))), {requests.REQUEST_ID: "one"}
     shard = protocol.shard_of(protocol.party_id("farm", "web"))
-    subject = subjects.said_by(protocol.PART, "farm", "change", str(shard))
+    subject = subjects.from_identity(protocol.PART, "farm", "change", str(shard))
     for _ in range(2):
         with pytest.raises(errors.TimedOut):
             await bus.request(subject, data, headers=headers, timeout_s=0.2)
     asked = asyncio.create_task(bus.request(subject, data, headers=headers, timeout_s=20))
     await asyncio.wait([asked], timeout=0.2)
     go_on.set()
-    answer = messages.decode((await asked).data, protocol.Answer)
+    answer = messages.decode((await asked).data, protocol.NotifyReply)
     assert not answer.refused
     assert [len(said) for said in waiting] == [1]
     assert len(served.engine) == 1
@@ -208,14 +208,14 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
-    everyone = [one["party"] for one in (await queries.parties(bus)).parties]
+    everyone = [one["party"] for one in (await queries.list_receivers(bus)).parties]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)
     monkeypatch.setattr(query_handler, "PAGE_BYTES", 500)  # two or three of them
-    assert [one["party"] for one in (await queries.parties(bus, limit=100)).parties] == everyone
+    assert [one["party"] for one in (await queries.list_receivers(bus, limit=100)).parties] == everyone
     found, after = list[str](), ""
     while True:
-        page = await queries.parties(bus, limit=7, after=after)
+        page = await queries.list_receivers(bus, limit=7, after=after)
         assert page.count == 20
         found += [one["party"] for one in page.parties]
         if page.next is None:
@@ -250,7 +250,7 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect, m
 
     await everybody_hears(1)
     async with asyncio.timeout(30):  # a question ends when every shard was spoken for
-        assert (await queries.parties(await connect("asker"), timeout_s=600)).count == 20
+        assert (await queries.list_receivers(await connect("asker"), timeout_s=600)).count == 20
     await _every_page_has_its_parties(await connect("reader"), monkeypatch)
     await webs[0].policy("alert AND threat_level > 1")
     await second.stop()
@@ -291,7 +291,7 @@ async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifi
 
 
 def test_a_summary_rules_out_only_what_cannot_match():
-    summary = protocol.Summary(notifier="n", shards=(1,), accepts=("alert",), words={"a": ("x", "y")})
+    summary = protocol.ShardSummary(notifier="n", shards=(1,), accepts=("alert",), words={"a": ("x", "y")})
     asked = [
         ({"alert": True}, "TRUE", True),
         ({"command": True}, "TRUE", False),
@@ -306,17 +306,17 @@ def test_a_summary_rules_out_only_what_cannot_match():
 
 
 async def test_a_notifier_that_is_cut_off_decides_nothing():
-    net = network.Network(seed=3)
+    net = network.SimulatedNetwork(seed=3)
     async with (
         await net.connect("n1") as bus,
         await net.connect("farm") as own,
         notifier_notifier.Notifier(bus, QUICK, kernels=kernels_numpy) as served,
-        client.Parties(own) as mine,
+        client.NotifyClient(own) as mine,
     ):
         await served.serving()
         await _define(mine)
         web = await mine.advertise("web", "WebServer", STATE, policy="alert")
-        send = protocol.Send(id="1", party="s", type="alert", content={"threat_level": 1})
+        send = protocol.SendEvent(id="1", party="s", type="alert", content={"threat_level": 1})
         event, address = served.deciding.admit("farm", send)
         net.unplug("n1")
         await eventually(lambda: not served.common.deciding().any())
@@ -332,7 +332,7 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
 
 
 async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
-    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
+    settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
     mine = await parties("farm")
     await _define(mine)
@@ -366,12 +366,14 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, partie
         return found
 
     found = await eventually(kept)
-    defined = [messages.decode(data, protocol.Define) for data in found["model"]]
+    defined = [messages.decode(data, protocol.DefineModel) for data in found["model"]]
     assert [authorities.model_of(one) for one in defined] == list(MODELS)
-    join = messages.decode(found["change"][0], protocol.Kept).entries[0].changes[0]
-    assert isinstance(join, protocol.Join)
+    join = messages.decode(found["change"][0], protocol.AppliedChanges).entries[0].changes[0]
+    assert isinstance(join, protocol.JoinReceiver)
     assert join.policy == "alert = TRUE"  # in its canonical form
-    decided = {(one := messages.decode(data, protocol.Decided)).event.id: one for data in found["decision"]}
+    decided = {
+        (one := messages.decode(data, protocol.DecisionRecord)).event.id: one for data in found["decision"]
+    }
     assert set(decided) == {passing, lasting}
     for one in decided.values():  # a durable event's too, to a party that did not ask for durable delivery
         assert (one.to, one.count, one.event.attributes["_process"]) == (("farm/web",), 1, "farm")
@@ -392,14 +394,16 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties,
     async def kept() -> list[protocol.Change]:
         last = (await stream.state()).last_sequence
         told = [one async for one in stream.read(1, last, subject=decision_log.CHANGE)]
-        found = [messages.decode(one.data, protocol.Kept).entries[0].changes[0] for one in told]
+        found = [messages.decode(one.data, protocol.AppliedChanges).entries[0].changes[0] for one in told]
         assert len(found) == 3
         return found
 
     join, *granted = await eventually(kept)
-    assert isinstance(join, protocol.Join)
+    assert isinstance(join, protocol.JoinReceiver)
     assert granted == [
-        protocol.Update(parties=("one",), values={"_command_region": [None], "_trust_level": [level]})
+        protocol.UpdateReceivers(
+            parties=("one",), values={"_command_region": [None], "_trust_level": [level]}
+        )
         for level in (4, None)
     ]
 
@@ -415,12 +419,14 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     await mine.advertise("busy", "WebServer", {"application": "IIS", "load": 0.9}, policy=policy)
     await mine.advertise("calm", "WebServer", {"application": "IIS", "load": 0.1}, policy=policy)
     bus = await connect("asker")
-    event = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8")
+    event = protocol.SendEvent(
+        id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8"
+    )
 
-    found = await queries.who(bus, "load > 0.8")
+    found = await queries.match_receivers(bus, "load > 0.8")
     assert (found.count, [one["party"] for one in found.parties]) == (1, ["farm/busy"])
     assert "load is 0.1" in str(found.near)
-    refused = await queries.who(bus, "load > 0.8", event=event, sender="asker/p")
+    refused = await queries.match_receivers(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
     assert "threat_level is 3" in str(refused.near)
 
@@ -429,7 +435,9 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert [told[side]["holds"] for side in ("address", "event", "sender")] == [False, False, False]
     assert any("load is 0.1" in why for why in told["address"]["because"])
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
-    loud = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8")
+    loud = protocol.SendEvent(
+        id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8"
+    )
     told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
     assert told["delivered"]
     assert told["granted"]["_trust_level"]["by"] == "root"
@@ -445,7 +453,7 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert told["sender"]["because"] == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
-    trusted = protocol.Send(id="e", party="p", type="alert", address="_trust_level > 7")
+    trusted = protocol.SendEvent(id="e", party="p", type="alert", address="_trust_level > 7")
     told = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
     assert "_trust_level is 7" in str(told["address"]["because"])
     assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
@@ -454,7 +462,7 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)
     with pytest.raises(errors.ParseError, match="no attribute threat"):
         await queries.check(bus, "threat > 3")
-    assert (await queries.parties(bus, where="load < 0.5")).count == 1
+    assert (await queries.list_receivers(bus, where="load < 0.5")).count == 1
 
 
 async def test_hostile_policies_are_refused_quickly(notifier, parties):
@@ -489,7 +497,7 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
         return shown(by, party)
 
     monkeypatch.setattr(query_handler, "_shown", counted)
-    told = query_handler.QUESTIONS["parties"](served, protocol.Ask(limit=10**9))
+    told = query_handler.QUESTIONS["parties"](served, protocol.NotifyQuery(limit=10**9))
     assert len(read) == len(told.parties) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
     assert told.facts["next"] == told.parties[-1]["party"] == names[len(read) - 1]
@@ -515,10 +523,10 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, parti
             under_way.pop()
 
     monkeypatch.setattr(farm, "_ask", counted)
-    changes = [protocol.Update(parties=("a",), values={"load": [float(n)]}) for n in range(1201)]
-    refused = protocol.Update(parties=("a",), values={"nonsense": [1]})
+    changes = [protocol.UpdateReceivers(parties=("a",), values={"load": [float(n)]}) for n in range(1201)]
+    refused = protocol.UpdateReceivers(parties=("a",), values={"nonsense": [1]})
     with pytest.raises(errors.InvalidInput, match="nonsense"):
         await farm.change([refused, *changes])
     assert most == 1  # of one shard
-    found = await queries.who(await connect("asker"), "load = 1200")
+    found = await queries.match_receivers(await connect("asker"), "load = 1200")
     assert [one["party"] for one in found.parties] == ["farm/a"]

@@ -52,19 +52,19 @@ CELLS: tuple[Any, ...] = (
 NUMBERS = ("0", "1", "2", "0.5", "2.5", "3", "9007199254740992", "9007199254740993", "1E300")
 
 
-def value(dice: random.Random, name: str, declared: types.Type) -> types.Value:
+def value(dice: random.Random, name: str, declared: types.AttributeType) -> types.Value:
     if dice.random() < 0.15:
         return None
     match declared.kind:
-        case types.Kind.STRING:
+        case types.ValueKind.STRING:
             return str(dice.randrange(400)) if name == "ip" else dice.choice(WORDS)
-        case types.Kind.INT:
+        case types.ValueKind.INT:
             return dice.choice([0, 1, 2, 3, 5, 2**53, 2**53 + 1, -(2**63), 2**63 - 1])
-        case types.Kind.FLOAT:
+        case types.ValueKind.FLOAT:
             return dice.choice([0.0, 0.25, 0.5, 1.0, 2.0, 2.0**53, 1e300, float("inf"), -float("inf")])
-        case types.Kind.BOOL:
+        case types.ValueKind.BOOL:
             return dice.random() < 0.5
-        case types.Kind.SET:
+        case types.ValueKind.SET:
             return frozenset(word for word in declared.domain if dice.random() < 0.5)
 
 
@@ -99,7 +99,7 @@ def expression(dice: random.Random, names: tuple[str, ...], depth: int = 3) -> s
 
 def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 120) -> tuple[int, int]:
     """Do the same to the engine and to the reference; events asked, deliveries found."""
-    ours, plainly = matcher.Engine(kernels=kernels), reference.World()
+    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     there: list[str] = []
     known = list(MODELS)
     policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]

@@ -19,9 +19,9 @@ from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
 WINDOW_MS = 10_000
-HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-CROWDED = rules.Rule(name="crowded", level="group", when="machines > 0 OR stale > 0")
-PLAN = state.Plan(rules=(HOT, CROWDED), changes_max=2, forget_s=120.0)
+HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+CROWDED = rules.AlertRule(name="crowded", level="group", when="machines > 0 OR stale > 0")
+PLAN = state.FleetStatePlan(rules=(HOT, CROWDED), changes_max=2, forget_s=120.0)
 MACHINES = [f"m{number}" for number in range(6)]
 REPORT = st.tuples(st.sampled_from(MACHINES), st.booleans(), st.integers(-45_000, 45_000))
 
@@ -29,9 +29,9 @@ REPORT = st.tuples(st.sampled_from(MACHINES), st.booleans(), st.integers(-45_000
 class AlertMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.fleet = state.Fleet(PLAN)
-        self.book = tracker.Book(PLAN.rules, forget_s=PLAN.forget_s)
-        self.judge = rollups.Judge(PLAN.rules, rollups.Baselines(), WINDOW_MS)
+        self.fleet = state.FleetState(PLAN)
+        self.book = tracker.AlertTracker(PLAN.rules, forget_s=PLAN.forget_s)
+        self.judge = rollups.ScopeRuleEvaluator(PLAN.rules, rollups.Baselines(), WINDOW_MS)
         self.now_ms = T0
         self.message = 0  # its place in the stream
         self.number: dict[str, int] = {}  # of the last report of a machine
@@ -68,7 +68,9 @@ class AlertMachine(RuleBasedStateMachine):
                 cpu = 99.0 if hot else 1.0
                 made.append(traffic.report(machine, number, at_ms, metrics={"cpu_percent": cpu}))
                 self.hot[machine], self.heard_ms[machine] = hot, self.now_ms
-            arrivals.append(state.Arrival(self.message, self.now_ms, columns.to_batch(made), columns.Facts()))
+            arrivals.append(
+                state.Arrival(self.message, self.now_ms, columns.to_batch(made), columns.BatchInfo())
+            )
         self.feed(arrivals)
 
     @rule(seconds=st.integers(1, 200))
@@ -90,11 +92,11 @@ class AlertMachine(RuleBasedStateMachine):
     @rule()
     def the_process_restarts(self) -> None:
         names = self.fleet.roll.names
-        self.fleet = state.Fleet.unpack(
-            self.fleet.pack(), PLAN, node_columns.Names.unpack(names.version, names.pack())
+        self.fleet = state.FleetState.unpack(
+            self.fleet.pack(), PLAN, node_columns.NodeNames.unpack(names.version, names.pack())
         )
-        memory = msgspec.json.decode(msgspec.json.encode(self.book.memory()), type=tracker.Memory)
-        self.book = tracker.Book(PLAN.rules, memory, forget_s=PLAN.forget_s)
+        memory = msgspec.json.decode(msgspec.json.encode(self.book.memory()), type=tracker.AlertTrackerState)
+        self.book = tracker.AlertTracker(PLAN.rules, memory, forget_s=PLAN.forget_s)
 
     @invariant()
     def alerts_are_about_hot_machines(self) -> None:

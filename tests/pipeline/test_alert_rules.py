@@ -11,34 +11,34 @@ from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules, tracker
 
-HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
-DOWN = rules.Rule(
+HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
+DOWN = rules.AlertRule(
     name="down",
     level="group",
     when="reports = 0",
     notify=("team", "boss"),
     labels={"team": "web"},
-    severity=messages.Level.CRITICAL,
+    severity=messages.Severity.CRITICAL,
 )
-QUIET = rules.Rule(name="quiet", level="system", when="reports = 0")
-ZONE = rules.Rule(name="dark", level="zone", when="reports = 0")
+QUIET = rules.AlertRule(name="quiet", level="system", when="reports = 0")
+ZONE = rules.AlertRule(name="dark", level="zone", when="reports = 0")
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 
-def make_book(memory: tracker.Memory | None = None, **more: Any) -> tracker.Book:
-    return tracker.Book((HOT, DOWN, QUIET, ZONE), memory, **more)
+def make_book(memory: tracker.AlertTrackerState | None = None, **more: Any) -> tracker.AlertTracker:
+    return tracker.AlertTracker((HOT, DOWN, QUIET, ZONE), memory, **more)
 
 
-def say(rule: str, about: str, on: bool, at_ms: int, value: float | None = 1.0) -> tracker.Judgement:
-    return tracker.Judgement(rule, about, on, at_ms, value, "web" if rule == "hot" else "")
+def say(rule: str, about: str, on: bool, at_ms: int, value: float | None = 1.0) -> tracker.RuleVerdict:
+    return tracker.RuleVerdict(rule, about, on, at_ms, value, "web" if rule == "hot" else "")
 
 
-def states(outcome: tracker.Outcome) -> list[str]:
+def states(outcome: tracker.AlertUpdates) -> list[str]:
     return [alert.state.value for alert in outcome.alerts]
 
 
-def notices(outcome: tracker.Outcome) -> list[tuple[str, tuple[str, ...]]]:
+def notices(outcome: tracker.AlertUpdates) -> list[tuple[str, tuple[str, ...]]]:
     return [(notice.alert.state.value, notice.receivers) for notice in outcome.notices]
 
 
@@ -71,14 +71,14 @@ def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
 
 def test_an_alert_says_what_is_known_of_it():
     book = make_book()
-    judged = book.judge([tracker.Judgement("down", "group:x", True, 5, 7.0, "x")], 9)
+    judged = book.judge([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
     (alert,) = judged.alerts
-    assert (alert.rule, alert.about, alert.level) == ("down", "group:x", messages.Level.CRITICAL)
+    assert (alert.rule, alert.about, alert.level) == ("down", "group:x", messages.Severity.CRITICAL)
     assert (alert.state, alert.since_ms, alert.at_ms) == (AlertState.FIRING, 5, 5)
     assert (alert.value, alert.labels) == (7.0, {"team": "web", "group": "x"})
     assert alert.reason == "down holds of group:x"
     assert judged.notices[0].id == "down:group:x:firing:5"
-    book.judge([tracker.Judgement("down", "group:x", True, 8, 6.0, "")], 9)
+    book.judge([tracker.RuleVerdict("down", "group:x", True, 8, 6.0, "")], 9)
     (alert,) = book.alerts()
     assert (alert.since_ms, alert.at_ms, alert.value) == (5, 8, 6.0)
     assert alert.labels == {"team": "web"}
@@ -98,9 +98,14 @@ def test_values_cannot_be_changed():
     values = (
         say("hot", "a", True, 1),
         silence(),
-        tracker.Notice(
+        tracker.AlertNotification(
             messages.Alert(
-                rule="r", about="a", level=messages.Level.INFO, state=AlertState.FIRING, at_ms=1, since_ms=1
+                rule="r",
+                about="a",
+                level=messages.Severity.INFO,
+                state=AlertState.FIRING,
+                at_ms=1,
+                since_ms=1,
             ),
             (),
         ),
@@ -246,7 +251,7 @@ def test_a_silence_has_to_end_after_its_beginning_and_after_now(from_ms, until_m
 
 def test_there_are_at_most_ten_thousand_silences():
     kept = [silence(str(number), until_ms=10**9) for number in range(9_999)]
-    book = make_book(tracker.Memory(silences=kept))
+    book = make_book(tracker.AlertTrackerState(silences=kept))
     book.silence(silence("last", until_ms=10**9), 0)
     with pytest.raises(errors.LimitExceeded, match="10000 silences"):
         book.silence(silence("extra", until_ms=10**9), 0)
@@ -271,7 +276,7 @@ def test_a_silence_selects_by_all_that_an_alert_is(covers, state):
     book = make_book()
     book.silence(silence("other", "rule = 'none'"), 0)
     book.silence(silence("s", covers), 0)
-    assert states(book.judge([tracker.Judgement("down", "group:x", True, 1, None, "x")], 1)) == [state]
+    assert states(book.judge([tracker.RuleVerdict("down", "group:x", True, 1, None, "x")], 1)) == [state]
 
 
 def test_a_silence_covers_from_its_beginning_until_its_end():
@@ -339,7 +344,7 @@ def test_time_never_goes_back():
 
 
 def test_a_new_book_begins_at_time_0():
-    assert make_book().memory() == tracker.Memory(version=1, now_ms=0, entries=[], silences=[])
+    assert make_book().memory() == tracker.AlertTrackerState(version=1, now_ms=0, entries=[], silences=[])
 
 
 @pytest.mark.parametrize("after_ms", [HOUR_MS, HOUR_MS + 1])
@@ -373,7 +378,7 @@ def test_of_a_rule_that_is_gone_nothing_is_remembered_and_the_rest_is():
     book = make_book()
     book.judge([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
     book.silence(silence(until_ms=50), 0)
-    memory = msgspec.json.decode(msgspec.json.encode(book.memory()), type=tracker.Memory)
-    later = tracker.Book((HOT,), memory)
+    memory = msgspec.json.decode(msgspec.json.encode(book.memory()), type=tracker.AlertTrackerState)
+    later = tracker.AlertTracker((HOT,), memory)
     assert [alert.rule for alert in later.alerts()] == ["hot"]
     assert later.silences() == book.silences()

@@ -9,24 +9,24 @@ from muster.core import errors
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules, tracker
 
-HOT = rules.Rule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
-DOWN = rules.Rule(name="down", level="group", when="reports = 0")
+HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
+DOWN = rules.AlertRule(name="down", level="group", when="reports = 0")
 
 
-def book(memory: tracker.Memory | None = None) -> tracker.Book:
-    return tracker.Book((HOT, DOWN), memory)
+def book(memory: tracker.AlertTrackerState | None = None) -> tracker.AlertTracker:
+    return tracker.AlertTracker((HOT, DOWN), memory)
 
 
-def say(on: bool, at_s: float, about: str = "node:a", rule: str = "hot") -> list[tracker.Judgement]:
-    return [tracker.Judgement(rule, about, on, int(at_s * 1000), 95.0 if on else 10.0, "web")]
+def say(on: bool, at_s: float, about: str = "node:a", rule: str = "hot") -> list[tracker.RuleVerdict]:
+    return [tracker.RuleVerdict(rule, about, on, int(at_s * 1000), 95.0 if on else 10.0, "web")]
 
 
-def states(outcome: tracker.Outcome) -> list[str]:
+def states(outcome: tracker.AlertUpdates) -> list[str]:
     return [one.state.value for one in outcome.alerts]
 
 
-def restarted(one: tracker.Book) -> tracker.Book:
-    return book(msgspec.json.decode(msgspec.json.encode(one.memory()), type=tracker.Memory))
+def restarted(one: tracker.AlertTracker) -> tracker.AlertTracker:
+    return book(msgspec.json.decode(msgspec.json.encode(one.memory()), type=tracker.AlertTrackerState))
 
 
 def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
@@ -63,7 +63,7 @@ def test_a_judgement_made_twice_changes_nothing_the_second_time():
 def test_a_window_without_a_figure_leaves_the_last_one_known():
     one = book()
     one.judge(say(True, 0), 0)
-    unknown = tracker.Judgement("hot", "node:a", True, 10_000, None, "web")
+    unknown = tracker.RuleVerdict("hot", "node:a", True, 10_000, None, "web")
     one.judge([unknown], 10_000)
     fired = one.tick(30_000)
     assert states(fired) == ["firing"]
@@ -133,7 +133,7 @@ def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
 
 
 def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
-    one = tracker.Book((DOWN,), forget_s=3600.0)
+    one = tracker.AlertTracker((DOWN,), forget_s=3600.0)
     one.judge(say(True, 0, "group:web", "down"), 0)
     assert states(one.tick(3_600_000)) == []
     assert states(one.tick(3_600_001)) == ["resolved"]

@@ -43,20 +43,20 @@ def root(tmp_path):
         )
         for number, (level, at_ms) in enumerate(
             [
-                (messages.Level.CRITICAL, T0 + 5000),
-                (messages.Level.CRITICAL, T0 + 15_000),
-                (messages.Level.INFO, T0 + 15_000),
-                (messages.Level.CRITICAL, T0 + 500_000),  # by then nothing is known of anyone
+                (messages.Severity.CRITICAL, T0 + 5000),
+                (messages.Severity.CRITICAL, T0 + 15_000),
+                (messages.Severity.INFO, T0 + 15_000),
+                (messages.Severity.CRITICAL, T0 + 500_000),  # by then nothing is known of anyone
             ]
         )
     ]
     rollup_rows.write_alerts(alerts, tmp_path, "r", 0)
-    group = rollups.Many("group", "web", T0)
+    group = rollups.ScopeTotals("group", "web", T0)
     group.cell.fold(test_history._column(40.0))
     group.cell.machines = 7
     rollup_rows.write([group], 10_000, tmp_path, "r", 9)
     for number in range(3):
-        many = rollups.Many("system", "", T0 + number * 3_600_000)
+        many = rollups.ScopeTotals("system", "", T0 + number * 3_600_000)
         many.cell.fold(test_history._column(50.0 + number))
         many.cell.machines = 10 + number
         rollup_rows.write([many], 10_000, tmp_path, "r", number)
@@ -96,7 +96,9 @@ def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
     path = tmp_path / "progress.jsonl"
     for number in range(1, 20):
         rows = 1000 * number
-        cost_fit.keep(path, protocol.Progress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6))
+        cost_fit.append_sample(
+            path, protocol.BatchProgress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6)
+        )
     path.write_bytes(path.read_bytes() + b'{"kind":"pipeline-prog')  # the machine failed here
     found = cost_fit.fit(cost_fit.read(path), trigger_s=10.0)
     assert found.fixed_s == pytest.approx(0.5)
@@ -108,15 +110,15 @@ def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
 
 
 def test_the_monthly_page_has_plots_and_alerts(root):
-    page = monthly_report.page(root, "2023-11")
+    page = monthly_report.render_report(root, "2023-11")
     assert page.count("<svg") == 5
     assert '<td>web</td><td class="n">7</td><td class="n">0</td><td class="n">40.0</td>' in page
     assert "Demand" not in page
-    asked = [rule_replay.Demand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
-    shown = monthly_report.page(root, "2023-11", demand=asked)
+    asked = [rule_replay.ContextDemand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
+    shown = monthly_report.render_report(root, "2023-11", demand=asked)
     assert '<td>users</td><td class="n">90</td><td>z0 60, z1 30</td><td>z0, z1</td>' in shown
     assert "<td>fire</td><td>critical</td>" in page
     with pytest.raises(errors.NotFound):
-        monthly_report.page(root, "2023-12")
+        monthly_report.render_report(root, "2023-12")
     with pytest.raises(errors.InvalidInput, match="2030-01"):
-        monthly_report.page(root, "Mai")
+        monthly_report.render_report(root, "Mai")

@@ -46,7 +46,7 @@ async def test_behind_an_older_versions_checkpoint_reading_goes_on_and_a_torn_ba
     run, number, parts = last_batch(root)
     assert len(parts) == 2
     # As if the process had been killed when one of the batch's two shards was written.
-    tables.mark_done(root, run, tables.Done(number - 1, 0))
+    tables.mark_done(root, run, tables.BatchMarker(number - 1, 0))
     parts[1].unlink()
     assert len(stored(root)) < 40
     path = folder / checkpoint_label.LABEL
@@ -79,10 +79,12 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
         async with test_job.running(broker, spark, tmp_path) as ask:
             await eventually(lambda: test_job._batch(ask, 1), timeout_s=300)
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        wanted = settings.Pipeline(trigger_s=0.5, window_s=1.0, shards=2)
-        places = service.Places(tmp_path, (broker.url,))
-        one = await asyncio.to_thread(service.Service, bus, wanted, places, spark=spark)
-        with pytest.raises(checkpoint_label.Unusable, match="not written by this version") as refused:
+        wanted = settings.PipelineSettings(trigger_s=0.5, window_s=1.0, shards=2)
+        places = service.PipelinePaths(tmp_path, (broker.url,))
+        one = await asyncio.to_thread(service.PipelineService, bus, wanted, places, spark=spark)
+        with pytest.raises(
+            checkpoint_label.CheckpointUnusable, match="not written by this version"
+        ) as refused:
             await asyncio.wait_for(one.run(), 300)
     assert f"move {folder} away" in (refused.value.hint or "")
     folder.rename(tmp_path / "away")
@@ -91,7 +93,7 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     assert stored(root) == sorted((f"m{n}", 1) for n in range(20))
 
 
-def another_version(wanted: query.Job):
+def another_version(wanted: query.QueryPlan):
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Other(StatefulProcessor):
@@ -112,38 +114,38 @@ def another_version(wanted: query.Job):
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x63", b"\xc0", b"\x96" + bytes([state.LAYOUT]), b"rubbish"])
 def test_state_of_another_layout_is_named_as_such(data):
-    with pytest.raises(state.Unreadable, match=state.UNREADABLE):
-        state.Fleet.unpack(data, state.Plan(), node_columns.Names())
+    with pytest.raises(state.StateUnreadable, match=state.UNREADABLE):
+        state.FleetState.unpack(data, state.FleetStatePlan(), node_columns.NodeNames())
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     folder = tmp_path / "checkpoint"
-    label = checkpoint_label.open_(folder, settings.Pipeline())
-    assert checkpoint_label.open_(folder, settings.Pipeline()) == label
-    with pytest.raises(checkpoint_label.Unusable, match="shards = 4, and 8") as refused:
-        checkpoint_label.open_(folder, settings.Pipeline(shards=8))
+    label = checkpoint_label.open_(folder, settings.PipelineSettings())
+    assert checkpoint_label.open_(folder, settings.PipelineSettings()) == label
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="shards = 4, and 8") as refused:
+        checkpoint_label.open_(folder, settings.PipelineSettings(shards=8))
     assert "move" in (refused.value.hint or "")
     path = folder / checkpoint_label.LABEL
     path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":99'))
-    with pytest.raises(checkpoint_label.Unusable, match="is of version 99"):
-        checkpoint_label.open_(folder, settings.Pipeline())
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="is of version 99"):
+        checkpoint_label.open_(folder, settings.PipelineSettings())
     path.write_text("rubbish")
-    with pytest.raises(checkpoint_label.Unusable, match="cannot be read"):
-        checkpoint_label.open_(folder, settings.Pipeline())
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="cannot be read"):
+        checkpoint_label.open_(folder, settings.PipelineSettings())
     path.unlink()
     (folder / "offsets").mkdir()
-    with pytest.raises(checkpoint_label.Unusable, match="did not make"):
-        checkpoint_label.open_(folder, settings.Pipeline())
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="did not make"):
+        checkpoint_label.open_(folder, settings.PipelineSettings())
 
 
 def test_a_checkpoint_of_an_older_version_is_set_aside_and_a_new_one_begun(tmp_path):
     folder = tmp_path / "checkpoint"
-    old = checkpoint_label.open_(folder, settings.Pipeline())
+    old = checkpoint_label.open_(folder, settings.PipelineSettings())
     (folder / "spark").mkdir()
     path = folder / checkpoint_label.LABEL
     path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":1'))
     new = checkpoint_label.open_(
-        folder, settings.Pipeline(shards=8)
+        folder, settings.PipelineSettings(shards=8)
     )  # what was fixed for its life is free again
     assert (new.version, new.shards) == (checkpoint_label.VERSION, 8)
     assert not (folder / "spark").exists()

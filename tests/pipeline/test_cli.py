@@ -67,16 +67,20 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
     """A real service on a real bus; only its query waits, since there is no stream of reports yet."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
-    wanted = settings.Pipeline(rules=str(rules), operators=("ann",), trigger_s=60.0)
+    wanted = settings.PipelineSettings(rules=str(rules), operators=("ann",), trigger_s=60.0)
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await asyncio.to_thread(service.Service, bus, wanted, service.Places(tmp_path, (broker.url,)))
+        one = await asyncio.to_thread(
+            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+        )
         task = asyncio.create_task(one.run())
         await eventually(lambda: hasattr(one._outcomes, "_alerts"))
-        down = [tracker.Judgement("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")]
+        down = [
+            tracker.RuleVerdict("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")
+        ]
         await one._outcomes._finish(0, down, 1000, [], {}, 0)
 
         async with await client.connect([broker.url], identity="ann") as user:
-            ask = pipeline_client.Client(user)
+            ask = pipeline_client.PipelineClient(user)
             await eventually(lambda: _answers(ask), timeout_s=30)
             assert [(a.rule, a.state) for a in await ask.alerts()] == [("down", AlertState.FIRING)] * 2
             seen = asyncio.create_task(_first(ask))
@@ -89,11 +93,13 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
             assert "waiting for the stream" in progress.reason
         async with await client.connect([broker.url], identity="eve") as other:
             with pytest.raises(errors.Forbidden, match="eve may not"):
-                await pipeline_client.Client(other).acknowledge("down", "group:web")
-            assert len(await pipeline_client.Client(other).alerts()) == 2
+                await pipeline_client.PipelineClient(other).acknowledge("down", "group:web")
+            assert len(await pipeline_client.PipelineClient(other).alerts()) == 2
         one.stop()
         await task
-        again = await asyncio.to_thread(service.Service, bus, wanted, service.Places(tmp_path, (broker.url,)))
+        again = await asyncio.to_thread(
+            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+        )
         kept = {one.about: one.state for one in again._outcomes.book.alerts()}
         assert kept == {"group:web": AlertState.ACKNOWLEDGED, "group:db": AlertState.FIRING}
 
@@ -101,7 +107,7 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
 async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
-    wanted = settings.Pipeline(rules=str(rules), operators=("*",), trigger_s=60.0)
+    wanted = settings.PipelineSettings(rules=str(rules), operators=("*",), trigger_s=60.0)
 
     async def muster(*arguments: str) -> driver.Answer:
         line = (*arguments, "--server", broker.url, "-o", "json")
@@ -113,12 +119,14 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         return {row["about"]: row["state"] for row in (await muster("alert", "list")).json()}
 
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await asyncio.to_thread(service.Service, bus, wanted, service.Places(tmp_path, (broker.url,)))
+        one = await asyncio.to_thread(
+            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+        )
         task = asyncio.create_task(one.run())
         await eventually(lambda: hasattr(one._outcomes, "_alerts"))
         now_ms = traffic.now_ms()
         down = [
-            tracker.Judgement("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")
+            tracker.RuleVerdict("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")
         ]
         await one._outcomes._finish(0, down, now_ms, [], {}, 0)
         assert await states() == {"group:web": "firing", "group:db": "firing"}
@@ -150,7 +158,7 @@ async def _answers(ask) -> bool:
         return False
 
 
-async def _first(ask: pipeline_client.Client) -> tuple[int, messages.Alert]:
+async def _first(ask: pipeline_client.PipelineClient) -> tuple[int, messages.Alert]:
     async for found in ask.follow_alerts(first=1):
         return found
     raise AssertionError

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SOURCE = str(Path(muster.__file__).parents[1])
 
 
-async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process.Child:
+async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process.ChildProcess:
     """The wheel has no start scripts: its launcher runs the classes."""
     import pyspark
 
@@ -78,11 +78,11 @@ def command_line(one: psutil.Process) -> str:
         return ""
 
 
-async def runs(broker_url: str, master: str, folder: Path, workers: list[child_process.Child]) -> None:
-    options = main.Options(
+async def runs(broker_url: str, master: str, folder: Path, workers: list[child_process.ChildProcess]) -> None:
+    options = main.PipelineOptions(
         folder=str(folder),
         servers=(broker_url,),
-        settings=settings.Pipeline(
+        settings=settings.PipelineSettings(
             master=master, memory="600m", trigger_s=1.0, window_s=1.0, delay_s=1.0, shards=4, operators=("*",)
         ),
     )
@@ -109,7 +109,7 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         ) as driver,
         await client.connect([broker_url], identity="ann") as bus,
     ):
-        ask = pipeline_client.Client(bus)
+        ask = pipeline_client.PipelineClient(bus)
         await eventually(lambda: stored() == 100, timeout_s=300)
         executors = [
             one

@@ -18,28 +18,28 @@ T0 = 1_700_000_000_000  # the start of a window of ten seconds
 
 
 def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet_state.Arrival:
-    return fleet_state.Arrival(sequence, stored_ms, columns.to_batch(rows), columns.Facts(**facts))
+    return fleet_state.Arrival(sequence, stored_ms, columns.to_batch(rows), columns.BatchInfo(**facts))
 
 
-def closed(output: fleet_state.Output) -> dict[tuple[str, str, int], rollups.Many]:
+def closed(output: fleet_state.ShardOutput) -> dict[tuple[str, str, int], rollups.ScopeTotals]:
     return {(one.level, one.name, (one.from_ms - T0) // 1000): one for one in rollups.levels(output.closed)}
 
 
-def again(known: fleet_state.Fleet, plan: fleet_state.Plan) -> fleet_state.Fleet:
+def again(known: fleet_state.FleetState, plan: fleet_state.FleetStatePlan) -> fleet_state.FleetState:
     """As it comes back from Spark's state."""
     names = known.roll.names
-    return fleet_state.Fleet.unpack(
-        known.pack(), plan, node_columns.Names.unpack(names.version, names.pack())
+    return fleet_state.FleetState.unpack(
+        known.pack(), plan, node_columns.NodeNames.unpack(names.version, names.pack())
     )
 
 
-def figures(cell: cells.Cell) -> dict[str, columns.Rollup]:
-    return rollups.rollups(rollups.Many("group", "x", 0, cell))
+def figures(cell: cells.WindowCell) -> dict[str, columns.MetricRollup]:
+    return rollups.rollups(rollups.ScopeTotals("group", "x", 0, cell))
 
 
 def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
-    plan = fleet_state.Plan()
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
     rows = [traffic.report(f"m{n}", 1, T0 + 10 * n, metrics={"cpu_percent": float(n)}) for n in range(100)]
     assert closed(known.feed([arrival(rows, T0 + 3000)], T0 + 3000)) == {}
     known = again(known, plan)
@@ -58,12 +58,12 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
     random = np.random.default_rng(7)
     values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
     values[3, :100] = np.nan
-    whole, parts = cells.Cell(), cells.Cell()
+    whole, parts = cells.WindowCell(), cells.WindowCell()
     whole.fold(values)
     for part in np.array_split(values, 7, axis=1):
-        one = cells.Cell()
+        one = cells.WindowCell()
         one.fold(part)
-        parts.add(cells.Cell.unpack(one.pack()))
+        parts.add(cells.WindowCell.unpack(one.pack()))
     assert figures(whole)["load_1m"].p95 == figures(parts)["load_1m"].p95
     for row, name in enumerate(cells.METRICS):
         found, exact = figures(whole)[name], values[row][~np.isnan(values[row])]
@@ -75,8 +75,8 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
 
 
 def test_a_report_counts_once_even_if_reports_overtake_each_other():
-    plan = fleet_state.Plan()
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
     first = [traffic.report("a", n, T0 + n) for n in (1, 2, 4)]
     assert known.feed([arrival(first, T0 + 10)], T0 + 10).counts == {}
     known = again(known, plan)
@@ -89,7 +89,7 @@ def test_a_report_counts_once_even_if_reports_overtake_each_other():
 
 
 def test_late_and_future_reports_are_counted_and_change_nothing_else():
-    known = fleet_state.Fleet(fleet_state.Plan())
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     known.feed([arrival([traffic.report("a", 1, T0)], T0)], T0 + 30_000)
     rows = [traffic.report("a", 2, T0 + 1), traffic.report("b", 1, T0 + 30_000 + 61_000)]
     output = known.feed([arrival(rows, T0 + 30_000, 2)], T0 + 40_000)
@@ -98,7 +98,7 @@ def test_late_and_future_reports_are_counted_and_change_nothing_else():
 
 
 def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_themselves():
-    known = fleet_state.Fleet(fleet_state.Plan(top=2))
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(top=2))
     rows = [
         traffic.report(
             f"m{n}", 1, T0 + n, zone=f"z{n % 2}", metrics={"cpu_percent": float(n), "gpu": 2.0 * n}
@@ -109,7 +109,7 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
     found = closed(known.feed([], T0 + 20_000))
     assert set(found) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
     odd = found["zone", "z1", 0]
-    assert rollups.rollups(odd)["gpu"] == columns.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
+    assert rollups.rollups(odd)["gpu"] == columns.MetricRollup(count=5, sum=50.0, min=2.0, max=18.0)
     assert odd.cell.partial
     for level in (found["group", "default", 0], found["system", "", 0]):
         assert level.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
@@ -117,9 +117,9 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
 
 
 def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
-    silent = rules.Rule(name="silent", level="node", when="age_s > 3 * period_s")
-    plan = fleet_state.Plan(rules=(silent,), forget_s=600)
-    known = fleet_state.Fleet(plan)
+    silent = rules.AlertRule(name="silent", level="node", when="age_s > 3 * period_s")
+    plan = fleet_state.FleetStatePlan(rules=(silent,), forget_s=600)
+    known = fleet_state.FleetState(plan)
     both = [traffic.report("a", 1, T0), traffic.report("b", 1, T0)]
     assert not known.feed([arrival(both, T0)], T0).changes
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
@@ -139,9 +139,9 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
 
 
 def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
-    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90", until="cpu_percent < 70")
-    plan = fleet_state.Plan(rules=(hot,))
-    known = fleet_state.Fleet(plan)
+    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", until="cpu_percent < 70")
+    plan = fleet_state.FleetStatePlan(rules=(hot,))
+    known = fleet_state.FleetState(plan)
     told = []
     for number, cpu in enumerate([50, 95, 99, 80, 69, 80, 91]):
         row = traffic.report("a", number, T0 + number, metrics={"cpu_percent": float(cpu)})
@@ -152,8 +152,8 @@ def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
 
 
 def test_rules_see_metrics_of_the_fleets_own():
-    full = rules.Rule(name="full", level="node", when="own.queue > 100")
-    known = fleet_state.Fleet(fleet_state.Plan(rules=(full,)))
+    full = rules.AlertRule(name="full", level="node", when="own.queue > 100")
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(full,)))
     rows = [
         traffic.report("a", 1, T0, metrics={"queue": 101.0}),
         traffic.report("b", 1, T0, metrics={"queue": 3.0}),
@@ -167,12 +167,12 @@ def test_rules_see_metrics_of_the_fleets_own():
 
 
 def test_rules_and_roll_ups_see_what_services_report():
-    slow = rules.Rule(name="slow", level="node", when="own.shop_took_ms > 100")
-    down = rules.Rule(name="down", level="node", when="own.db_up < 1")
-    plan = fleet_state.Plan(rules=(slow, down))
-    known = fleet_state.Fleet(plan)
+    slow = rules.AlertRule(name="slow", level="node", when="own.shop_took_ms > 100")
+    down = rules.AlertRule(name="down", level="node", when="own.db_up < 1")
+    plan = fleet_state.FleetStatePlan(rules=(slow, down))
+    known = fleet_state.FleetState(plan)
 
-    def services(took: float, state: health.State) -> tuple[messages.ServiceReport, ...]:
+    def services(took: float, state: health.HealthState) -> tuple[messages.ServiceReport, ...]:
         return (
             messages.ServiceReport(name="db", state=state),
             messages.ServiceReport(name="shop", metrics={"took ms": took, "depth": 2.0}),
@@ -180,14 +180,16 @@ def test_rules_and_roll_ups_see_what_services_report():
 
     rows = [
         traffic.report("none", 1, T0, metrics={"queue": 1.0}),
-        traffic.report("a", 1, T0, services=services(120.0, health.State.UP)),
-        traffic.report("b", 1, T0, services=services(20.0, health.State.DOWN), metrics={"queue": 7.0}),
-        traffic.report("c", 1, T0, services=services(30.0, health.State.UP)[:1]),
+        traffic.report("a", 1, T0, services=services(120.0, health.HealthState.UP)),
+        traffic.report("b", 1, T0, services=services(20.0, health.HealthState.DOWN), metrics={"queue": 7.0}),
+        traffic.report("c", 1, T0, services=services(30.0, health.HealthState.UP)[:1]),
     ]
     whole = columns.to_batch(rows)
     arrivals = [
-        fleet_state.Arrival(1, T0, whole.slice(0, 2), columns.Facts()),
-        fleet_state.Arrival(2, T0, whole.slice(2), columns.Facts()),  # Arrow's children do not know of slices
+        fleet_state.Arrival(1, T0, whole.slice(0, 2), columns.BatchInfo()),
+        fleet_state.Arrival(
+            2, T0, whole.slice(2), columns.BatchInfo()
+        ),  # Arrow's children do not know of slices
     ]
     output = known.feed(arrivals, T0)
     assert sorted((one.rule, one.machine, one.value) for one in output.changes) == [
@@ -201,8 +203,8 @@ def test_rules_and_roll_ups_see_what_services_report():
 
 
 def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
-    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,), changes_max=10))
+    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,), changes_max=10))
     rows = [traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": 99.0}) for n in range(50)]
     output = known.feed([arrival(rows, T0)], T0)
     assert len(output.changes) == 10
@@ -220,8 +222,8 @@ def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
 
 
 def test_rules_about_machines_are_judged_by_the_brokers_clock():
-    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,)))
+    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,)))
 
     def judged(sequence: int, machine_ms: int, stored_ms: int, cpu: float) -> list[tuple[bool, int]]:
         row = traffic.report("m", sequence, machine_ms, metrics={"cpu_percent": cpu})
@@ -234,7 +236,7 @@ def test_rules_about_machines_are_judged_by_the_brokers_clock():
 
 
 def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
-    known = fleet_state.Fleet(fleet_state.Plan())
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     for order, (sequence, at_s) in enumerate([(1, 1), (3, 11), (2, 6), (4, 4)]):
         stored_ms = T0 + 1000 * (10 + order)
         known.feed([arrival([traffic.report("a", sequence, T0 + at_s * 1000)], stored_ms, order)], stored_ms)
@@ -244,8 +246,8 @@ def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
 
 
 def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
-    plan = fleet_state.Plan(forget_s=60)
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan(forget_s=60)
+    known = fleet_state.FleetState(plan)
     rows = [traffic.report("a", 1, T0, group="web"), traffic.report("b", 1, T0, group="db", zone="z2")]
     known.feed([arrival(rows, T0)], T0)
     gone = []
@@ -259,7 +261,7 @@ def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
 
 
 def test_summaries_that_overtake_each_other_are_all_taken_once():
-    known = fleet_state.Fleet(fleet_state.Plan())
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     first, second = (summary([traffic.report(name, 1, T0)], sequence=n) for n, name in ((1, "a"), (2, "b")))
     counts = [
         known.feed([], T0 + 1000 + number, summaries=[stored_as(one, number)]).counts
@@ -273,8 +275,8 @@ def stored_as(one: fleet_state.Arrival, sequence: int) -> fleet_state.Arrival:
 
 
 def test_odd_numbers_stop_nothing():
-    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
-    known = fleet_state.Fleet(fleet_state.Plan(rules=(hot,)))
+    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,)))
     odd = columns.to_batch([traffic.report("a", 2**62, T0), traffic.report("b", 1, T0)])
     names = odd.schema.names
     odd = odd.set_column(names.index("cpu_percent"), "cpu_percent", pa.array([math.inf, -math.inf]))
@@ -282,8 +284,8 @@ def test_odd_numbers_stop_nothing():
     only_future = columns.to_batch([traffic.report("c", 1, T0 + 10**9)])
     output = known.feed(
         [
-            fleet_state.Arrival(1, T0, odd, columns.Facts()),
-            fleet_state.Arrival(2, T0, only_future, columns.Facts()),
+            fleet_state.Arrival(1, T0, odd, columns.BatchInfo()),
+            fleet_state.Arrival(2, T0, only_future, columns.BatchInfo()),
         ],
         T0,
     )
@@ -294,15 +296,15 @@ def test_odd_numbers_stop_nothing():
 
 
 def test_a_metric_that_nobody_measured_has_no_roll_up():
-    cell = cells.Cell()
+    cell = cells.WindowCell()
     cell.fold(np.full((len(cells.METRICS), 3), math.nan))
     assert figures(cell) == {}
 
 
 def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
-    odd = rules.Rule(name="odd", level="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
-    plan = fleet_state.Plan(rules=(odd,), window_s=1e6)
-    known = fleet_state.Fleet(plan)
+    odd = rules.AlertRule(name="odd", level="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
+    plan = fleet_state.FleetStatePlan(rules=(odd,), window_s=1e6)
+    known = fleet_state.FleetState(plan)
     chance = np.random.default_rng(1)
 
     def tell(number: int, busy: float, idle: float) -> list[tuple[str, bool]]:
@@ -327,15 +329,17 @@ def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
 
 def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> fleet_state.Arrival:
     table = pa.Table.from_batches([columns.to_batch(rows)])
-    held = interpreters.Held(table, columns.summary_schema().empty_table(), T0, T0 + 1, False)
-    (one,) = interpreters.Merge().interpret(held, [interpreters.Subscription("up", ("root",), "merge")])
-    facts = columns.Facts(schema=columns.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
+    held = interpreters.HeldReports(table, columns.summary_schema().empty_table(), T0, T0 + 1, False)
+    (one,) = interpreters.MergeInterpreter().interpret(
+        held, [interpreters.ForwardTarget("up", ("root",), "merge")]
+    )
+    facts = columns.BatchInfo(schema=columns.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
     return fleet_state.Arrival(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
 
 
 def test_summaries_of_merging_channels_add_up_with_node_reports():
-    plan = fleet_state.Plan()
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
     cpu = np.random.default_rng(3).uniform(1, 100, 2000)
     rows = [
         traffic.report(f"m{n}", 1, T0, zone=f"z{n % 2}", metrics={"cpu_percent": value, "gpu": 1.0})
@@ -363,15 +367,15 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
 
 
 def test_a_shard_of_summaries_alone_keeps_its_groups_over_a_micro_batch():
-    plan = fleet_state.Plan()
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
     known.feed([], T0, summaries=[summary([traffic.report("a", 1, T0, group="far", zone="z3")])])
     found = closed(again(known, plan).feed([], T0 + 20_000))
     assert found["group", "far", 0].cell.total == found["zone", "z3", 0].cell.total == 1
 
 
 def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
-    known = fleet_state.Fleet(fleet_state.Plan())
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     good = summary([traffic.report("a", 1, T0)])
     at = good.batch.schema.get_field_index("sketch")
     bad = good.batch.set_column(at, "sketch", pa.array([b"rubbish"] * good.batch.num_rows))
@@ -380,8 +384,8 @@ def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
 
 
 def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
-    plan = fleet_state.Plan()
-    known = fleet_state.Fleet(plan)
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
     arrivals = [
         arrival(
             [traffic.report(f"m{n}", period + 1, T0 + 10_000 * period) for n in range(50)],

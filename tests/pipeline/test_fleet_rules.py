@@ -20,7 +20,7 @@ from tests.pipeline import traffic
 from tests.pipeline.test_fleet import T0, again, arrival, closed, summary
 
 
-def keys(output: state.Output) -> list[tuple[str, str, int]]:
+def keys(output: state.ShardOutput) -> list[tuple[str, str, int]]:
     return [(each.level, each.name, (each.from_ms - T0) // 1000) for each in output.closed]
 
 
@@ -32,12 +32,12 @@ def report(machine: str = "a", sequence: int = 1, at_ms: int = T0, **more: Any) 
 
 
 def test_a_window_is_never_shorter_than_a_millisecond():
-    assert state.Plan(window_s=0.000_1).window_ms == 1
-    assert state.Plan(window_s=2.5).window_ms == 2500
+    assert state.FleetStatePlan(window_s=0.000_1).window_ms == 1
+    assert state.FleetStatePlan(window_s=2.5).window_ms == 2500
 
 
 def test_a_report_belongs_to_the_window_of_its_time():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     rows = [report("a", n, T0 + ms) for n, ms in enumerate((-1, 0, 9_999, 10_000))]
     known.feed([arrival(rows, T0)], T0)
     result = closed(known.feed([], T0 + 100_000))
@@ -45,7 +45,7 @@ def test_a_report_belongs_to_the_window_of_its_time():
 
 
 def test_the_first_windows_that_close_are_those_in_which_something_was_reported():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     output = known.feed([arrival([report()], T0)], T0 + 60_000)
     assert keys(output) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
     assert keys(known.feed([], T0 + 69_999)) == [], "each window closes once"
@@ -57,22 +57,22 @@ def test_the_first_windows_that_close_are_those_in_which_something_was_reported(
 
 
 def test_the_clock_does_not_go_back():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     assert known.feed([], T0 + 5000).clock_ms == T0 + 5000
     assert known.feed([], T0).clock_ms == T0 + 5000
-    assert state.Fleet(state.Plan()).feed([], 0).clock_ms == 0
+    assert state.FleetState(state.FleetStatePlan()).feed([], 0).clock_ms == 0
 
 
 @pytest.mark.parametrize(("ahead_ms", "counts"), [(60_000, {}), (60_001, {"future": 1})])
 def test_a_clock_may_be_a_minute_ahead_of_the_broker(ahead_ms, counts):
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     rows = [report("a", 1, T0 + ahead_ms), report("b")]
     assert known.feed([arrival(rows, T0)], T0).counts == counts
 
 
 @pytest.mark.parametrize(("at_ms", "counts"), [(T0 + 9_999, {"late": 1}), (T0 + 10_000, {})])
 def test_a_report_is_late_when_its_window_is_closed(at_ms, counts):
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed([arrival([report("x")], T0)], T0 + 20_000)
     output = known.feed([arrival([report("a", 1, at_ms), report("b", 1, T0 + 20_000)], T0 + 20_000)], T0)
     assert output.counts == counts
@@ -80,7 +80,7 @@ def test_a_report_is_late_when_its_window_is_closed(at_ms, counts):
 
 def test_a_repeat_too_old_to_be_recognised_does_not_count_its_machine():
     """Else the machine's true report in that window would not count it."""
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     rows = [report("a", 100), report("a", 1, T0 + 10_000), report("a", 101, T0 + 10_001)]
     for number, row in enumerate(rows, 1):
         known.feed([arrival([row], T0, number)], T0)
@@ -89,30 +89,30 @@ def test_a_repeat_too_old_to_be_recognised_does_not_count_its_machine():
 
 
 def test_a_message_that_cannot_be_read_is_counted_and_the_others_are_taken():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     odd = columns.to_batch([report("x"), report("y")]).drop_columns(["state"])
     output = known.feed(
-        [state.Arrival(1, T0, odd, columns.Facts()), arrival([report("a")], T0, 2)], T0 + 20_000
+        [state.Arrival(1, T0, odd, columns.BatchInfo()), arrival([report("a")], T0, 2)], T0 + 20_000
     )
     assert output.counts == {"unusable": 2}
     assert closed(output)["group", "default", 0].cell.total == 1
 
 
 def test_a_report_that_comes_again_is_counted_as_a_repeat():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     output = known.feed([arrival([report(), report("b"), report()], T0)], T0)
     assert output.counts == {"duplicated": 1}
 
 
 def test_a_summary_that_cannot_be_read_is_counted():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     good = summary([report("a")])
     odd = state.Arrival(1, T0, good.batch.drop_columns(["sketch"]), good.facts)
     assert known.feed([], T0, summaries=[odd]).counts == {"unusable": good.batch.num_rows}
 
 
 def test_nothing_is_counted_under_a_reason_that_did_not_occur():
-    output = state.Output(0)
+    output = state.ShardOutput(0)
     output.count("late", 0)
     assert output.counts == {}
     output.count("late", 2)
@@ -128,16 +128,16 @@ def test_a_group_belongs_to_one_shard_and_groups_are_spread():
 
 def test_plans_and_results_are_values_and_travel_as_lists():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        state.Plan().top = 3  # type: ignore[misc]
-    assert not hasattr(state.Plan(), "__dict__")
-    each = state.Closed(level="group", name="g", from_ms=1, known=2, stale=3, cell=[])
+        state.FleetStatePlan().top = 3  # type: ignore[misc]
+    assert not hasattr(state.FleetStatePlan(), "__dict__")
+    each = state.ClosedWindow(level="group", name="g", from_ms=1, known=2, stale=3, cell=[])
     with pytest.raises(AttributeError):
         each.name = "x"  # type: ignore[misc]
     assert msgspec.to_builtins(each) == ["group", "g", 1, 2, 3, [], {}, False]
-    assert msgspec.to_builtins(state.Output(7)) == [7, [], [], {}, 0, 0]
+    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0]
     with pytest.raises(TypeError):
-        state.Closed("group", "g", 1, 2, 3, [])  # type: ignore[call-arg]
-    change = node_rules.Change("r", "m", "g", True, 1, None)
+        state.ClosedWindow("group", "g", 1, 2, 3, [])  # type: ignore[call-arg]
+    change = node_rules.NodeRuleChange("r", "m", "g", True, 1, None)
     assert msgspec.to_builtins(change) == ["r", "m", "g", True, 1, None]
     with pytest.raises(AttributeError):
         change.on = False  # type: ignore[misc]
@@ -149,8 +149,8 @@ def test_plans_and_results_are_values_and_travel_as_lists():
 def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
     """Against a sum in plain Python; several messages, groups, zones, windows and states, all mixed."""
     dice = random.Random(3)
-    known = state.Fleet(state.Plan(top=3, delay_s=100.0))
-    states = [health.State.UP, health.State.DOWN, health.State.UP]
+    known = state.FleetState(state.FleetStatePlan(top=3, delay_s=100.0))
+    states = [health.HealthState.UP, health.HealthState.DOWN, health.HealthState.UP]
     sent: list[messages.NodeReport] = []
     arrivals = []
     for message in range(4):
@@ -200,7 +200,7 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
                 assert cell.machines == len({row.machine for row in rows})
             assert cell.oldest_ms == min(row.at_ms for row in rows)
             assert sum(cell.states.values()) == len(rows)
-            up = sum(row.services[0].state is health.State.UP for row in rows)
+            up = sum(row.services[0].state is health.HealthState.UP for row in rows)
             assert cell.states.get("up", 0) == up
             figures = rollups.rollups(many)
             values = [row.metrics["cpu_percent"] for row in rows]
@@ -214,7 +214,7 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
             for own in ("queue", "depth"):
                 values = [row.metrics[own] for row in rows if own in row.metrics]
                 if values:
-                    assert figures[own] == columns.Rollup(
+                    assert figures[own] == columns.MetricRollup(
                         count=len(values), sum=sum(values), min=min(values), max=max(values)
                     )
                 else:
@@ -241,7 +241,7 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
 
 
 def test_what_was_dropped_belongs_to_the_cell_of_a_report_of_that_message():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed(
         [
             arrival([report("a", group="z"), report("b", group="x")], T0, 1),
@@ -258,27 +258,27 @@ def test_what_was_dropped_belongs_to_the_cell_of_a_report_of_that_message():
 
 
 def test_the_oldest_report_of_a_cell_is_known_whichever_came_first():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     for number, at_ms in enumerate((T0 + 500, T0 + 100, T0 + 300), 1):
         known.feed([arrival([report("a", number, at_ms)], T0, number)], T0)
     assert closed(known.feed([], T0 + 20_000))["group", "default", 0].cell.oldest_ms == T0 + 100
 
 
 def test_a_state_that_is_not_known_counts_as_other():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     rows = [report("a", group="x"), report("b", group="x"), report("c", group="y")]
     batch = columns.to_batch(rows)
     at = batch.schema.get_field_index("state")
 
     batch = batch.set_column(at, batch.schema.field(at), pa.array(["up", "strange", "down"]))
-    known.feed([state.Arrival(1, T0, batch, columns.Facts())], T0)
+    known.feed([state.Arrival(1, T0, batch, columns.BatchInfo())], T0)
     result = closed(known.feed([], T0 + 20_000))
     assert result["group", "x", 0].cell.states == {"up": 1, "other": 1}
     assert result["group", "y", 0].cell.states == {"down": 1}
 
 
 def test_ranks_hold_the_highest_of_all_reports_of_a_window():
-    known = state.Fleet(state.Plan(top=2, top_metrics=("cpu_percent",)))
+    known = state.FleetState(state.FleetStatePlan(top=2, top_metrics=("cpu_percent",)))
     for number, values in enumerate(([5.0], [1.0, 9.0, 7.0], [8.0, 8.5], [2.0, 3.0]), 1):
         rows = [
             report(f"m{number}-{place}", 1, metrics={"cpu_percent": value})
@@ -290,8 +290,8 @@ def test_ranks_hold_the_highest_of_all_reports_of_a_window():
 
 
 def test_by_default_ten_machines_are_ranked_and_a_thousand_begin_in_a_batch():
-    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 0")
-    known = state.Fleet(state.Plan(rules=(hot,)))
+    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 0")
+    known = state.FleetState(state.FleetStatePlan(rules=(hot,)))
     output = known.feed([arrival([report(f"m{number}") for number in range(1001)], T0)], T0)
     assert (len(output.changes), output.counts) == (1000, {"deferred hot": 1})
     many = closed(known.feed([], T0 + 20_000))["group", "default", 0]
@@ -302,7 +302,7 @@ def test_by_default_ten_machines_are_ranked_and_a_thousand_begin_in_a_batch():
 
 
 def test_without_ranks_nothing_is_ranked():
-    known = state.Fleet(state.Plan(top=0))
+    known = state.FleetState(state.FleetStatePlan(top=0))
     known.feed([arrival([report()], T0)], T0)
     assert {str(many.top) for many in closed(known.feed([], T0 + 20_000)).values()} == {"{}"}
 
@@ -312,7 +312,7 @@ def test_without_ranks_nothing_is_ranked():
 
 @pytest.mark.parametrize(("clock_ms", "stale"), [(T0 + 30_000, 0), (T0 + 30_001, 1)])
 def test_a_machine_is_stale_after_more_than_three_periods(clock_ms, stale):
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed([arrival([report("a"), report("b", period_s=100.0)], T0)], T0)
     output = known.feed([], clock_ms)
     assert {(each.level, each.known, each.stale) for each in output.closed} == {
@@ -321,7 +321,7 @@ def test_a_machine_is_stale_after_more_than_three_periods(clock_ms, stale):
 
 
 def test_the_last_window_of_a_catch_up_is_about_all_machines_and_earlier_ones_about_who_reported():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     first, second = [report("a", group="x")], [report("b", 1, T0 + 10_000, group="y")]
     output = known.feed([arrival(first, T0), arrival(second, T0 + 10_000, 2)], T0 + 35_000)
     counts = {
@@ -339,9 +339,9 @@ def test_the_last_window_of_a_catch_up_is_about_all_machines_and_earlier_ones_ab
 
 @pytest.mark.parametrize(("after_ms", "left"), [(60_000, 2), (60_001, 1)])
 def test_a_machine_is_forgotten_after_more_than_its_time(after_ms, left):
-    silent = rules.Rule(name="silent", level="node", when="age_s > 25")
-    never = rules.Rule(name="never", level="node", when="age_s > 100000")
-    known = state.Fleet(state.Plan(forget_s=60.0, rules=(silent, never)))
+    silent = rules.AlertRule(name="silent", level="node", when="age_s > 25")
+    never = rules.AlertRule(name="never", level="node", when="age_s > 100000")
+    known = state.FleetState(state.FleetStatePlan(forget_s=60.0, rules=(silent, never)))
     known.feed([arrival([report("a", group="x"), report("b", group="y")], T0)], T0)
     known.feed([arrival([report("b", 2, T0 + 30_000, group="y")], T0 + 30_000, 2)], T0 + 30_000)
     output = known.feed([], T0 + after_ms)
@@ -356,7 +356,7 @@ def test_a_machine_is_forgotten_after_more_than_its_time(after_ms, left):
 
 
 def test_an_empty_system_is_reported_once():
-    known = state.Fleet(state.Plan(forget_s=60.0))
+    known = state.FleetState(state.FleetStatePlan(forget_s=60.0))
     known.feed([arrival([report()], T0)], T0)
     known.feed([], T0 + 20_000)
     output = known.feed([], T0 + 70_000)
@@ -369,7 +369,7 @@ def test_an_empty_system_is_reported_once():
 
 
 def test_a_zone_that_is_gone_makes_no_second_report_of_the_system():
-    known = state.Fleet(state.Plan(forget_s=60.0))
+    known = state.FleetState(state.FleetStatePlan(forget_s=60.0))
     known.feed([arrival([report("a", zone="old"), report("b")], T0)], T0)
     known.feed([arrival([report("b", 2, T0 + 50_000)], T0 + 50_000, 2)], T0 + 50_000)
     output = known.feed([], T0 + 70_000)
@@ -383,8 +383,8 @@ def test_a_zone_that_is_gone_makes_no_second_report_of_the_system():
 
 def test_windows_that_are_open_survive_that_machines_before_them_are_forgotten():
     """Places in the roll and the codes of groups and zones change, also in what was stored of them."""
-    plan = state.Plan(forget_s=60.0)
-    known = state.Fleet(plan)
+    plan = state.FleetStatePlan(forget_s=60.0)
+    known = state.FleetState(plan)
     known.feed([arrival([report("old", group="a", zone="za")], T0)], T0)
     known.feed([], T0 + 20_000)
     at_ms = T0 + 65_000
@@ -412,7 +412,7 @@ def test_windows_that_are_open_survive_that_machines_before_them_are_forgotten()
 
 def test_a_forgotten_machine_leaves_the_ranks_of_open_windows():
     """Its report came late: of a window that is open still."""
-    known = state.Fleet(state.Plan(forget_s=5.0, delay_s=30.0, window_s=10.0))
+    known = state.FleetState(state.FleetStatePlan(forget_s=5.0, delay_s=30.0, window_s=10.0))
     first = [report("a", 1, T0 + 15_000, metrics={"cpu_percent": 90.0})]
     known.feed([arrival(first, T0 + 15_000)], T0 + 15_000)
     second = [report("b", 1, T0 + 19_000, metrics={"cpu_percent": 40.0})]
@@ -426,7 +426,7 @@ def test_a_forgotten_machine_leaves_the_ranks_of_open_windows():
 
 
 def test_each_row_of_a_summary_is_counted_and_its_losses_once():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     each = summary([report("a", metrics={"cpu_percent": 1.0})])
     facts = msgspec.structs.replace(each.facts, dropped={"lost": 4}, partial=True)
     output = known.feed([], T0, summaries=[state.Arrival(1, T0, each.batch, facts)])
@@ -438,28 +438,28 @@ def test_each_row_of_a_summary_is_counted_and_its_losses_once():
 
 
 def test_a_whole_summary_makes_no_cell_partial():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed([], T0, summaries=[summary([report("a")])])
     assert not any(many.cell.partial for many in closed(known.feed([], T0 + 20_000)).values())
 
 
 @pytest.mark.parametrize(("behind_ms", "reason"), [(60_000, "summaries"), (60_001, "future")])
 def test_a_summary_may_be_a_minute_ahead_of_the_broker(behind_ms, reason):
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     each = summary([report("a")], stored_ms=T0 - behind_ms)
     assert known.feed([], T0, summaries=[each]).counts == {reason: each.batch.num_rows}
 
 
 @pytest.mark.parametrize(("clock_ms", "reason"), [(T0 + 19_999, "summaries"), (T0 + 20_000, "late")])
 def test_a_summary_is_late_when_its_window_is_closed(clock_ms, reason):
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed([], clock_ms)
     each = summary([report("a")])
     assert known.feed([], clock_ms, summaries=[each]).counts == {reason: each.batch.num_rows}
 
 
 def test_a_summary_that_is_too_old_to_be_distinguished_from_a_repeat_is_late():
-    known = state.Fleet(state.Plan())
+    known = state.FleetState(state.FleetStatePlan())
     known.feed([], T0, summaries=[summary([report("a")], sequence=100)])
     each = summary([report("b")], sequence=1)
     assert known.feed([], T0, summaries=[each]).counts == {"late": each.batch.num_rows}
@@ -470,15 +470,15 @@ def test_a_summary_that_is_too_old_to_be_distinguished_from_a_repeat_is_late():
 
 def test_state_of_another_layout_is_refused_with_both_numbers():
     packed = msgspec.msgpack.encode((99, 0, 0, {}, [], []))
-    with pytest.raises(state.Unreadable, match="of layout 99, and this is layout 2"):
-        state.Fleet.unpack(packed, state.Plan(), node_columns.Names())
-    with pytest.raises(state.Unreadable):
-        state.Fleet.unpack(b"rubbish", state.Plan(), node_columns.Names())
+    with pytest.raises(state.StateUnreadable, match="of layout 99, and this is layout 2"):
+        state.FleetState.unpack(packed, state.FleetStatePlan(), node_columns.NodeNames())
+    with pytest.raises(state.StateUnreadable):
+        state.FleetState.unpack(b"rubbish", state.FleetStatePlan(), node_columns.NodeNames())
 
 
 def test_what_was_heard_of_summaries_is_in_the_state():
-    plan = state.Plan()
-    known = state.Fleet(plan)
+    plan = state.FleetStatePlan()
+    known = state.FleetState(plan)
     known.feed([], T0, summaries=[summary([report("a")])])
     output = again(known, plan).feed([], T0, summaries=[summary([report("a")])])
     assert list(output.counts) == ["duplicated"]
@@ -488,9 +488,9 @@ def test_what_was_heard_of_summaries_is_in_the_state():
 
 
 def judged(
-    rule: rules.Rule, *rows: messages.NodeReport, stored_ms: int = T0, clock_ms: int | None = None
+    rule: rules.AlertRule, *rows: messages.NodeReport, stored_ms: int = T0, clock_ms: int | None = None
 ) -> dict[str, float | None]:
-    known = state.Fleet(state.Plan(rules=(rule,)))
+    known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
     output = known.feed([arrival(rows, stored_ms)], stored_ms if clock_ms is None else clock_ms)
     assert all(each.on for each in output.changes)
     return {each.machine: each.value for each in output.changes}
@@ -516,7 +516,7 @@ def judged(
     ],
 )
 def test_a_rule_sees_all_that_a_report_says(when, expected):
-    down = (messages.ServiceReport(name="s", state=health.State.DOWN),)
+    down = (messages.ServiceReport(name="s", state=health.HealthState.DOWN),)
     rows = [
         report("a", at_ms=T0 - 1999, group="web", metrics={"cpu_percent": 10.0, "queue": 7.0}),
         report(
@@ -530,7 +530,7 @@ def test_a_rule_sees_all_that_a_report_says(when, expected):
             "c", at_ms=T0 - 2500, group="web", period_s=10.001, metrics={"cpu_percent": 30.0}, services=down
         ),
     ]
-    rule = rules.Rule(name="r", level="node", when=when)
+    rule = rules.AlertRule(name="r", level="node", when=when)
     result = judged(rule, *rows)
     assert set(result) == set(expected)
     for machine, value in expected.items():
@@ -559,9 +559,11 @@ def test_a_rule_about_silence_is_judged_of_machines_that_do_not_report(when, exp
         report("b", at_ms=T0 - 5000, group="db", zone="z2", period_s=10.0),
         report("c", at_ms=T0 - 5000, group="other", period_s=100.0),
     ]
-    rule = rules.Rule(name="r", level="node", when=when)
-    plan = state.Plan(rules=(rule, rules.Rule(name="other", level="node", when="age_s > 100000")))
-    known = state.Fleet(plan)
+    rule = rules.AlertRule(name="r", level="node", when=when)
+    plan = state.FleetStatePlan(
+        rules=(rule, rules.AlertRule(name="other", level="node", when="age_s > 100000"))
+    )
+    known = state.FleetState(plan)
     assert known.feed([arrival(rows, T0)], T0).changes == []
     changes = known.feed([], T0 + 30_000).changes
     assert {each.machine for each in changes} == expected
@@ -572,17 +574,17 @@ def test_a_rule_about_silence_is_judged_of_machines_that_do_not_report(when, exp
 
 
 def test_a_rule_about_other_levels_says_nothing_of_machines():
-    rule = rules.Rule(name="r", level="group", when="reports > 0")
+    rule = rules.AlertRule(name="r", level="group", when="reports > 0")
     assert judged(rule, report("a")) == {}
 
 
 def test_a_rule_for_some_machines_says_nothing_of_others():
-    rule = rules.Rule(name="r", level="node", when="cpu_percent > 0", only=("b", "c"))
+    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 0", only=("b", "c"))
     assert set(judged(rule, *(report(name) for name in "abc"))) == {"b", "c"}
 
 
 def test_a_value_that_is_no_number_is_not_shown():
-    rule = rules.Rule(name="r", level="node", when="own.queue IS NULL")
+    rule = rules.AlertRule(name="r", level="node", when="own.queue IS NULL")
     assert judged(rule, report("a")) == {"a": None}
 
 
@@ -597,8 +599,8 @@ def test_only_so_many_begin_in_a_batch_and_each_rule_has_its_own_number():
 
 
 def test_a_machine_that_reports_several_times_in_a_batch_is_judged_in_order():
-    rule = rules.Rule(name="r", level="node", when="cpu_percent > 50")
-    known = state.Fleet(state.Plan(rules=(rule,)))
+    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 50")
+    known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
 
     def each(sequence: int, cpu: float) -> messages.NodeReport:
         return report("a", sequence, metrics={"cpu_percent": cpu})
@@ -608,7 +610,7 @@ def test_a_machine_that_reports_several_times_in_a_batch_is_judged_in_order():
         arrival([each(2, 10.0)], T0 + 20, 2),  # another leader's clock
         arrival([each(3, 90.0), report("b", 2, metrics={"cpu_percent": 90.0})], T0 + 30, 3),
     ]
-    twice = state.Fleet(state.Plan(rules=(rule,))).feed(arrivals[:2], T0 + 60).changes
+    twice = state.FleetState(state.FleetStatePlan(rules=(rule,))).feed(arrivals[:2], T0 + 60).changes
     assert [(change.machine, change.on, change.at_ms - T0) for change in twice] == [
         ("a", True, 50),
         ("a", False, 50),
@@ -621,8 +623,8 @@ def test_a_machine_that_reports_several_times_in_a_batch_is_judged_in_order():
 
 def test_blocks_are_judged_no_earlier_than_those_before_them(monkeypatch):
     monkeypatch.setattr(blocks, "ROWS", 1)
-    rule = rules.Rule(name="r", level="node", when="cpu_percent > 0")
-    known = state.Fleet(state.Plan(rules=(rule,)))
+    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 0")
+    known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
     arrivals = [arrival([report("a")], T0 + 50, 1), arrival([report("b")], T0 + 20, 2)]
     assert [each.at_ms - T0 for each in known.feed(arrivals, T0 + 60).changes] == [50, 50]
     assert [each.at_ms - T0 for each in known.feed([arrival([report("c")], T0, 3)], T0).changes] == [60]
@@ -630,15 +632,15 @@ def test_blocks_are_judged_no_earlier_than_those_before_them(monkeypatch):
 
 def test_what_is_usual_is_learned_as_described():
     """The running figures in plain Python: level and spread, at first by more, then by a 120th."""
-    rule = rules.Rule(name="r", level="node", when="cpu_percent_z > 1000000")
-    judge = node_rules.Judge((rule,))
-    known = node_columns.Roll(judge.wanted)
+    rule = rules.AlertRule(name="r", level="node", when="cpu_percent_z > 1000000")
+    judge = node_rules.NodeRuleEvaluator((rule,))
+    known = node_columns.NodeColumns(judge.wanted)
     dice = random.Random(2)
     level = spread = 0.0
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
-        block = blocks.Block.of(arrival(rows, T0), known, {})
+        block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
         place = known.places(block.machines)
         (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
         away = value - level
@@ -658,11 +660,11 @@ def test_what_is_usual_is_learned_as_described():
 
 
 def test_a_report_without_the_metric_teaches_nothing():
-    rule = rules.Rule(name="r", level="node", when="load_1m_z > 3")
-    judge = node_rules.Judge((rule,))
-    known = node_columns.Roll(judge.wanted)
+    rule = rules.AlertRule(name="r", level="node", when="load_1m_z > 3")
+    judge = node_rules.NodeRuleEvaluator((rule,))
+    known = node_columns.NodeColumns(judge.wanted)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
-    block = blocks.Block.of(arrival(rows, T0), known, {})
+    block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
     place = known.places(block.machines)
     scores = judge._scores(known, "load_1m", block, place, [slice(None)])
     assert np.isnan(scores).all()

@@ -27,7 +27,7 @@ def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str =
 
 
 def found(root: Path, **more) -> list[dict[str, Any]]:
-    return [row for batch in search.search(root, search.Query(**more)) for row in batch.to_pylist()]
+    return [row for batch in search.search(root, search.HistorySearch(**more)) for row in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_search_finds_what_the_predicate_says(root):
 
 
 def test_a_summary_counts_by_what_it_is_asked(root):
-    table = search.summarise(root, search.Query(), of="cpu_percent", by=("group",)).to_pylist()
+    table = search.summarise(root, search.HistorySearch(), of="cpu_percent", by=("group",)).to_pylist()
     assert table == [
         {"group": "db", "count": 15, "mean": 70.0, "min": 50.0, "max": 90.0},
         {"group": "web", "count": 15, "mean": 20.0, "min": 0.0, "max": 40.0},
@@ -73,7 +73,7 @@ def test_a_summary_counts_by_what_it_is_asked(root):
 def test_an_empty_history_has_nothing(tmp_path):
     assert found(tmp_path) == []
     assert tables.last_sequence(tmp_path) == 0
-    assert search.summarise(tmp_path, search.Query(), of="cpu_percent", by=("group",)).num_rows == 0
+    assert search.summarise(tmp_path, search.HistorySearch(), of="cpu_percent", by=("group",)).num_rows == 0
 
 
 def test_the_last_sequence_is_read_from_the_files(root):
@@ -98,7 +98,7 @@ def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(tables.Full):
+    with pytest.raises(tables.HistoryFull):
         store(root, 9, [traffic.report("x", 1, T0)])
     assert not list(root.rglob("*batch=9*/*"))
 
@@ -106,14 +106,14 @@ def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
 def test_baselines_are_taught_by_the_history(tmp_path):
     window_ms = 10_000
     for number in range(30):
-        many = rollups.Many("group", "web", T0 + number * window_ms)
+        many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(_column(50.0 + number % 3))
         rollup_rows.write([many], window_ms, tmp_path, "r", number)
     baselines = rollups.Baselines()
-    rollup_rows.teach(baselines, tmp_path, {"group"})
-    odd = rollups.Many("group", "web", T0 + 400_000)
+    rollup_rows.load_baselines(baselines, tmp_path, {"group"})
+    odd = rollups.ScopeTotals("group", "web", T0 + 400_000)
     odd.cell.fold(_column(90.0))
-    usual = rollups.Many("group", "web", T0 + 410_000)
+    usual = rollups.ScopeTotals("group", "web", T0 + 410_000)
     usual.cell.fold(_column(51.0))
     assert baselines.scores("group", "web", odd.from_ms, rollups.means(odd.cell))[0] > 10
     assert abs(baselines.scores("group", "web", usual.from_ms, rollups.means(usual.cell))[0]) < 3
@@ -152,13 +152,13 @@ def test_compaction_keeps_every_report_once(root, spark):
 def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(tmp_path):
     for batch in range(9):  # three an hour
         at_ms = T0 + batch * HOUR // 3
-        many = rollups.Many("group", "web", at_ms)
+        many = rollups.ScopeTotals("group", "web", at_ms)
         many.cell.fold(_column(batch))
         rollup_rows.write([many], 10_000, tmp_path, "r", batch)
         alert = messages.Alert(
             rule="x",
             about=f"group:{batch}",
-            level=messages.Level.INFO,
+            level=messages.Severity.INFO,
             state=messages.AlertState.FIRING,
             since_ms=at_ms,
             at_ms=at_ms,
@@ -187,7 +187,7 @@ def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(
 
 
 def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
-    many = rollups.Many("group", "web", T0)
+    many = rollups.ScopeTotals("group", "web", T0)
     many.cell.fold(_column(1.0))
     rollup_rows.write([many], 10_000, tmp_path, "r", 0)
     told = tables.compacted(tmp_path)
@@ -202,11 +202,11 @@ def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
 def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root):
     for path in (root / "nodes" / "run=r").iterdir():
         assert path.name in {"batch=0", "batch=1", "batch=2"}
-    tables.mark_done(root, "r", tables.Done(1, 7))
+    tables.mark_done(root, "r", tables.BatchMarker(1, 7))
     names = [name for name, _ in tables.whole(root, tables.NODES)]
     assert names == ["run=r/batch=0"]  # Spark may not have noted that the next one is done
     store(root, 3, [traffic.report("x", 1, T0)], run="s")
-    tables.mark_done(root, "s", tables.Done(-1, 7))
+    tables.mark_done(root, "s", tables.BatchMarker(-1, 7))
     names = [name for name, _ in tables.whole(root, tables.NODES)]
     assert names == ["run=r/batch=0", "run=r/batch=1"]
     assert tables.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2

@@ -40,7 +40,7 @@ rules:
 async def running(broker, spark, folder: Path, **more):
     rules = folder / "rules.yaml"
     rules.write_text(more.pop("rules", RULES))
-    wanted = settings.Pipeline(
+    wanted = settings.PipelineSettings(
         **{
             "trigger_s": 0.5,
             "window_s": 1.0,
@@ -52,12 +52,12 @@ async def running(broker, spark, folder: Path, **more):
         }
     )
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        places = service.Places(folder, (broker.url,))
-        one = await asyncio.to_thread(service.Service, bus, wanted, places, spark=spark)
+        places = service.PipelinePaths(folder, (broker.url,))
+        one = await asyncio.to_thread(service.PipelineService, bus, wanted, places, spark=spark)
         task = asyncio.create_task(one.run())
         try:
             async with await client.connect([broker.url], identity="ann") as user:
-                ask = pipeline_client.Client(user)
+                ask = pipeline_client.PipelineClient(user)
                 await eventually(lambda: _answers(ask), timeout_s=60)
                 yield ask
         finally:
@@ -65,7 +65,7 @@ async def running(broker, spark, folder: Path, **more):
             await task
 
 
-async def _answers(ask: pipeline_client.Client) -> bool:
+async def _answers(ask: pipeline_client.PipelineClient) -> bool:
     try:
         return bool(await ask.progress())
     except errors.Unavailable:
@@ -120,7 +120,7 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert ("group:web", "firing") in await _alerts(bus, "crowd")
 
 
-async def _alerts(bus: client.Client, rule: str) -> list[tuple[str, str]]:
+async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:
     """What was said of a rule: of whom, and what."""
     stored = [
         messages.decode(one.data, messages.Alert) async for one in (await bus.open_stream("alerts")).read(1)
@@ -141,8 +141,8 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
         await client.connect([broker.url], identity="c9") as up,
         await client.connect([broker.url], identity="edge") as sensor,
     ):
-        to_root = interpreters.Subscription("up", (monitor_protocol.ROOT,), interpreter="merge")
-        wanted = monitor_service.Settings(hold_s=0.1, beat_s=0.1, subscriptions=(to_root,))
+        to_root = interpreters.ForwardTarget("up", (monitor_protocol.ROOT,), interpreter="merge")
+        wanted = monitor_service.ChannelOptions(hold_s=0.1, beat_s=0.1, subscriptions=(to_root,))
         async with monitor_service.Channel(up, wanted) as channel:
             for row in far:
                 await sensor.publish(monitor_protocol.report("edge", "c9"), messages.encode(row))
@@ -193,7 +193,7 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
     late = [traffic.report("web-0", 3, at_ms - 3_600_000, group="web")]
     newer = traffic.body(good, schema="node-reports/9")
     table = pa.table({"machine": ["x"]}).to_batches()[0]
-    other = columns.encode(table, columns.Facts())
+    other = columns.encode(table, columns.BatchInfo())
     huge = b"x" * (columns.MAX_BATCH_BYTES // 16)
     await traffic.store(broker.url, traffic.body(good), traffic.body(future), newer, other, huge)
     (tmp_path / "full").write_text("no folder can be made below a file, as none can on a full disk")
@@ -247,12 +247,12 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
         assert progress.counts["levels-not-in-history"] > 0
 
 
-async def _late(ask: pipeline_client.Client):
+async def _late(ask: pipeline_client.PipelineClient):
     progress = await ask.progress()
     return progress if progress.counts.get("late") else None
 
 
-async def _counted(ask: pipeline_client.Client):
+async def _counted(ask: pipeline_client.PipelineClient):
     progress = await ask.progress()
     return progress if progress.total_rows >= 9 else None
 
@@ -319,16 +319,16 @@ async def _there(root: Path, wanted: int) -> bool:
     return sum(int(pq.read_metadata(path).num_rows) for path in tables.files(root, tables.NODES)) >= wanted
 
 
-async def _batch(ask: pipeline_client.Client, number: int) -> bool:
+async def _batch(ask: pipeline_client.PipelineClient, number: int) -> bool:
     progress = await ask.progress()
     return progress.batch >= number
 
 
-async def _read(ask: pipeline_client.Client, rows: int) -> bool:
+async def _read(ask: pipeline_client.PipelineClient, rows: int) -> bool:
     progress = await ask.progress()
     return progress.total_rows >= rows
 
 
-async def _counts(ask: pipeline_client.Client, reason: str):
+async def _counts(ask: pipeline_client.PipelineClient, reason: str):
     progress = await ask.progress()
     return progress if progress.counts.get(reason) else None

@@ -46,10 +46,10 @@ async def counted(bus, root) -> int:
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: there, level: node, when: cpu_percent > 5}\n")
-    options = main.Options(
+    options = main.PipelineOptions(
         folder=str(tmp_path),
         servers=(broker.url,),
-        settings=settings.Pipeline(
+        settings=settings.PipelineSettings(
             trigger_s=1.0, window_s=2.0, delay_s=2.0, shards=4, operators=("*",), rules=str(rules)
         ),
     )
@@ -61,7 +61,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
     done = asyncio.Event()
     sending = asyncio.create_task(traffic_for(broker.url, done))
     async with await client.connect([broker.url], identity="ann") as bus:
-        ask = pipeline_client.Client(bus)
+        ask = pipeline_client.PipelineClient(bus)
         for _ in range(4):
             async with await child_process.start(
                 sys.executable, "-m", "muster.pipeline.job.main", path
@@ -119,7 +119,7 @@ async def _rolled_up(root, expected: int) -> bool:
 
 async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_path):
     await traffic.store(broker.url)
-    options = main.Options(folder=str(tmp_path), servers=(broker.url,))
+    options = main.PipelineOptions(folder=str(tmp_path), servers=(broker.url,))
     path = tmp_path / "options.json"
     path.write_bytes(msgspec.json.encode(options))
     hide = tmp_path / "hide"
@@ -129,6 +129,6 @@ async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_p
     async with await child_process.start(
         sys.executable, "-m", "muster.pipeline.job.main", path, env=env
     ) as child:
-        assert await child.wait(timeout_s=60) == errors.MissingPart.exit_code
+        assert await child.wait(timeout_s=60) == errors.MissingDependency.exit_code
         assert any("everything else can" in line for line in child.lines)
         assert any("JAVA_HOME" in line for line in child.lines)

@@ -14,18 +14,18 @@ from tests.pipeline import test_history, traffic
 T0 = test_history.T0
 
 
-def pages(root: Path, asked: search.Query, limit: int) -> list[dict[str, Any]]:
+def pages(root: Path, asked: search.HistorySearch, limit: int) -> list[dict[str, Any]]:
     """All of them, one after the other, as somebody turns them."""
     found: list[dict[str, Any]] = []
-    mark: newest_first.Mark | None = None
+    mark: newest_first.PageCursor | None = None
     while True:
-        rows, mark = newest_first.page(root, asked, limit, mark)
+        rows, mark = newest_first.read_page(root, asked, limit, mark)
         assert rows.num_rows <= limit
         found += rows.to_pylist()
         if mark is None:
             return found
         assert rows.num_rows == limit
-        mark = newest_first.Mark.parse(str(mark))
+        mark = newest_first.PageCursor.parse(str(mark))
 
 
 def test_pages_hold_every_row_once_the_newest_first(tmp_path):
@@ -38,7 +38,7 @@ def test_pages_hold_every_row_once_the_newest_first(tmp_path):
     shuffled.shuffle(rows)
     for batch in range(20):
         test_history.store(tmp_path, batch, rows[batch::20])
-    asked = search.Query(columns=("machine", "sequence", "reported_at"))
+    asked = search.HistorySearch(columns=("machine", "sequence", "reported_at"))
     whole = pages(tmp_path, asked, 1000)
     assert len(whole) == 300
     times = [row["reported_at"] for row in whole]
@@ -46,19 +46,21 @@ def test_pages_hold_every_row_once_the_newest_first(tmp_path):
     assert sorted(row["sequence"] for row in whole) == list(range(1, 301))
     for limit in (37, 100, 299, 300):
         assert pages(tmp_path, asked, limit) == whole
-    some = pages(tmp_path, search.Query(where="machine = 'm3'", columns=("machine", "sequence")), 5)
+    some = pages(tmp_path, search.HistorySearch(where="machine = 'm3'", columns=("machine", "sequence")), 5)
     assert [row["machine"] for row in some] == ["m3"] * 23
-    bounded = pages(tmp_path, search.Query(from_ms=T0 + 7, to_ms=T0 + 5000, columns=("reported_at",)), 9)
+    bounded = pages(
+        tmp_path, search.HistorySearch(from_ms=T0 + 7, to_ms=T0 + 5000, columns=("reported_at",)), 9
+    )
     assert bounded == [{"reported_at": at} for at in times if T0 + 7 <= at.timestamp() * 1000 < T0 + 5000]
 
 
 def test_what_is_written_meanwhile_moves_no_page(tmp_path):
     for batch in range(10):
         test_history.store(tmp_path, batch, [traffic.report("m", batch + 1, T0 + batch * 1000)])
-    asked = search.Query(columns=("sequence",))
-    first, mark = newest_first.page(tmp_path, asked, 4)
+    asked = search.HistorySearch(columns=("sequence",))
+    first, mark = newest_first.read_page(tmp_path, asked, 4)
     test_history.store(tmp_path, 10, [traffic.report("m", 11, T0 + 60_000)])
-    second, _ = newest_first.page(tmp_path, asked, 4, mark)
+    second, _ = newest_first.read_page(tmp_path, asked, 4, mark)
     assert first.column("sequence").to_pylist() == [10, 9, 8, 7]
     assert second.column("sequence").to_pylist() == [6, 5, 4, 3]
 
@@ -69,36 +71,36 @@ def test_files_that_end_earlier_are_not_read(tmp_path, monkeypatch):
     read: list[int] = []
     scan = search.scan
 
-    def watched(some: Any, asked: search.Query) -> Any:
+    def watched(some: Any, asked: search.HistorySearch) -> Any:
         read.append(len(some.files))
         return scan(some, asked)
 
     monkeypatch.setattr(search, "scan", watched)
-    rows, _ = newest_first.page(tmp_path, search.Query(columns=("sequence",)), 5)
+    rows, _ = newest_first.read_page(tmp_path, search.HistorySearch(columns=("sequence",)), 5)
     assert rows.column("sequence").to_pylist() == [64, 63, 62, 61, 60]
     assert read == [newest_first.FILES_AT_ONCE]
 
 
 def test_other_kinds_have_an_order_too_and_nothing_has_no_pages(tmp_path):
-    assert pages(tmp_path, search.Query(), 5) == []
+    assert pages(tmp_path, search.HistorySearch(), 5) == []
     window_ms = 10_000
     for number in range(3):
-        many = rollups.Many("group", "web", T0 + number * window_ms)
+        many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(test_history._column(50.0))
         rollup_rows.write([many], window_ms, tmp_path, "r", number)
-    asked = search.Query(tables.LEVELS, "metric = 'cpu_percent'", columns=("from", "name"))
+    asked = search.HistorySearch(tables.LEVELS, "metric = 'cpu_percent'", columns=("from", "name"))
     found = pages(tmp_path, asked, 1)
     assert [int(row["from"].timestamp() * 1000) - T0 for row in found] == [20_000, 10_000, 0]
     with pytest.raises(errors.InvalidInput, match="no 'weeks'"):
-        newest_first.page(tmp_path, search.Query("weeks"), 5)
+        newest_first.read_page(tmp_path, search.HistorySearch("weeks"), 5)
 
 
 @pytest.mark.parametrize("text", ["", ".", "1", "1.", ".1", "-1.1", "1.1.1", "٣.1", "1." + "9" * 16, "a.b"])
 def test_a_mark_that_is_none_is_refused(text):
     with pytest.raises(errors.InvalidInput, match="no place in the history"):
-        newest_first.Mark.parse(text)
+        newest_first.PageCursor.parse(text)
 
 
 def test_nobody_has_all_of_the_history_held_by_a_mark():
     with pytest.raises(errors.LimitExceeded, match="of one moment"):
-        newest_first.Mark.parse(f"1.{newest_first.SHOWN_MAX + 1}")
+        newest_first.PageCursor.parse(f"1.{newest_first.SHOWN_MAX + 1}")

@@ -16,14 +16,14 @@ from muster.testing.eventually import eventually
 ALERT = messages.Alert(
     rule="hot",
     about="node:a\r\nBcc: eve@evil.example",
-    level=messages.Level.CRITICAL,
+    level=messages.Severity.CRITICAL,
     state=AlertState.FIRING,
     since_ms=1,
     at_ms=2,
     value=97.0,
     reason="node:a is hot",
 )
-NOTICE = tracker.Notice(ALERT, ("team",))
+NOTICE = tracker.AlertNotification(ALERT, ("team",))
 
 
 @contextlib.asynccontextmanager
@@ -46,8 +46,8 @@ async def serving(handle):
 
 
 @contextlib.asynccontextmanager
-async def sending(receiver: notifications.Receiver, wanted: settings.Pipeline, **more):
-    sender = notifications.Sender({"team": receiver}, wanted, **more)
+async def sending(receiver: notifications.AlertContact, wanted: settings.PipelineSettings, **more):
+    sender = notifications.AlertNotificationSender({"team": receiver}, wanted, **more)
     task = asyncio.create_task(sender.run(lambda: None))
     try:
         yield sender
@@ -69,8 +69,8 @@ async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeyp
         await writer.drain()
 
     async with serving(handle) as port:
-        receiver = notifications.Receiver(webhook=f"http://127.0.0.1:{port}/web")
-        async with sending(receiver, settings.Pipeline()) as sender:
+        receiver = notifications.AlertContact(webhook=f"http://127.0.0.1:{port}/web")
+        async with sending(receiver, settings.PipelineSettings()) as sender:
             sender.add(NOTICE)
             sender.add(NOTICE)  # once is enough
             await eventually(lambda: not sender.unsent() and sender.sent)
@@ -105,9 +105,9 @@ async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
             await writer.drain()
 
     async with serving(handle) as port:
-        wanted = settings.Pipeline(mail_server=f"127.0.0.1:{port}", mail_security="off")
+        wanted = settings.PipelineSettings(mail_server=f"127.0.0.1:{port}", mail_security="off")
         async with sending(
-            notifications.Receiver(mail=("ann@example.org",)), wanted, unsent=[NOTICE]
+            notifications.AlertContact(mail=("ann@example.org",)), wanted, unsent=[NOTICE]
         ) as sender:
             await eventually(lambda: sender.sent)
     assert any(line.startswith("Subject: [critical] firing: hot node:a") for line in said)
@@ -123,23 +123,23 @@ async def test_who_does_not_answer_is_given_up_after_some_tries(monkeypatch):
         pass
 
     async with serving(handle) as port:
-        receiver = notifications.Receiver(webhook=f"http://127.0.0.1:{port}/")
-        async with sending(receiver, settings.Pipeline()) as sender:
+        receiver = notifications.AlertContact(webhook=f"http://127.0.0.1:{port}/")
+        async with sending(receiver, settings.PipelineSettings()) as sender:
             sender.add(NOTICE)
             await eventually(lambda: sender.failed)
             await eventually(lambda: not sender.unsent())
 
 
-def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> tracker.Notice:
+def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> tracker.AlertNotification:
     alert = msgspec.structs.replace(ALERT, about=f"node:{number}", state=state)
-    return tracker.Notice(alert, receivers or ("team",))
+    return tracker.AlertNotification(alert, receivers or ("team",))
 
 
 async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(monkeypatch):
     monkeypatch.setattr(notifications, "QUEUE_MAX", 3)
     counted: list[str] = []
-    sender = notifications.Sender(
-        {"team": notifications.Receiver()}, settings.Pipeline(), count=counted.append
+    sender = notifications.AlertNotificationSender(
+        {"team": notifications.AlertContact()}, settings.PipelineSettings(), count=counted.append
     )
     for number in range(4):
         sender.add(notice(number))
@@ -152,12 +152,15 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
 
 async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
     silent, reached = asyncio.Event(), asyncio.Event()
-    sender = notifications.Sender(
-        {"silent": notifications.Receiver(webhook="silent"), "team": notifications.Receiver(webhook="team")},
-        settings.Pipeline(),
+    sender = notifications.AlertNotificationSender(
+        {
+            "silent": notifications.AlertContact(webhook="silent"),
+            "team": notifications.AlertContact(webhook="team"),
+        },
+        settings.PipelineSettings(),
     )
 
-    async def send(receiver: notifications.Receiver, _: tracker.Notice) -> None:
+    async def send(receiver: notifications.AlertContact, _: tracker.AlertNotification) -> None:
         if receiver.webhook == "silent":
             await silent.wait()
             raise RuntimeError("a fault of ours")
@@ -179,13 +182,15 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
 
 @pytest.mark.parametrize("server", ["mailhost", "mailhost:", ":25", "mailhost:x", "mailhost:70000"])
 def test_a_mail_server_without_a_port_is_refused_when_receivers_are_read(server):
-    wanted = settings.Pipeline(mail_server=server, mail_allowed=("@example.org",))
+    wanted = settings.PipelineSettings(mail_server=server, mail_allowed=("@example.org",))
     with pytest.raises(errors.InvalidInput, match="host:port"):
-        notifications.refuse_forbidden("team", notifications.Receiver(mail=("ann@example.org",)), wanted)
+        notifications.refuse_forbidden("team", notifications.AlertContact(mail=("ann@example.org",)), wanted)
 
 
 def test_mail_without_tls_stays_on_this_machine():
     with pytest.raises(errors.InvalidInput, match="loopback"):
         notifications.mail(
-            ("a@b.example",), NOTICE, settings.Pipeline(mail_server="mx.example:25", mail_security="off")
+            ("a@b.example",),
+            NOTICE,
+            settings.PipelineSettings(mail_server="mx.example:25", mail_security="off"),
         )

@@ -31,7 +31,7 @@ ADDRESSES = (IIS, "application LIKE 'Apa%' OR services CONTAINS 'cgi'", "load IS
 class World:
     """A farm whose servers come, change and go, and two who send alerts about them."""
 
-    def __init__(self, farm: client.Parties, senders: dict[str, client.Party]) -> None:
+    def __init__(self, farm: client.NotifyClient, senders: dict[str, client.ReceiverHandle]) -> None:
         self.chance = random.Random(5)
         self.farm = farm
         self.senders = senders
@@ -45,7 +45,9 @@ class World:
             "services": self.chance.choice([("docs",), ("docs", "cgi")]),
             "load": self.chance.random(),
         }
-        await self.farm.change([protocol.Join(party=name, model="WebServer", state=state, policy=POLICY)])
+        await self.farm.change(
+            [protocol.JoinReceiver(party=name, model="WebServer", state=state, policy=POLICY)]
+        )
         self.state[name] = state
 
     async def load(self, names: list[str]) -> None:
@@ -55,7 +57,7 @@ class World:
             self.state[name]["load"] = load
 
     async def leave(self, name: str) -> None:
-        await self.farm.change([protocol.Leave(party=name)])
+        await self.farm.change([protocol.LeaveReceiver(party=name)])
         del self.state[name]
 
     async def send(self, sender: str, level: int, address: str) -> None:
@@ -79,15 +81,15 @@ def _meant(state: dict[str, Any], address: str) -> bool:
 async def world(url: str) -> AsyncIterator[World]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def connect(name: str) -> bus_client.Client:
+        async def connect(name: str) -> bus_client.NatsBus:
             return await stack.enter_async_context(await bus_client.connect([url], identity=name, audit_s=0))
 
         served = await stack.enter_async_context(
             notifier.Notifier(await connect("n1"), QUICK, kernels=kernels_numpy)
         )
         await served.serving()
-        farm = await stack.enter_async_context(client.Parties(await connect("farm")))
-        control = await stack.enter_async_context(client.Parties(await connect("control")))
+        farm = await stack.enter_async_context(client.NotifyClient(await connect("farm")))
+        control = await stack.enter_async_context(client.NotifyClient(await connect("control")))
         for model in MODELS:
             await farm.define(model)
         senders = {
@@ -123,15 +125,15 @@ async def played(url: str) -> World:
         return made
 
 
-async def _decided(bus: bus_client.Client, wanted: int) -> bool:
+async def _decided(bus: bus_client.NatsBus, wanted: int) -> bool:
     stream = await bus.open_stream(protocol.STREAM_HISTORY)
     last = (await stream.state()).last_sequence
     found = 0
     async for one in stream.read(1, last) if last else _nothing():
         try:
-            messages.decode(one.data, protocol.Decided)
+            messages.decode(one.data, protocol.DecisionRecord)
             found += 1
-        except messages.UnknownKind:
+        except messages.UnknownMessageKind:
             continue
     return found == wanted
 
@@ -144,11 +146,11 @@ async def _nothing() -> AsyncIterator[Any]:
 async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(broker, spark):
     made = await played(broker.url)
     async with world(broker.url), await bus_client.connect([broker.url], identity="op") as bus:
-        words = await policy_replay.vocabulary(bus)
+        words = await policy_replay.load_vocabulary(bus)
     access = {"servers": broker.url}
 
     def ask(policy: str, **more: Any):
-        return policy_replay.notifications_of(spark, access, words, policy, **more)
+        return policy_replay.replay_notifications(spark, access, words, policy, **more)
 
     as_it_was = await asyncio.to_thread(ask, POLICY)
     wanted = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]

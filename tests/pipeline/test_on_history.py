@@ -71,7 +71,7 @@ async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tm
     await muster("up", "--detach", "--set", "channel.enabled=true", home=home)
     try:
         quick = [f"pipeline.{word}" for word in ("trigger_s=5s", "window_s=1s", "delay_s=900ms")]
-        child: child_process.Child = await start_process(
+        child: child_process.ChildProcess = await start_process(
             *driver.command_line("pipeline", "run", "--set", f"pipeline.rules={rules}"),
             *(part for word in quick for part in ("--set", word)),
             env=driver.environment(home),

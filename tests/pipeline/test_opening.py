@@ -20,7 +20,7 @@ def stored(
 
 
 def opened(*messages: api.StoredMessage, keys=(7, 9)) -> list[dict[str, Any]]:
-    return [row for batch in shard_keys.opened(messages, keys) for row in batch.to_pylist()]
+    return [row for batch in shard_keys.with_shard_key(messages, keys) for row in batch.to_pylist()]
 
 
 def groups_of(data: bytes) -> set[str]:
@@ -50,7 +50,7 @@ def test_a_message_of_one_group_passes_unopened_and_a_mixed_one_is_divided():
 def test_a_header_that_lies_is_found_out_where_the_message_is_opened():
     body = traffic.body([traffic.report("m", 1, 1, group="theirs")])
     rows = opened(stored(body, 1, **{columns.GROUP_HEADER: "mine"}))
-    watched = query.Watched(state.Fleet(state.Plan()))
+    watched = query.ShardProcessor(state.FleetState(state.FleetStatePlan()))
     assert watched.open(rows) == ([], [])
     assert watched.feed([], []).counts["forged"] == 1
 

@@ -14,7 +14,7 @@ from muster.pipeline.alerts import tracker
 from muster.pipeline.history import search
 from muster.pipeline.job import batch_commit
 
-DOWN = [tracker.Judgement("down", "group:web", True, 1000, group="web")]
+DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
 
 
 class Deaf:
@@ -24,18 +24,23 @@ class Deaf:
         raise errors.TimedOut("no acknowledgement came")
 
 
-async def opened(bus: client.Client, folder: Path) -> batch_commit.Outcomes:
+async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitter:
     rules = folder / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
-    wanted = settings.Pipeline(rules=str(rules), operators=("*",))
+    wanted = settings.PipelineSettings(rules=str(rules), operators=("*",))
     made = await asyncio.to_thread(
-        batch_commit.Outcomes, bus, wanted, history=folder / "history", run="r", memory=folder / "alerts.json"
+        batch_commit.BatchCommitter,
+        bus,
+        wanted,
+        history=folder / "history",
+        run="r",
+        memory=folder / "alerts.json",
     )
     await made.open(protocol.streams())
     return made
 
 
-async def said(bus: client.Client) -> list[tuple[str, AlertState]]:
+async def said(bus: client.NatsBus) -> list[tuple[str, AlertState]]:
     stream = await bus.open_stream(protocol.ALERTS_STREAM)
     last = (await stream.state()).last_sequence
     found = [messages.decode(one.data, messages.Alert) async for one in stream.read(1, last)] if last else []
@@ -57,7 +62,7 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
         assert await said(bus) == [("group:web", AlertState.FIRING)]
         rows = [
             row
-            for part in search.search(tmp_path / "history", search.Query("alerts"))
+            for part in search.search(tmp_path / "history", search.HistorySearch("alerts"))
             for row in part.to_pylist()
         ]
         assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]

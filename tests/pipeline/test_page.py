@@ -37,11 +37,11 @@ def test_every_reason_and_every_folder_is_named():
         query.HISTORY_LOST,
         query.HISTORY_FULL,
         query.HISTORY_FAILED,
-        query.Forged.code,
-        messages.Malformed.code,
-        messages.TooLarge.code,
-        columns.WrongSchema.code,
-        columns.WrongVersion.code,
+        query.ForgedReport.code,
+        messages.MalformedMessage.code,
+        messages.MessageTooLarge.code,
+        columns.ReportSchemaMismatch.code,
+        columns.ReportVersionMismatch.code,
     ]
     assert [reason for reason in reasons if reason not in protocol.COUNTED] == []
     assert [reason for reason in protocol.COUNTED if f"`{reason}`" not in TEXT] == []

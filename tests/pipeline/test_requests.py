@@ -16,7 +16,7 @@ from tests.pipeline import test_outcomes
 COUNT = 6_000
 
 
-def _none() -> protocol.Progress:
+def _none() -> protocol.BatchProgress:
     raise errors.Unavailable("nothing runs")
 
 
@@ -28,24 +28,28 @@ async def serving(broker, folder, operators=("*",)):
         await bus_client.connect([broker.url], identity="ann") as user,
     ):
         known = await test_outcomes.opened(bus, folder)
-        made = request_handler.Desk(known, operators, progress=_none, batches=list, stop=lambda: None)
-        async with server.Server(bus, protocol.PART, made.operations(), authorize=made.authorize):
+        made = request_handler.PipelineRequestHandler(
+            known, operators, progress=_none, batches=list, stop=lambda: None
+        )
+        async with server.RpcServer(bus, protocol.PART, made.operations(), authorize=made.authorize):
             yield known.book, user
 
 
 async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
     """Issue 13, finding 1: without pages the answer was larger than a message, and none came."""
-    down = [tracker.Judgement("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)]
+    down = [
+        tracker.RuleVerdict("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)
+    ]
     async with serving(broker, tmp_path) as (book, user):
         book.judge(down, 2000)
-        found = await client.Client(user).alerts()
+        found = await client.PipelineClient(user).alerts()
         assert [one.about for one in found] == [one.about for one in book.alerts()]
         assert len(found) == COUNT
 
 
 async def test_each_change_is_in_the_audit_whoever_sent_it(broker, tmp_path):
     async with serving(broker, tmp_path, operators=("ann",)) as (_, user):
-        ask = client.Client(user)
+        ask = client.PipelineClient(user)
         made = await ask.silence("group = 'web'", for_s=60)
         await ask.unsilence(made.id)
         with pytest.raises(errors.NotFound):

@@ -24,7 +24,7 @@ rules:
 
 def test_a_rule_is_read_as_it_is_written():
     hot, odd, absent = rules.parse(GOOD)
-    assert (hot.for_s, hot.severity, hot.notify) == (90.0, messages.Level.CRITICAL, ("web",))
+    assert (hot.for_s, hot.severity, hot.notify) == (90.0, messages.Severity.CRITICAL, ("web",))
     assert hot.say("node:a", 97.4) == "node:a is at 97 %"
     assert hot.measured == "cpu_percent"
     assert odd.names == {"cpu_percent_z"}
@@ -68,19 +68,19 @@ def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
 @pytest.mark.parametrize(
     "receiver",
     [
-        notifications.Receiver(webhook="https://evil.example/x"),
-        notifications.Receiver(webhook="https://hooks.example.evil.example/web"),
-        notifications.Receiver(webhook="https://hooks.example/web/../admin"),
-        notifications.Receiver(webhook="https://user@hooks.example/web"),
-        notifications.Receiver(webhook="http://hooks.example/web"),
-        notifications.Receiver(webhook="file:///etc/passwd"),
-        notifications.Receiver(mail=("eve@evil.example",)),
-        notifications.Receiver(mail=("ann@example.org, eve@evil.example",)),
-        notifications.Receiver(mail=("ann@example.org\nBcc: eve@evil.example",)),
+        notifications.AlertContact(webhook="https://evil.example/x"),
+        notifications.AlertContact(webhook="https://hooks.example.evil.example/web"),
+        notifications.AlertContact(webhook="https://hooks.example/web/../admin"),
+        notifications.AlertContact(webhook="https://user@hooks.example/web"),
+        notifications.AlertContact(webhook="http://hooks.example/web"),
+        notifications.AlertContact(webhook="file:///etc/passwd"),
+        notifications.AlertContact(mail=("eve@evil.example",)),
+        notifications.AlertContact(mail=("ann@example.org, eve@evil.example",)),
+        notifications.AlertContact(mail=("ann@example.org\nBcc: eve@evil.example",)),
     ],
 )
 def test_notices_go_to_allowed_addresses_only(receiver):
-    wanted = settings.Pipeline(
+    wanted = settings.PipelineSettings(
         webhooks_allowed=("https://hooks.example/web",),
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
@@ -90,10 +90,10 @@ def test_notices_go_to_allowed_addresses_only(receiver):
 
 
 def test_allowed_addresses_pass():
-    wanted = settings.Pipeline(
+    wanted = settings.PipelineSettings(
         webhooks_allowed=("https://hooks.example/web",),
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
     )
-    good = notifications.Receiver(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
+    good = notifications.AlertContact(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
     notifications.refuse_forbidden("x", good, wanted)

@@ -31,7 +31,7 @@ async def stream_of(url: str, name: str, bodies: list[bytes]) -> None:
     async with await client.connect([url], identity="test") as bus:
         stream = await bus.stream(api.StreamSettings(name, (f"{name}.>",)))
         if bodies:
-            await stream.publish_batch([api.Outgoing(f"{name}.x", body) for body in bodies])
+            await stream.publish_batch([api.OutgoingMessage(f"{name}.x", body) for body in bodies])
 
 
 def rows_of(spark, url: str, checkpoint: Path, **options: str) -> list[Any]:

@@ -24,7 +24,7 @@ def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeRepo
 
 
 def body(rows: list[messages.NodeReport], **facts) -> bytes:
-    return columns.encode(columns.to_batch(rows), columns.Facts(channel="c1", **facts))
+    return columns.encode(columns.to_batch(rows), columns.BatchInfo(channel="c1", **facts))
 
 
 def now_ms() -> int:
@@ -35,4 +35,6 @@ async def store(url: str, *bodies: bytes) -> None:
     async with await client.connect([url], identity="c1") as bus:
         stream = await bus.stream(STREAM)
         for start in range(0, len(bodies), 500):
-            await stream.publish_batch([api.Outgoing(SUBJECT, one) for one in bodies[start : start + 500]])
+            await stream.publish_batch(
+                [api.OutgoingMessage(SUBJECT, one) for one in bodies[start : start + 500]]
+            )

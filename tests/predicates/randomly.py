@@ -8,7 +8,7 @@ from typing import Any
 from muster.predicates import ast, types
 
 DOMAIN = ("docs", "cgi", "xml")
-MODEL: dict[str, types.Type] = {
+MODEL: dict[str, types.AttributeType] = {
     "s": types.STRING,
     "sender.s": types.STRING,
     "i": types.INT,
@@ -70,19 +70,19 @@ PATTERNS = [
 SIGNS: list[ast.ComparisonOperator] = ["=", "<>", "<", "<=", ">", ">="]
 
 
-def value(declared: types.Type, rng: random.Random) -> Any:
+def value(declared: types.AttributeType, rng: random.Random) -> Any:
     if rng.random() < 0.2:
         return None
     match declared.kind:
-        case types.Kind.STRING:
+        case types.ValueKind.STRING:
             return rng.choice(STRINGS)
-        case types.Kind.INT:
+        case types.ValueKind.INT:
             return rng.choice(INTS)
-        case types.Kind.FLOAT:
+        case types.ValueKind.FLOAT:
             return rng.choice(FLOATS + SPECIAL)
-        case types.Kind.BOOL:
+        case types.ValueKind.BOOL:
             return rng.random() < 0.5
-        case types.Kind.SET:
+        case types.ValueKind.SET:
             return frozenset(word for word in DOMAIN if rng.random() < 0.5)
 
 

@@ -94,7 +94,7 @@ def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: l
             assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, printer.write(meant)
             assert columnar.evaluate(meant, table).nonzero()[0].tolist() == wanted, printer.write(meant)
         truth = explanation.explain(condition, rows[0]).truth
-        assert (explanation.nearest(condition, rows[0]) == ()) is (truth is True)
+        assert (explanation.near_misses(condition, rows[0]) == ()) is (truth is True)
         assert truth is (True if 0 in true else False if 0 in false else None)
 
 
@@ -135,7 +135,7 @@ def test_normal_forms_mean_the_same(rows: list[Row], sample: list[Case]) -> None
 Engine = Callable[[list[str]], list[list[int]]]
 
 
-def agree(engine: Engine, dialect: dialects.Dialect, sample: list[Case], *, batch: int = 20) -> None:
+def agree(engine: Engine, dialect: dialects.SqlDialect, sample: list[Case], *, batch: int = 20) -> None:
     for start in range(0, len(sample), batch):
         meant: list[ast.Condition] = []
         wanted: list[list[int]] = []
@@ -220,7 +220,7 @@ def test_postgresql_agrees(rows: list[Row], sample: list[Case]) -> None:
 def calculates_reals(condition: ast.Condition) -> bool:
     return any(
         (isinstance(node, ast.Name) and node.key in ("f", "g"))
-        or (isinstance(node, ast.Literal) and node.kind is types.Kind.FLOAT)
+        or (isinstance(node, ast.Literal) and node.kind is types.ValueKind.FLOAT)
         for outer in ast.walk(condition)
         if isinstance(outer, ast.Arithmetic | ast.Unary)
         for node in ast.walk(outer)

@@ -152,7 +152,7 @@ def test_no_name_and_no_string_becomes_code() -> None:
 
 
 @pytest.mark.parametrize("dialect", [dialects.DUCKDB, dialects.SQLITE], ids=lambda dialect: dialect.name)
-def test_sql_keeps_strings_and_names_apart_from_code(dialect: dialects.Dialect) -> None:
+def test_sql_keeps_strings_and_names_apart_from_code(dialect: dialects.SqlDialect) -> None:
     evil = "x'); DROP TABLE t; -- \" ` \\ {0} %s ?"
     tree = ast.Or(
         (

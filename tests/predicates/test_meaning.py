@@ -128,10 +128,10 @@ def test_the_papers_policy() -> None:
 
 def test_of_an_or_the_part_that_lacks_least_is_told() -> None:
     condition = parser.parse("(alert AND level >= 4 AND rank >= 2) OR (command AND rank >= 3)")
-    assert [one.clause for one in explanation.nearest(condition, {"command": True, "rank": 1})] == [
+    assert [one.clause for one in explanation.near_misses(condition, {"command": True, "rank": 1})] == [
         "rank >= 3"
     ]
-    assert explanation.nearest(condition, {"command": True, "rank": 3}) == ()
+    assert explanation.near_misses(condition, {"command": True, "rank": 3}) == ()
 
 
 def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
@@ -239,7 +239,7 @@ def test_types_as_text() -> None:
         (types.set_of("a", "b"), [set(), frozenset({"a"}), None], [{"c"}, ["a"], "a", {1}]),
     ],
 )
-def test_types_accept(declared: types.Type, fits: list[Any], misfits: list[Any]) -> None:
+def test_types_accept(declared: types.AttributeType, fits: list[Any], misfits: list[Any]) -> None:
     assert all(declared.accepts(value) for value in fits)
     assert not any(declared.accepts(value) for value in misfits)
     columns.Column.of(declared, fits)

@@ -8,27 +8,27 @@ from muster.core import errors
 from muster.core.reports import columns
 from muster.simulate import fleet
 
-PLAN = fleet.Plan(machines=2500, period_s=10.0, groups=3, zones=4, seed=7)
+PLAN = fleet.FleetPlan(machines=2500, period_s=10.0, groups=3, zones=4, seed=7)
 
 
-def play(made: fleet.Fleet, tick: int = 0, at_ms: int = 1000) -> pa.Table:
+def play(made: fleet.VirtualFleet, tick: int = 0, at_ms: int = 1000) -> pa.Table:
     return pa.Table.from_batches([made.batch(slot, tick, at_ms) for slot in made.slots])
 
 
 def test_the_same_seed_gives_the_same_fleet_in_any_order_and_share():
-    whole = play(fleet.Fleet(PLAN), 5)
+    whole = play(fleet.VirtualFleet(PLAN), 5)
     assert whole.num_rows == 2500
     assert whole.schema.equals(columns.node_schema())
-    shares = [fleet.Fleet(PLAN.share(number, 2)) for number in (2, 1)]
+    shares = [fleet.VirtualFleet(PLAN.share(number, 2)) for number in (2, 1)]
     assert [one.machines for one in shares] == [1500, 1000]
     play(shares[0], 4)
     parts = pa.concat_tables([play(shares[1], 5), play(shares[0], 5)])
     assert parts.equals(whole)
-    assert not play(fleet.Fleet(fleet.Plan(machines=2500, seed=8)), 5).equals(whole)
+    assert not play(fleet.VirtualFleet(fleet.FleetPlan(machines=2500, seed=8)), 5).equals(whole)
 
 
 def test_reports_are_valid_and_load_is_correlated():
-    made = fleet.Fleet(fleet.Plan(machines=400, groups=2, zones=2, rows_per_message=200))
+    made = fleet.VirtualFleet(fleet.FleetPlan(machines=400, groups=2, zones=2, rows_per_message=200))
     rows = columns.from_batch(made.batch(made.slots[0], 3, 1_700_000_000_000))
     assert all(0 <= row.metrics["cpu_percent"] <= 100 for row in rows)
     assert len({row.machine for row in rows}) == 200
@@ -39,10 +39,10 @@ def test_reports_are_valid_and_load_is_correlated():
 
 
 def test_faults_hit_whom_they_name_while_they_last():
-    made = fleet.Fleet(PLAN)
-    made.add_fault(fleet.Fault.parse("silent zone=z1 at 20s for 10s"))
-    made.add_fault(fleet.Fault.parse("hot group=g2 at 20s"))
-    made.add_fault(fleet.Fault.parse("skewed share=0.1 at 20s"))
+    made = fleet.VirtualFleet(PLAN)
+    made.add_fault(fleet.FleetFault.parse("silent zone=z1 at 20s for 10s"))
+    made.add_fault(fleet.FleetFault.parse("hot group=g2 at 20s"))
+    made.add_fault(fleet.FleetFault.parse("skewed share=0.1 at 20s"))
     assert play(made, 1).num_rows == 2500
     during = play(made, 2)
     assert "z1" not in during["zone"].to_pylist()
@@ -55,30 +55,30 @@ def test_faults_hit_whom_they_name_while_they_last():
 
 
 def test_a_leak_grows():
-    made = fleet.Fleet(PLAN, faults=(fleet.Fault("leak", from_s=0.0),))
+    made = fleet.VirtualFleet(PLAN, faults=(fleet.FleetFault("leak", from_s=0.0),))
     means = [np.mean(play(made, tick)["memory_percent"].to_numpy()) for tick in (0, 10, 30)]
     assert means[1] - means[0] > 10
     assert means[2] > means[1]
 
 
-REALISTIC = fleet.Plan(machines=20_000, groups=1000, zones=40, seed=3, profile="realistic")
+REALISTIC = fleet.FleetPlan(machines=20_000, groups=1000, zones=40, seed=3, profile="realistic")
 
 
 @pytest.fixture(scope="module")
-def realistic_fleet() -> fleet.Fleet:
-    return fleet.Fleet(REALISTIC, boot=100)
+def realistic_fleet() -> fleet.VirtualFleet:
+    return fleet.VirtualFleet(REALISTIC, boot=100)
 
 
-def test_a_realistic_fleet_is_the_same_in_any_order_and_share(realistic_fleet: fleet.Fleet):
+def test_a_realistic_fleet_is_the_same_in_any_order_and_share(realistic_fleet: fleet.VirtualFleet):
     whole = play(realistic_fleet, 70)
-    shares = [fleet.Fleet(REALISTIC.share(number, 2), boot=100) for number in (2, 1)]
+    shares = [fleet.VirtualFleet(REALISTIC.share(number, 2), boot=100) for number in (2, 1)]
     play(shares[0], 3)
     parts = pa.concat_tables([play(shares[1], 70), play(shares[0], 70)])
     assert parts.combine_chunks().equals(whole.combine_chunks())
     assert whole.schema.equals(columns.node_schema())
 
 
-def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_fleet: fleet.Fleet):
+def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_fleet: fleet.VirtualFleet):
     table = play(realistic_fleet)
     for column, count, largest in (("group", 1000, 0.13), ("zone", 40, 0.23)):
         sizes = np.sort(np.unique(table[column].to_numpy(zero_copy_only=False), return_counts=True)[1])
@@ -89,7 +89,7 @@ def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_f
     assert len(first["group"].unique()) > 200
 
 
-def test_realistic_machines_have_20_to_50_metrics_and_counters_grow(realistic_fleet: fleet.Fleet):
+def test_realistic_machines_have_20_to_50_metrics_and_counters_grow(realistic_fleet: fleet.VirtualFleet):
     slot = realistic_fleet.slots[0]
     ticks = [
         {row.machine: row for row in columns.from_batch(realistic_fleet.batch(slot, tick, 1_700_000_000_000))}
@@ -107,7 +107,9 @@ def test_realistic_machines_have_20_to_50_metrics_and_counters_grow(realistic_fl
     assert counted > 900
 
 
-def test_realistic_machines_reboot_fall_silent_move_and_have_wrong_clocks(realistic_fleet: fleet.Fleet):
+def test_realistic_machines_reboot_fall_silent_move_and_have_wrong_clocks(
+    realistic_fleet: fleet.VirtualFleet,
+):
     """Over ten minutes: 1 % reboot, 1 % move; at any time 2 % are silent; 0.5 % of the clocks are wrong."""
     before, after = (play(realistic_fleet, tick, 1_000_000) for tick in (0, 60))
     assert all(0.97 < table.num_rows / REALISTIC.machines < 0.99 for table in (before, after))
@@ -144,4 +146,4 @@ def test_a_plan_describes_its_load():
 @pytest.mark.parametrize("text", ["", "burn", "hot hue=red", "hot share=2", "hot at never", "silent zone="])
 def test_what_is_no_fault_is_refused_with_the_list(text):
     with pytest.raises(errors.InvalidInput):
-        fleet.Fault.parse(text)
+        fleet.FleetFault.parse(text)

@@ -11,9 +11,11 @@ from muster.testing.eventually import eventually
 
 
 async def test_a_fleet_reaches_the_stream_on_time(broker):
-    plan = fleet.Plan(machines=5000, period_s=0.5)
+    plan = fleet.FleetPlan(machines=5000, period_s=0.5)
     async with await client.connect([broker.url], identity="sim", audit_s=0) as bus:
-        player = playback.Player(bus, fleet.Fleet(plan, faults=(fleet.Fault("twice", from_s=0.5),)))
+        player = playback.FleetPlayer(
+            bus, fleet.VirtualFleet(plan, faults=(fleet.FleetFault("twice", from_s=0.5),))
+        )
         await player.run(ticks=2)
         stream = await bus.open_stream(columns.REPORTS_STREAM)
         found = [columns.decode(one.data) async for one in stream.read(1)]
@@ -25,24 +27,24 @@ async def test_a_fleet_reaches_the_stream_on_time(broker):
 
 
 async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(broker):
-    plan = fleet.Plan(machines=300, period_s=0.3, prefix="sim", rows_per_message=50)
-    made = fleet.Fleet(plan, faults=(fleet.Fault("garbage", from_s=0.3),))
+    plan = fleet.FleetPlan(machines=300, period_s=0.3, prefix="sim", rows_per_message=50)
+    made = fleet.VirtualFleet(plan, faults=(fleet.FleetFault("garbage", from_s=0.3),))
     async with (
         await client.connect([broker.url], identity="c1", audit_s=0) as above,
         await client.connect([broker.url], identity="sim", audit_s=0) as bus,
-        channel_channel.Channel(above, channel_channel.Settings(hold_s=0.1)) as channel,
+        channel_channel.Channel(above, channel_channel.ChannelOptions(hold_s=0.1)) as channel,
     ):
-        player = playback.Player(bus, made, form="reports", channel="c1")
+        player = playback.FleetPlayer(bus, made, form="reports", channel="c1")
         await player.run(ticks=2)
         await eventually(lambda: channel.aggregator.received == 600)
         await eventually(lambda: channel.forwarded == 300)
         await eventually(lambda: channel.dropped == {"malformed": 300})
         with pytest.raises(errors.InvalidInput):
-            playback.Player(above, made, form="reports", channel="c1")
+            playback.FleetPlayer(above, made, form="reports", channel="c1")
 
 
 @pytest.mark.parametrize("profile", ["plain", "realistic"])
 def test_single_reports_are_those_of_the_batch(profile):
-    made = fleet.Fleet(fleet.Plan(machines=500, profile=profile))
+    made = fleet.VirtualFleet(fleet.FleetPlan(machines=500, profile=profile))
     batch = made.batch(made.slots[0], 2, 1_700_000_000_000)
     assert list(playback._rows(batch)) == columns.from_batch(batch)

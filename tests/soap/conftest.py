@@ -12,7 +12,7 @@ from muster.core.telemetry import metrics
 from muster.gateways.soap import asgi, endpoint, envelope, faults
 from muster.gateways.soap import server as soap_server
 
-NS = xml.Namespace("urn:echo")
+NS = xml.XmlNamespace("urn:echo")
 
 
 class Echo:
@@ -20,32 +20,32 @@ class Echo:
 
     def __init__(self) -> None:
         self.measure = metrics.Metrics()
-        self.calls: list[endpoint.Call] = []
+        self.calls: list[endpoint.SoapRequest] = []
         self.called = asyncio.Event()
-        self.door = endpoint.Door(
+        self.door = endpoint.SoapEndpoint(
             name="echo",
             handle=self.handle,
             authenticate=self.authenticate,
             is_open=lambda message: message.first is not None and message.first.name == NS("Open"),
             prefixes={NS: "e"},
             documents={"wsdl": lambda location: f"<wsdl at='{location}'/>".encode()},
-            limits=xml.Limits(bytes=20_000),
+            limits=xml.XmlLimits(bytes=20_000),
             timeout_s=0.2,
             measure=self.measure,
         )
-        self.application = asgi.Application({"/echo": self.door})
+        self.application = asgi.SoapApplication({"/echo": self.door})
 
-    async def authenticate(self, name: str, password: str, _: str) -> endpoint.Caller:
+    async def authenticate(self, name: str, password: str, _: str) -> endpoint.SoapCaller:
         if (name, password) != ("ann", "sesäm"):
             raise errors.Unauthorized("wrong name or password")
-        return endpoint.Caller(name, "user")
+        return endpoint.SoapCaller(name, "user")
 
-    async def handle(self, call: endpoint.Call) -> endpoint.Answer:
+    async def handle(self, call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         self.calls.append(call)
         self.called.set()
         asked = call.envelope.first
         if asked is None:
-            return endpoint.Answer()
+            return endpoint.SoapResponse()
         match asked.local:
             case "Missing":
                 raise errors.NotFound("no such thing", hint="look elsewhere")
@@ -54,13 +54,16 @@ class Echo:
             case "Hang":
                 await asyncio.Event().wait()
             case "Fault":
-                raise faults.Fault(
-                    faults.Code.SENDER, "no", subcode=NS("Denied"), details=[xml.Element(NS("why"), "so")]
+                raise faults.SoapFault(
+                    faults.SoapFaultCode.SENDER,
+                    "no",
+                    subcode=NS("Denied"),
+                    details=[xml.XmlElement(NS("why"), "so")],
                 )
             case "Long":
-                return endpoint.Answer([xml.Element(NS("a"), "x" * 5000)], bytes_max=4000)
-        headers = [xml.Element(NS("caller"), call.caller.name)] if call.caller else []
-        return endpoint.Answer([asked], headers)
+                return endpoint.SoapResponse([xml.XmlElement(NS("a"), "x" * 5000)], bytes_max=4000)
+        headers = [xml.XmlElement(NS("caller"), call.caller.name)] if call.caller else []
+        return endpoint.SoapResponse([asked], headers)
 
     def counted(self, reason: str) -> bool:
         text = self.measure.exposition("")[1].decode()
@@ -68,7 +71,7 @@ class Echo:
 
 
 def message(
-    body: str = "<e:Hello/>", headers: str = "", version: envelope.Version = envelope.Version.V12
+    body: str = "<e:Hello/>", headers: str = "", version: envelope.SoapVersion = envelope.SoapVersion.V12
 ) -> bytes:
     return (
         f'<s:Envelope xmlns:s="{version.value}" xmlns:e="{NS}"><s:Header>{headers}</s:Header>'
@@ -83,12 +86,12 @@ def echo() -> Echo:
 
 @pytest.fixture
 async def url(echo):
-    async with soap_server.Server(echo.application) as server:
+    async with soap_server.SoapServer(echo.application) as server:
         yield f"{server.url}/echo"
 
 
-def request(body: bytes, **changes: Any) -> endpoint.Request:
-    made = endpoint.Request(
+def request(body: bytes, **changes: Any) -> endpoint.SoapHttpRequest:
+    made = endpoint.SoapHttpRequest(
         "POST",
         "/echo",
         headers={"content-type": "application/soap+xml", "authorization": "Basic YW5uOnNlc8OkbQ=="},

@@ -11,10 +11,10 @@ from muster.gateways.soap import addressing, envelope, faults
 from tests.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
-V11, V12 = envelope.Version.V11, envelope.Version.V12
+V11, V12 = envelope.SoapVersion.V11, envelope.SoapVersion.V12
 
 
-def body(response) -> xml.Element:
+def body(response) -> xml.XmlElement:
     return envelope.read(xml.parse(response.body)).body[0]
 
 
@@ -39,7 +39,7 @@ async def test_the_answer_has_the_version_of_the_question(echo, version):
     assert (response.status, response.content_type) == (200, version.content_type)
     found = envelope.read(xml.parse(response.body))
     assert found.version is version
-    assert found.body[0] == xml.Element(NS("Hello"), "ä")
+    assert found.body[0] == xml.XmlElement(NS("Hello"), "ä")
     assert found.headers[0].text == "ann"
 
 

@@ -58,28 +58,28 @@ def test_prefixes_in_scope_are_bounded():
 
 def test_writing_stops_at_its_bound():
     root = xml.parse(f"<a {declarations(0, 60)}>{'<b/>' * 10_000}</a>".encode())
-    echoed = xml.Element("all", *root.children)
+    echoed = xml.XmlElement("all", *root.children)
     with pytest.raises(errors.LimitExceeded):
         xml.write(echoed, bytes_max=8192)
-    assert len(xml.write(xml.Element("a", "x" * 100), bytes_max=110)) <= 110
+    assert len(xml.write(xml.XmlElement("a", "x" * 100), bytes_max=110)) <= 110
     with pytest.raises(errors.LimitExceeded):
-        xml.write(xml.Element("a", "ä" * 100), bytes_max=110)
+        xml.write(xml.XmlElement("a", "ä" * 100), bytes_max=110)
 
 
 @pytest.mark.parametrize("count", [3, 20_000])
 async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count: int):
     wsa = addressing.WSA05
     data = (
-        f'<s:Envelope xmlns:s="{envelope.Version.V12.value}" {declarations(0, 60)}>'
+        f'<s:Envelope xmlns:s="{envelope.SoapVersion.V12.value}" {declarations(0, 60)}>'
         f'<s:Header xmlns:w="{wsa}" {declarations(60, 60)}><w:ReplyTo><w:Address>{wsa}/anonymous</w:Address>'
         f"<w:ReferenceParameters>{'<p1:a/>' * count}</w:ReferenceParameters></w:ReplyTo></s:Header>"
         f'<s:Body><e:Fault xmlns:e="{NS}"/></s:Body></s:Envelope>'
     ).encode()
 
-    def fault_headers(call: endpoint.Call | None, _: object) -> list[xml.Element]:
+    def fault_headers(call: endpoint.SoapRequest | None, _: object) -> list[xml.XmlElement]:
         return call.addressing.reply_headers("f", fault=True) if call and call.addressing else []
 
-    echo.door.limits, echo.door.fault_headers = xml.Limits(), fault_headers
+    echo.door.limits, echo.door.fault_headers = xml.XmlLimits(), fault_headers
     answer = await echo.door.respond(request(data))
     assert answer.status == 400
     assert len(answer.body) < 10_000
@@ -109,7 +109,7 @@ async def test_a_wrong_password_is_refused_before_the_message_is_read(echo: Echo
 
 
 async def test_a_client_without_a_login_may_send_little(echo: Echo, url: str):
-    echo.door.limits, echo.door.anonymous = xml.Limits(), xml.Limits(bytes=2000, elements=20)
+    echo.door.limits, echo.door.anonymous = xml.XmlLimits(), xml.XmlLimits(bytes=2000, elements=20)
     async with httpx.AsyncClient(headers={"content-type": "text/xml"}) as client:
         assert (await client.post(url, content=message("<e:Open/>"))).status_code == 200
         long = await client.post(url, content=message(f"<e:Open>{'x' * 2000}</e:Open>"))
@@ -122,12 +122,12 @@ async def test_a_client_without_a_login_may_send_little(echo: Echo, url: str):
 
 async def test_clients_without_a_login_have_a_budget(echo: Echo):
     now_s, cost = [0.0], client_budget.MESSAGE_BYTES_MIN
-    budgets = client_budget.Budgets(
-        client_budget.Budget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
+    budgets = client_budget.ClientBudgets(
+        client_budget.ClientBudget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
         clock=lambda: now_s[0],
     )
-    application = asgi.Application({"/echo": echo.door}, budgets=budgets)
-    async with soap_server.Server(application) as server, httpx.AsyncClient() as client:
+    application = asgi.SoapApplication({"/echo": echo.door}, budgets=budgets)
+    async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as client:
 
         async def post(**headers: str) -> httpx.Response:
             given = {"content-type": "text/xml", **headers}
@@ -140,7 +140,7 @@ async def test_clients_without_a_login_have_a_budget(echo: Echo):
 
 
 def test_requests_under_way_are_bounded_for_each_client():
-    budgets = client_budget.Budgets(client_budget.Budget(requests=2))
+    budgets = client_budget.ClientBudgets(client_budget.ClientBudget(requests=2))
     with budgets.request("10.0.0.1"), budgets.request("10.0.0.1"):
         with pytest.raises(errors.Overloaded), budgets.request("10.0.0.1"):
             pass
@@ -150,11 +150,11 @@ def test_requests_under_way_are_bounded_for_each_client():
 
 
 async def test_a_long_message_is_parsed_off_the_loop(echo: Echo, monkeypatch: pytest.MonkeyPatch):
-    echo.door.limits = xml.Limits(bytes=2 << 20)
+    echo.door.limits = xml.XmlLimits(bytes=2 << 20)
     threads: list[bool] = []
     parse = xml.parse
 
-    def noted(data: bytes, limits: xml.Limits | None = None) -> xml.Element:
+    def noted(data: bytes, limits: xml.XmlLimits | None = None) -> xml.XmlElement:
         try:
             asyncio.get_running_loop()
             threads.append(False)
@@ -192,10 +192,10 @@ async def test_an_ambiguous_request_ends_the_connection(url: str, start: bytes):
 
 @pytest.mark.may_block(reason="certificates are files")
 async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
-    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority = certificates.CertificateStore.create(tmp_path / "ca", "test", lifetime_s=3600)
     authority.ensure("door", ["127.0.0.1"])
     pem = str(authority.pair("door").path)
-    made = soap_server.Server(echo.application, certificate=pem, key=pem, connections_max=4)
+    made = soap_server.SoapServer(echo.application, certificate=pem, key=pem, connections_max=4)
     async with made as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(12)]
         await eventually.eventually(
@@ -211,7 +211,7 @@ async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
 
 
 async def test_one_address_cannot_take_all_connections(echo: Echo):
-    async with soap_server.Server(echo.application, connections_max=4, of_address_max=2) as server:
+    async with soap_server.SoapServer(echo.application, connections_max=4, of_address_max=2) as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
         await eventually.eventually(
             lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 3
@@ -227,7 +227,7 @@ async def test_one_address_cannot_take_all_connections(echo: Echo):
 
 
 async def test_a_proxy_connects_for_all_clients(echo: Echo):
-    made = soap_server.Server(echo.application, connections_max=4, of_address_max=1, behind_proxy=True)
+    made = soap_server.SoapServer(echo.application, connections_max=4, of_address_max=1, behind_proxy=True)
     async with made as server:
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
         await eventually.eventually(lambda: len(server._server.open) == 3)
@@ -239,7 +239,7 @@ async def test_a_proxy_connects_for_all_clients(echo: Echo):
 async def test_an_answer_that_is_not_read_ends_the_connection(echo: Echo, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(asgi_server, "WRITE_TIMEOUT_S", 0.1)
     echo.door.documents = {"wsdl": lambda _: b"x" * 8_000_000}
-    async with soap_server.Server(echo.application) as server:
+    async with soap_server.SoapServer(echo.application) as server:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)

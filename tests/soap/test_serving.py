@@ -74,8 +74,8 @@ async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(ec
 
 
 async def test_no_more_at_once_than_were_allowed(echo):
-    application = asgi.Application({"/echo": echo.door}, concurrent_max=1)
-    async with soap_server.Server(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
+    application = asgi.SoapApplication({"/echo": echo.door}, concurrent_max=1)
+    async with soap_server.SoapServer(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
         url = f"{server.url}/echo"
         first = asyncio.create_task(client.post(url, content=message("<e:Hang/>")))
         await echo.called.wait()
@@ -86,24 +86,24 @@ async def test_no_more_at_once_than_were_allowed(echo):
 
 async def test_a_port_that_is_taken_is_told(echo, url):
     with pytest.raises(errors.Unavailable, match="cannot serve on"):
-        await soap_server.Server(echo.application, port=httpx.URL(url).port or 0).start()
+        await soap_server.SoapServer(echo.application, port=httpx.URL(url).port or 0).start()
 
 
 @pytest.mark.may_block(reason="certificates are files")
 async def test_over_tls(echo, tmp_path):
-    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority = certificates.CertificateStore.create(tmp_path / "ca", "test", lifetime_s=3600)
     authority.ensure("door", ["127.0.0.1"])
     pem = str(authority.pair("door").path)
     believed = ssl.create_default_context(cafile=str(authority.bundle))
     async with (
-        soap_server.Server(echo.application, certificate=pem, key=pem) as server,
+        soap_server.SoapServer(echo.application, certificate=pem, key=pem) as server,
         httpx.AsyncClient(headers=HEADERS, verify=believed) as client,
     ):
         assert server.url.startswith("https://")
         assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
         assert (await client.get(f"{server.url}/echo?wsdl")).text == f"<wsdl at='{server.url}/echo'/>"
     with pytest.raises(errors.Unavailable, match="cannot serve"):
-        await soap_server.Server(echo.application, certificate=str(tmp_path / "none.pem")).start()
+        await soap_server.SoapServer(echo.application, certificate=str(tmp_path / "none.pem")).start()
 
 
 async def test_mounted_in_a_web_application(echo):

@@ -44,7 +44,7 @@ def test_a_duration_is_read_as_it_was_written(milliseconds):
 
 
 def test_moments():
-    assert xsd_types.moment(0) == "1970-01-01T00:00:00.000Z"
+    assert xsd_types.format_datetime(0) == "1970-01-01T00:00:00.000Z"
     assert xsd_types.parse_until_s("1970-01-01T00:01:00Z", 20.0) == 40
     assert xsd_types.parse_until_s("1970-01-01T01:00:00+01:00", 0.0) == 0
     assert xsd_types.parse_until_s("PT3S", 20.0) == 3
@@ -89,7 +89,7 @@ def test_an_address_on_the_list_may_be_called(url):
     ],
 )
 def test_any_other_may_not(url):
-    with pytest.raises((callbacks.NotAllowed, errors.InvalidInput)):
+    with pytest.raises((callbacks.CallbackNotAllowed, errors.InvalidInput)):
         callbacks.check(url, ALLOWED)
 
 
@@ -106,5 +106,5 @@ def test_what_could_not_be_called_is_refused_as_such(url):
 @given(st.text(max_size=60))
 def test_no_text_breaks_the_check(url):
     for one in (url, f"http://{url}", f"http://127.0.0.1:9000/events{url}"):
-        with contextlib.suppress(errors.InvalidInput, callbacks.NotAllowed):
+        with contextlib.suppress(errors.InvalidInput, callbacks.CallbackNotAllowed):
             callbacks.check(one, ALLOWED)

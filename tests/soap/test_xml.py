@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from muster.core import errors
 from muster.core.formats import xml
 
-NS = xml.Namespace("urn:a")
-OTHER = xml.Namespace("urn:b")
+NS = xml.XmlNamespace("urn:a")
+OTHER = xml.XmlNamespace("urn:b")
 
 
 def refused(data: bytes, **limits: int) -> str:
     with pytest.raises(errors.MusterError) as caught:
-        xml.parse(data, xml.Limits(**limits))
-    assert isinstance(caught.value, xml.Malformed | errors.LimitExceeded)
-    return caught.value.reason if isinstance(caught.value, xml.Malformed) else caught.value.code
+        xml.parse(data, xml.XmlLimits(**limits))
+    assert isinstance(caught.value, xml.MalformedXml | errors.LimitExceeded)
+    return caught.value.reason if isinstance(caught.value, xml.MalformedXml) else caught.value.code
 
 
 BOMB = b"""<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">%s]><l>&j;</l>""" % b"".join(
@@ -54,7 +54,7 @@ def test_each_bound_is_kept():
     declared = b" ".join(b'xmlns:x%d="urn:%d"' % (n, n) for n in range(65))
     assert refused(b"<a " + declared + b"/>") == "limit-exceeded"
     assert refused(b"<a>" + b"x" * 100 + b"</a>", bytes=100) == "limit-exceeded"
-    assert xml.parse(b"<r>" + b"<a/>" * 99 + b"</r>", xml.Limits(elements=100)).local == "r"
+    assert xml.parse(b"<r>" + b"<a/>" * 99 + b"</r>", xml.XmlLimits(elements=100)).local == "r"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,9 @@ def test_names_and_scopes():
 
 
 def test_prefixes_are_as_asked_for_and_stand_at_the_root():
-    made = xml.Element(NS("a"), xml.Element(OTHER("b"), xml.QName("{urn:c}d")), xml.Element(OTHER("b")))
+    made = xml.XmlElement(
+        NS("a"), xml.XmlElement(OTHER("b"), xml.QName("{urn:c}d")), xml.XmlElement(OTHER("b"))
+    )
     data = xml.write(made, {"urn:a": "s", "urn:b": "wsa", "urn:unused": "u"})
     assert data == (
         b'<s:a xmlns:s="urn:a" xmlns:wsa="urn:b"><wsa:b xmlns:ns1="urn:c">ns1:d</wsa:b><wsa:b/></s:a>'
@@ -111,7 +113,7 @@ def test_prefixes_are_as_asked_for_and_stand_at_the_root():
 
 def test_what_was_read_keeps_its_prefixes_inside_what_is_written():
     part = xml.parse(b'<s:x xmlns:s="urn:mine" xmlns:t="urn:t" k="t:v"><s:y>t:z</s:y></s:x>')
-    data = xml.write(xml.Element(NS("a"), part), {"urn:a": "s"})
+    data = xml.write(xml.XmlElement(NS("a"), part), {"urn:a": "s"})
     found = xml.parse(data).children[0]
     assert found == part
     assert (found.namespaces or {})["t"] == "urn:t"
@@ -119,7 +121,7 @@ def test_what_was_read_keeps_its_prefixes_inside_what_is_written():
 
 
 def test_characters_that_xml_cannot_hold_do_not_break_it():
-    assert xml.parse(xml.write(xml.Element("a", "x\x00\x1b[1m\ud800"))).text == "x\ufffd\ufffd[1m\ufffd"
+    assert xml.parse(xml.write(xml.XmlElement("a", "x\x00\x1b[1m\ud800"))).text == "x\ufffd\ufffd[1m\ufffd"
 
 
 names = st.builds(
@@ -132,22 +134,22 @@ texts = st.text(
 ).filter(lambda text: not any(ord(c) < 32 and c not in "\t\n\r" for c in text))
 
 
-def elements() -> st.SearchStrategy[xml.Element]:
-    def make(children: st.SearchStrategy[xml.Element]) -> st.SearchStrategy[xml.Element]:
+def elements() -> st.SearchStrategy[xml.XmlElement]:
+    def make(children: st.SearchStrategy[xml.XmlElement]) -> st.SearchStrategy[xml.XmlElement]:
         content = st.lists(st.one_of(texts, children), max_size=4).map(joined)
         return st.builds(
-            lambda name, attributes, content: xml.Element(name, *content, attributes=attributes),
+            lambda name, attributes, content: xml.XmlElement(name, *content, attributes=attributes),
             names,
             st.dictionaries(names, texts, max_size=3),
             content,
         )
 
-    return st.recursive(st.builds(xml.Element, names), make, max_leaves=8)
+    return st.recursive(st.builds(xml.XmlElement, names), make, max_leaves=8)
 
 
-def joined(content: list[str | xml.Element]) -> list[str | xml.Element]:
+def joined(content: list[str | xml.XmlElement]) -> list[str | xml.XmlElement]:
     """Two texts in a row are one when they are read."""
-    found: list[str | xml.Element] = []
+    found: list[str | xml.XmlElement] = []
     for one in content:
         if isinstance(one, str) and found and isinstance(found[-1], str):
             found[-1] += one
@@ -169,7 +171,7 @@ def test_what_is_written_is_read_back_the_same(element, prefixes):
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
-    with contextlib.suppress(xml.Malformed, errors.LimitExceeded):
+    with contextlib.suppress(xml.MalformedXml, errors.LimitExceeded):
         xml.parse(data)
 
 
@@ -181,6 +183,6 @@ def test_any_bytes_are_read_or_refused(data):
 def test_shards_of_xml_are_read_or_refused(text):
     try:
         root = xml.parse(text.encode())
-    except (xml.Malformed, errors.LimitExceeded):
+    except (xml.MalformedXml, errors.LimitExceeded):
         return
     assert xml.parse(xml.write(root)) == root

@@ -25,15 +25,15 @@ class Place:
 
     url: str
     password: str | None
-    settings: api.Settings
+    settings: api.StoreOptions
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Place:
     if request.param == "sqlite":
-        return Place(f"sqlite:{tmp_path}/store.db", None, api.Settings())
+        return Place(f"sqlite:{tmp_path}/store.db", None, api.StoreOptions())
     server = request.getfixturevalue("postgres_server")
-    return Place(server.url, server.password, api.Settings(namespace=f"t_{secrets.token_hex(6)}"))
+    return Place(server.url, server.password, api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}"))
 
 
 @pytest.fixture

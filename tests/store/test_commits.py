@@ -12,13 +12,13 @@ PLACES = [(collection, key) for collection in ("a", commit_plan.FENCES) for key 
 RECORD_BYTES_MAX = 600
 
 writes = st.builds(
-    commit_plan.Write,
+    commit_plan.RecordWrite,
     value=st.none() | st.binary(max_size=120),
     expected_version=st.none() | st.integers(0, 6),
     epoch=st.none() | st.integers(0, 3),
 )
 ranges = st.builds(
-    commit_plan.Range,
+    commit_plan.KeyRange,
     st.sampled_from(["a", "b"]),
     st.sampled_from([b"", b"k", b"l"]),
     st.none() | st.sampled_from([b"l", b"m"]),
@@ -39,15 +39,15 @@ class Tables:
     """What an engine does with a plan, in memory."""
 
     def __init__(self, history_changes_max: int) -> None:
-        self.limits = commit_plan.Limits(RECORD_BYTES_MAX, history_changes_max)
-        self.head = commit_plan.Head()
-        self.records: dict[commit_plan.Place, commit_plan.Put] = {}
-        self.feed: dict[int, commit_plan.Change] = {}
+        self.limits = commit_plan.CommitLimits(RECORD_BYTES_MAX, history_changes_max)
+        self.head = commit_plan.StoreHead()
+        self.records: dict[commit_plan.Place, commit_plan.RecordPut] = {}
+        self.feed: dict[int, commit_plan.FeedRow] = {}
 
     def commit(self, batch: list[commit_plan.Commit]) -> list[int | errors.MusterError]:
         oldest = commit_plan.oldest_snapshot(batch)
         stored = {
-            place: commit_plan.Stored(put.version, put.position, put.epoch, len(put.value))
+            place: commit_plan.RecordVersion(put.version, put.position, put.epoch, len(put.value))
             for place, put in self.records.items()
             if place in commit_plan.touched(batch)
         }
@@ -65,7 +65,7 @@ class Tables:
         self.feed |= {change.position: change for change in plan.changes}
         gone = [self.feed.pop(position) for position in list(self.feed) if position <= plan.head.trimmed]
         freed = sum(len(change.value or b"") for change in gone)
-        self.head = commit_plan.Head(
+        self.head = commit_plan.StoreHead(
             plan.head.position, plan.head.trimmed, plan.head.record_bytes, plan.head.history_bytes - freed
         )
         return plan.outcomes

@@ -11,7 +11,7 @@ from muster.core import errors
 from muster.store import api, database, transactions
 
 
-def keys(records: Iterable[api.Record | api.Change]) -> list[str]:
+def keys(records: Iterable[api.StoreRecord | api.StoreChange]) -> list[str]:
     return [record.key for record in records]
 
 
@@ -29,8 +29,8 @@ async def test_what_was_put_is_there_with_the_commit_s_version(store):
     async with store.transaction() as tx:
         tx.put("a", "k", b"1")
         tx.put("a", "l", b"2", epoch=3)
-    assert await store.get("a", "k") == api.Record("k", b"1", tx.version, 0)
-    assert await store.get("a", "l") == api.Record("l", b"2", tx.version, 3)
+    assert await store.get("a", "k") == api.StoreRecord("k", b"1", tx.version, 0)
+    assert await store.get("a", "l") == api.StoreRecord("l", b"2", tx.version, 3)
     assert await store.get("b", "k") is None
 
 
@@ -52,7 +52,7 @@ async def test_it_is_there_after_a_restart(reopen):
     version = await first.put("a", "k", b"\0\xff", epoch=2)
     await first.close()
     second = await reopen()
-    assert await second.get("a", "k") == api.Record("k", b"\0\xff", version, 2)
+    assert await second.get("a", "k") == api.StoreRecord("k", b"\0\xff", version, 2)
     assert await second.version() == version
     assert second.identity == first.identity
 
@@ -125,7 +125,7 @@ async def test_a_write_without_an_epoch_keeps_the_mark(store):
     await store.put("a", "k", b"2")
     with pytest.raises(errors.StaleEpoch):
         await store.put("a", "k", b"3", epoch=4)
-    assert await store.get("a", "k") == api.Record("k", b"2", await store.version(), 5)
+    assert await store.get("a", "k") == api.StoreRecord("k", b"2", await store.version(), 5)
 
 
 async def test_a_fence_protects_what_the_new_holder_never_touched(store):
@@ -206,7 +206,7 @@ async def test_a_snapshot_loads_all_of_one_moment(store):
             assert len(page) <= 30
             loaded += page
             await write(store, ("a", "5", b"new"), ("a", "99", b"new"), ("a", f"new{len(loaded)}", b"new"))
-        assert [page async for page in moment.load("b")] == [[api.Record("other", b"", 101)]]
+        assert [page async for page in moment.load("b")] == [[api.StoreRecord("other", b"", 101)]]
         assert [page async for page in moment.load("nothing")] == []
     assert sorted(keys(loaded)) == sorted(str(i) for i in range(100) if i != 5)
     assert {record.value for record in loaded} == {b"old"}
@@ -266,7 +266,7 @@ async def overtaken(
 
     try:
         await run()
-    except api.Overtaken:
+    except api.TransactionConflict:
         return True
     return False
 
@@ -309,7 +309,7 @@ async def test_transact_gives_up_in_the_end(store):
         await store.put("a", "k", b"")
         tx.put("a", "other", b"")
 
-    with pytest.raises(api.Overtaken):
+    with pytest.raises(api.TransactionConflict):
         await store.transact(always_late, attempts=3)
 
 

@@ -21,14 +21,14 @@ async def test_every_change_with_its_value_even_if_overwritten_or_deleted_since(
     page = await store.changes(0)
     assert page.position == fourth
     assert page.changes == [
-        api.Change(1, first.version, "a", "k", b"1", 4),
-        api.Change(2, first.version, "b", "l", b"2", 0),
-        api.Change(second, second, "a", "k", b"3", 4),
-        api.Change(third, third, "a", "k", None, 4),
-        api.Change(fourth, fourth, "a", "k", b"5", 0),
+        api.StoreChange(1, first.version, "a", "k", b"1", 4),
+        api.StoreChange(2, first.version, "b", "l", b"2", 0),
+        api.StoreChange(second, second, "a", "k", b"3", 4),
+        api.StoreChange(third, third, "a", "k", None, 4),
+        api.StoreChange(fourth, fourth, "a", "k", b"5", 0),
     ]
     assert (await store.changes(second)).changes == page.changes[3:]
-    assert (await store.changes(fourth)) == api.Changes([], fourth)
+    assert (await store.changes(fourth)) == api.ChangePage([], fourth)
 
 
 async def test_values_overwritten_within_one_batch_are_kept(store):
@@ -56,7 +56,7 @@ async def test_a_reader_too_far_behind_is_told(reopen):
     store = await reopen(history_changes_max=10)
     for i in range(15):
         await store.put("a", str(i), b"")
-    with pytest.raises(api.Trimmed) as caught:
+    with pytest.raises(api.FeedTrimmed) as caught:
         await store.changes(4)
     assert caught.value.version == 15
     assert [change.key for change in (await store.changes(5)).changes] == [str(i) for i in range(5, 15)]
@@ -71,7 +71,7 @@ async def test_old_values_are_trimmed_by_their_bytes(reopen):
         await store.put("a", "k", b"x" * 1_000)
     statistics = await store.statistics()
     assert statistics.history_bytes <= 5_000
-    with pytest.raises(api.Trimmed):
+    with pytest.raises(api.FeedTrimmed):
         await store.changes(0)
     assert (await store.changes(39)).changes[0].value == b"x" * 1_000
 
@@ -86,7 +86,7 @@ async def test_a_transaction_slower_than_the_history_is_overtaken(reopen):
                 await store.put("b", str(i), b"")
             tx.put("a", "k", b"")
 
-    with pytest.raises(api.Overtaken):
+    with pytest.raises(api.TransactionConflict):
         await slow()
 
 
@@ -154,7 +154,7 @@ async def test_a_polling_reader_misses_nothing_while_several_processes_write(reo
             written.update((f"{name}-{i}", f"{name}-{i}-too"))
 
     done = asyncio.gather(*(write(store, f"{i}-{j}") for i, store in enumerate(stores) for j in range(2)))
-    seen: list[api.Change] = []
+    seen: list[api.StoreChange] = []
     position = 0
     while not done.done() or position < await reader.version():
         page = await reader.changes(position, limit=7)

@@ -30,7 +30,7 @@ class Model(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.collection = f"c{next(_numbers)}"
-        self.records: dict[str, api.Record] = {}
+        self.records: dict[str, api.StoreRecord] = {}
         self.feed: list[tuple[str, bytes | None]] = []
         self.position = self.runner.run(self.store.version())
 
@@ -64,7 +64,7 @@ class Model(stateful.RuleBasedStateMachine):
             old = self.records.pop(key, None)
             if value is not None:
                 mark = epoch if epoch is not None else old.epoch if old else 0
-                self.records[key] = api.Record(key, value, version, mark)
+                self.records[key] = api.StoreRecord(key, value, version, mark)
             if value is not None or old is not None:
                 self.feed.append((key, value))
 

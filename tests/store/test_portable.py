@@ -47,9 +47,9 @@ async def check(store: database.Store) -> None:
 def other(place: Place, postgres_server, tmp_path) -> Place:
     """A new store on the other engine."""
     if place.url.startswith("sqlite"):
-        settings = api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        settings = api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
         return Place(postgres_server.url, postgres_server.password, settings)
-    return Place(f"sqlite:{tmp_path}/other.db", None, api.Settings())
+    return Place(f"sqlite:{tmp_path}/other.db", None, api.StoreOptions())
 
 
 async def restore(path: pathlib.Path, place: Place) -> int:
@@ -149,7 +149,7 @@ async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stor
     ]
     for content in bad:
         path.write_bytes(content)
-        with pytest.raises(api.Corrupt, match="backup"):
+        with pytest.raises(api.StoreCorrupt, match="backup"):
             await restore(path, other)
     for line in (
         b'{"c":"_unfinished","k":"x","v":""}',
@@ -161,7 +161,7 @@ async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stor
         forged = lines[0] + line + b"\n"
         last = b'{"records":1,"sha256":"%s"}\n' % hashlib.sha256(forged).hexdigest().encode()
         path.write_bytes(forged + last)
-        with pytest.raises((errors.InvalidInput, api.Corrupt)):
+        with pytest.raises((errors.InvalidInput, api.StoreCorrupt)):
             await restore(path, other)
     with pytest.raises(errors.NotFound):
         await restore(tmp_path / "nowhere", other)
@@ -192,7 +192,7 @@ async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
         patch.setattr(database.Store, "write", none_afterwards)
         with pytest.raises(errors.LimitExceeded):
             await backup.restore(other.url, path, settings=tight, password=other.password)
-    with pytest.raises(api.Corrupt, match="did not finish"):
+    with pytest.raises(api.StoreCorrupt, match="did not finish"):
         await opened(other)
     monkeypatch.setattr(backup, "PAGE_RECORDS", 100)
     await restore(path, other)
@@ -209,7 +209,7 @@ async def test_a_restore_that_fails_leaves_the_store_empty(store, other, tmp_pat
         access = {"settings": other.settings, "password": other.password}
         async with backup.restoring(other.url, path, **access) as records:
             assert records == len(RECORDS) + 2
-            with pytest.raises(api.Corrupt, match="did not finish"):
+            with pytest.raises(api.StoreCorrupt, match="did not finish"):
                 await opened(other)
             raise errors.Refused("something else failed")
 

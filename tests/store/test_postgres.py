@@ -20,22 +20,22 @@ from muster.testing.eventually import eventually
 
 
 @pytest.fixture
-def settings() -> api.Settings:
-    return api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+def settings() -> api.StoreOptions:
+    return api.StoreOptions(namespace=f"t_{secrets.token_hex(6)}")
 
 
 @pytest.fixture
-def own_server(postgres_server: postgres.Server) -> Iterator[postgres.Server]:
+def own_server(postgres_server: postgres.PostgresServer) -> Iterator[postgres.PostgresServer]:
     """One that a test may stop. (The shared one shows that PostgreSQL can be started here at all.)"""
     with postgres.running() as server:
         yield server
 
 
-def url_of(server: postgres.Server, database: str) -> str:
+def url_of(server: postgres.PostgresServer, database: str) -> str:
     return f"{server.url.rpartition('/')[0]}/{database}"
 
 
-async def sql(server: postgres.Server, statement: str) -> None:
+async def sql(server: postgres.PostgresServer, statement: str) -> None:
     async with await psycopg.AsyncConnection.connect(
         server.url, password=server.password, autocommit=True
     ) as connection:
@@ -76,7 +76,7 @@ async def test_no_server_and_no_database(postgres_server, settings):
 @pytest.mark.parametrize("namespace", ["", "Muster", "1st", "a b", 'x"; DROP SCHEMA public; --', "x" * 41])
 async def test_a_bad_namespace_is_refused(postgres_server, namespace):
     with pytest.raises(errors.InvalidInput, match="namespace"):
-        await database.open(postgres_server.url, settings=api.Settings(namespace=namespace))
+        await database.open(postgres_server.url, settings=api.StoreOptions(namespace=namespace))
 
 
 async def test_a_user_who_may_not_make_a_schema_is_told(postgres_server, settings):
@@ -92,7 +92,7 @@ async def test_a_schema_of_something_else_and_one_of_a_newer_muster(postgres_ser
     await sql(
         postgres_server, f"CREATE SCHEMA {settings.namespace}; CREATE TABLE {settings.namespace}.x (y int)"
     )
-    with pytest.raises(api.Corrupt, match="something else"):
+    with pytest.raises(api.StoreCorrupt, match="something else"):
         await database.open(postgres_server.url, settings=settings, password=postgres_server.password)
     newer = msgspec.structs.replace(settings, namespace=f"{settings.namespace}_newer")
     await (
@@ -211,7 +211,7 @@ async def test_a_server_that_crashes_under_use_loses_nothing_acknowledged(own_se
     await follower
 
 
-async def _scan(store: database.Store) -> list[api.Record] | None:
+async def _scan(store: database.Store) -> list[api.StoreRecord] | None:
     with contextlib.suppress(errors.Unavailable):
         return await store.scan("a")
     return None
@@ -220,7 +220,7 @@ async def _scan(store: database.Store) -> list[api.Record] | None:
 class Proxy:
     """Stands between a store and its server, and misbehaves from the next COMMIT on."""
 
-    def __init__(self, server: postgres.Server) -> None:
+    def __init__(self, server: postgres.PostgresServer) -> None:
         self.plan = "pass"  # or: lose the commit, lose the answer, vanish, freeze
         self.silent = False  # from the next request on, as a host that fell off the network
         self._server = server
@@ -289,7 +289,7 @@ async def test_a_commit_whose_answer_is_lost_counts_once(postgres_server, settin
         proxy.plan = "lose the answer"
         version = await store.put("a", "k", b"1")
         assert proxy.plan != "lose the answer"
-        assert await store.get("a", "k") == api.Record("k", b"1", version)
+        assert await store.get("a", "k") == api.StoreRecord("k", b"1", version)
         assert len((await store.changes(0)).changes) == 1
 
 
@@ -314,7 +314,7 @@ async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgre
         await database.open(url, settings=quick, password=postgres_server.password) as store,
     ):
         proxy.plan = "vanish"
-        with pytest.raises(api.OutcomeUnknown, match="broke while committing"):
+        with pytest.raises(api.CommitOutcomeUnknown, match="broke while committing"):
             await store.put("a", "k", b"1")
         proxy._gone = False
         assert [record.value for record in await store.scan("a")] == [b"1"]
@@ -330,7 +330,7 @@ async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settin
         await database.open(url, settings=quick, password=postgres_server.password) as store,
     ):
         proxy.plan = "freeze"
-        with pytest.raises((errors.TimedOut, api.OutcomeUnknown)):
+        with pytest.raises((errors.TimedOut, api.CommitOutcomeUnknown)):
             await store.put("a", "k", b"1")
         proxy.plan = "pass"
         await eventually(lambda: can_put(store))  # when the server has given up on the one that is frozen
@@ -340,7 +340,7 @@ async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settin
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "with other writers"])
 async def test_a_commit_that_a_crash_took_is_not_acknowledged(own_server, settings, monkeypatch, others):
     """After the crash, other transactions get the transaction ids and the positions that the lost one had."""
-    carry_out = statements.carry_out
+    carry_out = statements.execute_plan
     crashed = False
 
     async def crash_after(connection, plan, *rest):
@@ -357,7 +357,7 @@ async def test_a_commit_that_a_crash_took_is_not_acknowledged(own_server, settin
         await database.open(own_server.url, settings=settings, password=own_server.password) as store,
         await database.open(own_server.url, settings=settings, password=own_server.password) as other,
     ):
-        monkeypatch.setattr(statements, "carry_out", crash_after)
+        monkeypatch.setattr(statements, "execute_plan", crash_after)
         with pytest.raises(errors.NotConnected):
             await store.put("a", "mine", b"1")
         assert await store.get("a", "mine") is None

@@ -16,7 +16,7 @@ from muster.testing import postgres
 @pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
 def test_without_postgresql(pytester, monkeypatch, ci, outcome):
     def none() -> pathlib.Path:
-        raise errors.MissingPart("no PostgreSQL server was found")
+        raise errors.MissingDependency("no PostgreSQL server was found")
 
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(postgres, "_find_programs", none)

@@ -22,7 +22,7 @@ async def value(store: database.Store) -> bytes | None:
 
 def writer(store: database.Store) -> sqlite3.Connection:
     opened = store.engine
-    assert isinstance(opened, engine.Engine)
+    assert isinstance(opened, engine.SqliteEngine)
     assert opened._writer is not None
     return opened._writer
 
@@ -40,7 +40,7 @@ async def test_commits_are_synced_unless_told_otherwise(tmp_path):
     levels = {}
     for sync in ("full", "normal"):
         async with await database.open(
-            f"sqlite:{tmp_path}/{sync}.db", settings=api.Settings(sync=sync)
+            f"sqlite:{tmp_path}/{sync}.db", settings=api.StoreOptions(sync=sync)
         ) as store:
             (levels[sync],) = writer(store).execute("PRAGMA synchronous").fetchone()
             assert (await store.statistics()).durable == (sync == "full")
@@ -56,7 +56,7 @@ async def test_memory_is_private_and_gone_when_closed():
         assert await other.get("a", "k") is None
         assert not (await one.statistics()).durable
         opened = one.engine
-        assert isinstance(opened, engine.Engine)
+        assert isinstance(opened, engine.SqliteEngine)
         folder = opened._path.parent
         assert folder.is_dir()
     assert not folder.exists()
@@ -64,7 +64,7 @@ async def test_memory_is_private_and_gone_when_closed():
 
 async def test_locked_by_another_process(tmp_path):
     path = tmp_path / "store.db"
-    settings = api.Settings(busy_timeout_s=0.05)
+    settings = api.StoreOptions(busy_timeout_s=0.05)
     async with await database.open(f"sqlite:{path}", settings=settings) as store:
         await store.put("a", "k", b"1")
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -84,7 +84,7 @@ async def test_a_full_disk_fails_what_does_not_fit_and_lives_on(tmp_path):
         large, small = await asyncio.gather(
             store.put("a", "large", b"x" * 100_000), store.put("a", "small", b""), return_exceptions=True
         )
-        assert isinstance(large, api.Full)
+        assert isinstance(large, api.StoreFull)
         assert "no room" in str(large)
         assert isinstance(small, int)  # a neighbour that fits is not hurt
         assert await value(store) == b"1"
@@ -97,7 +97,7 @@ async def test_a_full_disk_fails_what_does_not_fit_and_lives_on(tmp_path):
 async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "store.db"
     path.write_bytes(content)
-    with pytest.raises(api.Corrupt, match=r"store\.db"):
+    with pytest.raises(api.StoreCorrupt, match=r"store\.db"):
         await database.open(f"sqlite:{path}")
     assert path.read_bytes() == content
 
@@ -106,7 +106,7 @@ async def test_a_database_of_something_else_is_refused(tmp_path):
     path = tmp_path / "store.db"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(api.Corrupt, match="something else"):
+    with pytest.raises(api.StoreCorrupt, match="something else"):
         await database.open(f"sqlite:{path}")
 
 
@@ -118,7 +118,7 @@ async def test_damage_in_the_middle_is_named(tmp_path):
     data[20 * 4096 : 60 * 4096] = b"\xaa" * (40 * 4096)
     path.write_bytes(data)
     async with await database.open(f"sqlite:{path}") as store:
-        with pytest.raises(api.Corrupt, match="damaged"):
+        with pytest.raises(api.StoreCorrupt, match="damaged"):
             await store.scan("a")
 
 
@@ -157,7 +157,7 @@ async def test_places_that_cannot_hold_a_file(tmp_path: pathlib.Path):
 
 
 async def test_closing_does_not_wait_for_ever_for_a_transaction(tmp_path):
-    store = await database.open(f"sqlite:{tmp_path}/store.db", settings=api.Settings(busy_timeout_s=0.05))
+    store = await database.open(f"sqlite:{tmp_path}/store.db", settings=api.StoreOptions(busy_timeout_s=0.05))
 
     async def reads_on() -> None:
         async with store.transaction() as tx:

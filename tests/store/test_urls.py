@@ -12,15 +12,15 @@ from muster.store import urls
 
 
 def test_sqlite():
-    assert urls.parse("sqlite:a/b.db") == urls.SQLite(pathlib.Path("a/b.db"))
-    assert urls.parse("sqlite:a/b.db", pathlib.Path("/home")) == urls.SQLite(pathlib.Path("/home/a/b.db"))
-    assert urls.parse("sqlite:/a/b.db", pathlib.Path("/home")) == urls.SQLite(pathlib.Path("/a/b.db"))
-    assert urls.parse("sqlite::memory:") == urls.SQLite(None)
+    assert urls.parse("sqlite:a/b.db") == urls.SqliteUrl(pathlib.Path("a/b.db"))
+    assert urls.parse("sqlite:a/b.db", pathlib.Path("/home")) == urls.SqliteUrl(pathlib.Path("/home/a/b.db"))
+    assert urls.parse("sqlite:/a/b.db", pathlib.Path("/home")) == urls.SqliteUrl(pathlib.Path("/a/b.db"))
+    assert urls.parse("sqlite::memory:") == urls.SqliteUrl(None)
 
 
 def test_postgresql_is_shown_without_its_password():
     parsed = urls.parse("postgresql://ann:secret@db.example:5433/state?sslmode=verify-full&password=secret")
-    assert isinstance(parsed, urls.PostgreSQL)
+    assert isinstance(parsed, urls.PostgresUrl)
     assert parsed.shown == "postgresql://ann@db.example:5433/state"
 
 

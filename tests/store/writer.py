@@ -17,7 +17,7 @@ WRITERS = 8
 
 async def main(url: str, namespace: str) -> None:
     password = os.environ.get("STORE_PASSWORD")
-    store = await database.open(url, settings=api.Settings(namespace=namespace), password=password)
+    store = await database.open(url, settings=api.StoreOptions(namespace=namespace), password=password)
 
     async def write(name: int) -> None:
         for number in range(10**9):

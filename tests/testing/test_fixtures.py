@@ -12,7 +12,7 @@ from muster.testing import plugin
 
 
 async def test_broker_has_durable_storage(broker: brokers.Broker):
-    assert broker.state is brokers.State.RUNNING
+    assert broker.state is brokers.BrokerState.RUNNING
     client = await nats.connect(broker.url)
     stream = client.jetstream()
     await stream.add_stream(name="kept", subjects=["kept.>"])
@@ -26,7 +26,7 @@ async def test_each_test_has_a_fresh_broker(broker: brokers.Broker):
     await client.close()
 
 
-async def test_cluster_replicates(cluster: network.Network):
+async def test_cluster_replicates(cluster: network.BrokerNetwork):
     assert len(cluster.urls) == 3
     # Our own bus waits out the moment in which a new stream has no leader yet.
     async with await client.connect(cluster.urls, identity="test") as bus:
@@ -34,7 +34,7 @@ async def test_cluster_replicates(cluster: network.Network):
         assert await stream.publish("kept.one", b"x") == 1
 
 
-async def test_connections_close_with_the_test(bus: client.Client, connect):
+async def test_connections_close_with_the_test(bus: client.NatsBus, connect):
     other = await connect("other")
     subscription = await other.subscribe("news")
     await bus.publish("news", b"hello")
@@ -42,7 +42,9 @@ async def test_connections_close_with_the_test(bus: client.Client, connect):
 
 
 @pytest.mark.virtual_time
-async def test_the_simulated_network_speaks_the_words_of_the_bus(simulated_network: simulation.Network):
+async def test_the_simulated_network_speaks_the_words_of_the_bus(
+    simulated_network: simulation.SimulatedNetwork,
+):
     near, far = await simulated_network.connect("near"), await simulated_network.connect("far")
     subscription = await far.subscribe("news")
     await near.publish("news", b"hello")

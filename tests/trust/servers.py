@@ -45,7 +45,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def server(
-    folder: pathlib.Path, trust: keyring.Trust | None = None, **extra: Any
+    folder: pathlib.Path, trust: keyring.Keyring | None = None, **extra: Any
 ) -> AsyncIterator[Server]:
     """``extra`` is merged into the configuration."""
     binary = shutil.which("nats-server", path=str(pathlib.Path(sys.executable).parent)) or "nats-server"

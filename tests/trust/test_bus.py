@@ -17,7 +17,7 @@ from tests.trust import servers
 
 @pytest.fixture
 def trust(tmp_path):
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for identity, role in (("c1", roles.Role.CHANNEL), ("a1", roles.Role.AGENT), ("m1", roles.Role.REGISTRY)):
         trust.issue(identity, role)
     return trust
@@ -26,7 +26,7 @@ def trust(tmp_path):
 async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_path, trust):
     async with servers.server(tmp_path, trust) as server:
 
-        async def connect(identity: str) -> client.Client:
+        async def connect(identity: str) -> client.NatsBus:
             return await client.connect([server.url], creds=trust.credentials(identity))
 
         async with await connect("c1") as channel, await connect("a1") as agent:
@@ -38,7 +38,9 @@ async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_pa
             assert [m.data async for m in stream.read(1)] == [b"load=1"]
             assert (await stream.get(1)).subject == "muster.monitor.from.a1.report"
             await stream.publish("muster.monitor.from.c1.report", b"merged")
-            last = await stream.publish_batch([api.Outgoing("muster.monitor.from.c1.report", b"x")] * 3)
+            last = await stream.publish_batch(
+                [api.OutgoingMessage("muster.monitor.from.c1.report", b"x")] * 3
+            )
             assert last == 5
             consumer = await stream.consumer(api.ConsumerSettings(name="merger"))
             delivered = await consumer.fetch(5)
@@ -121,7 +123,7 @@ async def test_a_dead_holders_lease_is_taken_at_once(tmp_path, trust):
 
 
 async def test_the_refusal_of_credentials_reaches_the_caller(tmp_path, trust):
-    past = keyring.Trust(trust.folder, "north", clock=lambda: time.time() - 1000)
+    past = keyring.Keyring(trust.folder, "north", clock=lambda: time.time() - 1000)
     past.issue("old", roles.Role.AGENT, lifetime_s=10)
     async with servers.server(tmp_path, trust) as server:
         with pytest.raises(errors.Unauthorized):

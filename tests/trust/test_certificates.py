@@ -34,7 +34,9 @@ def clock():
 
 @pytest.fixture
 def made(tmp_path, clock):
-    return certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S, clock=clock)
+    return certificates.CertificateStore.create(
+        tmp_path / "tls", "north", lifetime_s=3650 * DAY_S, clock=clock
+    )
 
 
 def serial(path: pathlib.Path) -> int:
@@ -116,13 +118,15 @@ def test_what_was_made_while_the_clock_was_ahead_is_renewed(made, clock):
 def test_an_authority_of_the_same_name_is_another_one(made, clock, tmp_path):
     made.ensure("b", HOSTS)
     (tmp_path / "tls" / "ca.pem").unlink()
-    again = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S, clock=clock)
+    again = certificates.CertificateStore.create(
+        tmp_path / "tls", "north", lifetime_s=3650 * DAY_S, clock=clock
+    )
     assert again.ensure("b", HOSTS)
     assert not again.ensure("b", HOSTS)
 
 
 def test_old_authorities_leave_the_bundle_when_they_expire(tmp_path, clock):
-    made = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=10 * DAY_S, clock=clock)
+    made = certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=10 * DAY_S, clock=clock)
     for count in (2, 3, 3, 3):
         clock.now += 4 * DAY_S
         made.rotate(lifetime_s=10 * DAY_S)
@@ -151,7 +155,7 @@ def test_hostile_hosts_give_only_our_error(host):
 
 def test_a_lost_or_damaged_authority_is_named(made, tmp_path):
     with pytest.raises(errors.AlreadyExists):
-        certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=DAY_S)
+        certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=DAY_S)
     (tmp_path / "tls" / "ca.pem").write_text("rubbish")
     with pytest.raises(errors.InvalidInput, match=r"ca\.pem is damaged"):
         made.ensure("b", HOSTS)
@@ -159,13 +163,13 @@ def test_a_lost_or_damaged_authority_is_named(made, tmp_path):
     with pytest.raises(errors.NotFound, match=r"ca\.pem"):
         made.ensure("b", HOSTS)
     with pytest.raises(errors.NotFound):
-        certificates.Certificates(tmp_path / "none", "north").ensure("b", HOSTS)
+        certificates.CertificateStore(tmp_path / "none", "north").ensure("b", HOSTS)
 
 
 # -- with a broker
 
 
-def tls(pair: certificates.Pair) -> dict[str, Any]:
+def tls(pair: certificates.CertificatePair) -> dict[str, Any]:
     return {"cert_file": str(pair.path), "key_file": str(pair.path), "ca_file": str(pair.bundle)}
 
 
@@ -207,7 +211,7 @@ async def connection(server, bundle, *, own=None):
 
 @pytest.fixture
 def current(tmp_path):
-    return certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S)
+    return certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S)
 
 
 async def reload(server: servers.Server) -> None:
@@ -229,7 +233,7 @@ async def test_a_renewed_certificate_is_served_after_a_reload_and_nobody_is_cut_
                 assert await late.ping() == b"PONG\r\n"
                 assert late.serial == serial(pair.path) != early.serial
             assert await early.ping() == b"PONG\r\n"  # it stayed
-        stranger = certificates.Certificates.create(tmp_path / "other", "north", lifetime_s=DAY_S)
+        stranger = certificates.CertificateStore.create(tmp_path / "other", "north", lifetime_s=DAY_S)
         with pytest.raises(ssl.SSLCertVerificationError):
             async with connection(server, stranger.bundle.read_text()):
                 pass
@@ -241,7 +245,7 @@ async def test_authorities_change_without_a_common_moment(current, tmp_path):
     current.ensure("client", ["client.example"])
     pair = current.pair("broker")
     first = pair.bundle.read_text()
-    old_client = certificates.Pair(tmp_path / "old-client.pem", pair.bundle)
+    old_client = certificates.CertificatePair(tmp_path / "old-client.pem", pair.bundle)
     old_client.path.write_bytes(current.pair("client").path.read_bytes())
     async with servers.server(tmp_path, tls=tls(pair) | {"verify": True}) as server:
         for _ in range(2):

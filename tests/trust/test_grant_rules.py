@@ -25,8 +25,8 @@ from tests.trust.test_grants import (
 )
 
 
-def detail(answer: grants.Granted | grants.Refusal) -> str:
-    assert isinstance(answer, grants.Refusal)
+def detail(answer: grants.VerifiedGrant | grants.GrantRefused) -> str:
+    assert isinstance(answer, grants.GrantRefused)
     return answer.detail
 
 
@@ -44,7 +44,7 @@ def detail(answer: grants.Granted | grants.Refusal) -> str:
 def test_a_grant_holds_a_minute_longer_on_both_sides_for_clocks_that_differ(now, expected):
     answer = ask(CHAIN, now=now)
     if expected is None:
-        assert isinstance(answer, grants.Granted)
+        assert isinstance(answer, grants.VerifiedGrant)
     else:
         assert expected in detail(answer)
 
@@ -53,23 +53,23 @@ def test_a_grant_holds_a_minute_longer_on_both_sides_for_clocks_that_differ(now,
 def test_a_chain_has_at_most_eight_documents(mandates, good):
     last = ROOT
     for number in range(mandates):
-        last = authority(last, f"a{number}", 20 - number, {"_a": documents.Anything()})
+        last = authority(last, f"a{number}", 20 - number, {"_a": documents.AnyValue()})
     if good:
         chain = last.grant("controller", {"_a": 1}, tier=1, now=NOW, lifetime_s=60)
-        assert isinstance(ask(chain), grants.Granted)
+        assert isinstance(ask(chain), grants.VerifiedGrant)
     else:
         with pytest.raises(errors.Forbidden, match="1 to 8 documents, not 9"):
             last.grant("controller", {"_a": 1}, tier=1, now=NOW, lifetime_s=60)
 
 
 def test_an_authority_grants_and_appoints_until_its_mandate_ends():
-    brief = authority(NATIONAL, "brief", 2, {"_trust_level": documents.Anything()}, lifetime_s=60)
+    brief = authority(NATIONAL, "brief", 2, {"_trust_level": documents.AnyValue()}, lifetime_s=60)
 
     def grant(now: float) -> tuple[str, ...]:
         return brief.grant("controller", {"_trust_level": 1}, tier=1, now=now, lifetime_s=60)
 
     def appoint(now: float) -> tuple[str, ...]:
-        rules: dict[str, documents.Rule] = {"_trust_level": documents.Anything()}
+        rules: dict[str, documents.Rule] = {"_trust_level": documents.AnyValue()}
         return brief.appoint(key().public, "x", tier=1, may_grant=rules, now=now, lifetime_s=60)
 
     for act in (grant, appoint):
@@ -101,10 +101,10 @@ def test_a_list_that_is_held_already_is_accepted_without_a_change():
 def test_without_a_scope_a_grant_and_a_mandate_have_that_of_their_authority():
     chain = REGIONAL.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=60)
     assert documents.open_sealed(chain[0], documents.Grant)[0].scope == SCOPE
-    local = authority(REGIONAL, "local", 1, {"_trust_level": documents.Anything()})
+    local = authority(REGIONAL, "local", 1, {"_trust_level": documents.AnyValue()})
     assert documents.open_sealed(local.mandates[0], documents.Mandate)[0].scope == SCOPE
     chain = ROOT.grant("controller", {"_a": 1}, tier=1, now=NOW, lifetime_s=60)
-    assert documents.open_sealed(chain[0], documents.Grant)[0].scope == documents.Scope()
+    assert documents.open_sealed(chain[0], documents.Grant)[0].scope == documents.GrantScope()
 
 
 def test_times_are_whole_seconds():

@@ -11,16 +11,16 @@ from muster.trust import documents, grants, keyring, nkeys
 NOW = 1_800_000_000
 DAY_S = 86400
 NOBODY = grants.Revocations()
-HERE = documents.Situation(
+HERE = documents.GrantSituation(
     holder="controller", domain="earth/north", region="northwest/coast", party="fire.7", audience="web-1"
 )
 
 
 def key() -> nkeys.KeyPair:
-    return nkeys.KeyPair.create(nkeys.Kind.USER)
+    return nkeys.KeyPair.create(nkeys.KeyKind.USER)
 
 
-ROOT = grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+ROOT = grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
 def authority(
@@ -28,7 +28,7 @@ def authority(
     name: str,
     tier: int,
     rules: dict[str, documents.Rule],
-    scope: documents.Scope | None = None,
+    scope: documents.GrantScope | None = None,
     lifetime_s: float = 365 * DAY_S,
 ) -> grants.Authority:
     own = key()
@@ -57,9 +57,9 @@ NATIONAL = authority(
     "national",
     3,
     {
-        "_command_region": documents.Anything(),
-        "_trust_level": documents.Between(low=0, high=5),
-        "_services": documents.OneOf(values=("docs", "cgi", "xml")),
+        "_command_region": documents.AnyValue(),
+        "_trust_level": documents.ValueRange(low=0, high=5),
+        "_services": documents.ValueIn(values=("docs", "cgi", "xml")),
     },
 )
 REGIONAL = authority(
@@ -67,13 +67,15 @@ REGIONAL = authority(
     "regional",
     2,
     {
-        "_command_region": documents.StartsWith(text="northwest"),
-        "_trust_level": documents.Between(low=0, high=4),
-        "_services": documents.OneOf(values=("docs", "cgi", "php")),  # php is not the national one's to give
+        "_command_region": documents.ValuePrefix(text="northwest"),
+        "_trust_level": documents.ValueRange(low=0, high=4),
+        "_services": documents.ValueIn(
+            values=("docs", "cgi", "php")
+        ),  # php is not the national one's to give
     },
-    documents.Scope(domain="earth/north", region="northwest"),
+    documents.GrantScope(domain="earth/north", region="northwest"),
 )
-SCOPE = documents.Scope(domain="earth/north", region="northwest")
+SCOPE = documents.GrantScope(domain="earth/north", region="northwest")
 CHAIN = REGIONAL.grant(
     "controller", {"_command_region": "northwest", "_trust_level": 4}, tier=2, now=NOW, lifetime_s=DAY_S
 )
@@ -81,32 +83,32 @@ CHAIN = REGIONAL.grant(
 
 def ask(
     chain: tuple[str, ...],
-    situation: documents.Situation = HERE,
+    situation: documents.GrantSituation = HERE,
     *,
     now: float = NOW + 10,
     revocations: grants.Revocations = NOBODY,
     root: str = ROOT.key.public,
     lifetime_s_max: float | None = None,
-) -> grants.Granted | grants.Refusal:
+) -> grants.VerifiedGrant | grants.GrantRefused:
     return grants.verify(
         chain, situation, root=root, now=now, revocations=revocations, lifetime_s_max=lifetime_s_max
     )
 
 
-def reason(answer: grants.Granted | grants.Refusal) -> str:
-    assert isinstance(answer, grants.Refusal), answer
+def reason(answer: grants.VerifiedGrant | grants.GrantRefused) -> str:
+    assert isinstance(answer, grants.GrantRefused), answer
     assert answer.detail
     return answer.reason.value
 
 
-def elsewhere(**changes: str) -> documents.Situation:
+def elsewhere(**changes: str) -> documents.GrantSituation:
     words = {name: getattr(HERE, name) for name in ("holder", "domain", "region", "party", "audience")}
-    return documents.Situation(**(words | changes))
+    return documents.GrantSituation(**(words | changes))
 
 
 def test_a_grant_gives_its_attributes():
     answer = ask(CHAIN)
-    assert isinstance(answer, grants.Granted)
+    assert isinstance(answer, grants.VerifiedGrant)
     assert answer.attributes == {"_command_region": "northwest", "_trust_level": 4}
     assert (answer.holder, answer.tier, answer.authority) == ("controller", 2, "regional")
     assert answer.expires_at == NOW + DAY_S
@@ -115,7 +117,7 @@ def test_a_grant_gives_its_attributes():
 
 def test_the_root_grants_without_a_mandate():
     answer = ask(ROOT.grant("controller", {"_x": True}, tier=99, now=NOW, lifetime_s=60))
-    assert isinstance(answer, grants.Granted)
+    assert isinstance(answer, grants.VerifiedGrant)
     assert answer.authority == ""
 
 
@@ -128,9 +130,9 @@ def test_the_same_words_are_the_same_bytes():
 
 
 def test_what_is_granted_ends_with_the_first_document_that_ends():
-    brief = authority(NATIONAL, "brief", 1, {"_trust_level": documents.Anything()}, lifetime_s=60)
+    brief = authority(NATIONAL, "brief", 1, {"_trust_level": documents.AnyValue()}, lifetime_s=60)
     answer = ask(brief.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=DAY_S))
-    assert isinstance(answer, grants.Granted)
+    assert isinstance(answer, grants.VerifiedGrant)
     assert answer.expires_at == NOW + 60
 
 
@@ -151,18 +153,18 @@ def test_time(now, expected):
 
 @pytest.mark.parametrize("now", [NOW - 59, NOW + DAY_S + 59])
 def test_clocks_may_differ_a_little(now):
-    assert isinstance(ask(CHAIN, now=now), grants.Granted)
+    assert isinstance(ask(CHAIN, now=now), grants.VerifiedGrant)
 
 
 def test_an_expired_mandate_takes_its_grants_with_it():
-    brief = authority(NATIONAL, "brief", 1, {"_trust_level": documents.Anything()}, lifetime_s=60)
+    brief = authority(NATIONAL, "brief", 1, {"_trust_level": documents.AnyValue()}, lifetime_s=60)
     chain = brief.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=DAY_S)
     assert reason(ask(chain, now=NOW + 200)) == "expired"
 
 
 def test_a_grant_may_not_live_longer_than_revocations_may_go_unheard():
     assert reason(ask(CHAIN, lifetime_s_max=DAY_S - 1)) == "too-long-lived"
-    assert isinstance(ask(CHAIN, lifetime_s_max=DAY_S), grants.Granted)
+    assert isinstance(ask(CHAIN, lifetime_s_max=DAY_S), grants.VerifiedGrant)
 
 
 @pytest.mark.parametrize(
@@ -177,15 +179,15 @@ def test_a_grant_may_not_live_longer_than_revocations_may_go_unheard():
 )
 def test_where_and_who(change, expected):
     assert reason(ask(CHAIN, elsewhere(**change))) == expected
-    assert isinstance(ask(CHAIN, elsewhere(domain="earth/north/oslo")), grants.Granted)
+    assert isinstance(ask(CHAIN, elsewhere(domain="earth/north/oslo")), grants.VerifiedGrant)
 
 
 def test_parties_and_audiences():
-    scope = documents.Scope(
+    scope = documents.GrantScope(
         domain="earth/north", region="northwest", prefix="fire", audience=("web-1", "web-2")
     )
     chain = REGIONAL.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=60, scope=scope)
-    assert isinstance(ask(chain), grants.Granted)
+    assert isinstance(ask(chain), grants.VerifiedGrant)
     assert reason(ask(chain, elsewhere(party="flood.1"))) == "out-of-scope"
     assert reason(ask(chain, elsewhere(party=""))) == "out-of-scope"
     assert reason(ask(chain, elsewhere(audience="web-3"))) == "out-of-scope"
@@ -202,9 +204,9 @@ BEYOND = [
     ({"attributes": {"_services": ("docs", "xml")}}, "beyond-mandate"),
     ({"attributes": {"_admin": True}}, "beyond-mandate"),
     ({"attributes": {"_trust_level": 1, "_admin": True}}, "beyond-mandate"),
-    ({"scope": documents.Scope()}, "out-of-scope"),
-    ({"scope": documents.Scope(domain="earth", region="northwest")}, "out-of-scope"),
-    ({"scope": documents.Scope(domain="earth/north", region="north")}, "out-of-scope"),
+    ({"scope": documents.GrantScope()}, "out-of-scope"),
+    ({"scope": documents.GrantScope(domain="earth", region="northwest")}, "out-of-scope"),
+    ({"scope": documents.GrantScope(domain="earth/north", region="north")}, "out-of-scope"),
 ]
 
 
@@ -220,11 +222,11 @@ def test_an_authority_cannot_grant_beyond_its_own(change, expected):
 
 def test_a_set_is_allowed_if_every_member_is():
     chain = REGIONAL.grant("controller", {"_services": ("docs", "cgi")}, tier=1, now=NOW, lifetime_s=60)
-    assert isinstance(ask(chain), grants.Granted)
+    assert isinstance(ask(chain), grants.VerifiedGrant)
 
 
 def test_an_authority_cannot_appoint_its_equal_or_better():
-    rules: dict[str, documents.Rule] = {"_trust_level": documents.Anything()}
+    rules: dict[str, documents.Rule] = {"_trust_level": documents.AnyValue()}
     for tier in (2, 3, 99):
         with pytest.raises(errors.Forbidden, match="tier"):
             authority(REGIONAL, "friend", tier, rules, SCOPE)
@@ -244,9 +246,10 @@ def test_an_authority_cannot_appoint_its_equal_or_better():
 
 
 def test_a_mandate_for_more_than_its_signer_has_gives_no_more():
-    local = authority(REGIONAL, "local", 1, {"_trust_level": documents.Anything()}, SCOPE)
+    local = authority(REGIONAL, "local", 1, {"_trust_level": documents.AnyValue()}, SCOPE)
     assert isinstance(
-        ask(local.grant("controller", {"_trust_level": 4}, tier=1, now=NOW, lifetime_s=60)), grants.Granted
+        ask(local.grant("controller", {"_trust_level": 4}, tier=1, now=NOW, lifetime_s=60)),
+        grants.VerifiedGrant,
     )
     chain = unchecked(local.key, local.mandates, attributes={"_trust_level": 5}, scope=SCOPE)
     assert reason(ask(chain)) == "beyond-mandate"
@@ -254,7 +257,7 @@ def test_a_mandate_for_more_than_its_signer_has_gives_no_more():
 
 def test_nobody_appoints_himself():
     own = key()
-    rules: dict[str, documents.Rule] = {"_trust_level": documents.Anything()}
+    rules: dict[str, documents.Rule] = {"_trust_level": documents.AnyValue()}
     alone = grants.Authority(own)
     mandates = alone.appoint(own.public, "me", tier=9, may_grant=rules, now=NOW, lifetime_s=60)
     assert reason(ask(unchecked(own, mandates))) == "unknown-authority"
@@ -335,9 +338,9 @@ def test_any_document_of_the_chain_can_be_revoked_by_its_signer_or_the_root(posi
     # Others' lists do not count, and other serials do not either.
     others = {REGIONAL: NATIONAL, NATIONAL: REGIONAL, ROOT: NATIONAL}
     state = revoked(others[signer].revoke([serial], number=1, now=NOW))
-    assert isinstance(ask(CHAIN, revocations=state), grants.Granted)
+    assert isinstance(ask(CHAIN, revocations=state), grants.VerifiedGrant)
     state = revoked(signer.revoke(["something-else"], number=1, now=NOW))
-    assert isinstance(ask(CHAIN, revocations=state), grants.Granted)
+    assert isinstance(ask(CHAIN, revocations=state), grants.VerifiedGrant)
 
 
 def test_an_old_list_never_replaces_a_newer_one():
@@ -394,17 +397,19 @@ PIECES = st.sampled_from(
     )
 )
 def test_hostile_chains_give_only_a_refusal(chain):
-    assert isinstance(ask(tuple(chain)), grants.Refusal)
+    assert isinstance(ask(tuple(chain)), grants.GrantRefused)
     for sealed in chain:
         with pytest.raises(errors.Refused):
             NOBODY.accept(sealed, known=())
 
 
 RULES = st.one_of(
-    st.just(documents.Anything()),
-    st.lists(st.integers(0, 5), min_size=1, max_size=3).map(lambda some: documents.OneOf(values=tuple(some))),
+    st.just(documents.AnyValue()),
+    st.lists(st.integers(0, 5), min_size=1, max_size=3).map(
+        lambda some: documents.ValueIn(values=tuple(some))
+    ),
     st.tuples(st.integers(0, 5), st.integers(0, 5)).map(
-        lambda two: documents.Between(low=two[0], high=two[1])
+        lambda two: documents.ValueRange(low=two[0], high=two[1])
     ),
 )
 PATHS = st.sampled_from(["", "", "", "a", "a", "a/b", "a/b/c", "b", "ab"])
@@ -435,22 +440,24 @@ def test_granted_only_if_every_link_allows(links, tier, value, path, place):
             name=f"m{number}",
             tier=level,
             may_grant={"_v": rule},
-            scope=documents.Scope(domain=domain),
+            scope=documents.GrantScope(domain=domain),
             issued_at=NOW,
             expires_at=NOW + DAY_S,
         )
         above = (documents.seal(signer, mandate), *above)
         signer = own
-    chain = unchecked(signer, above, tier=tier, attributes={"_v": value}, scope=documents.Scope(domain=path))
-    answer = ask(chain, documents.Situation(holder="controller", domain=place))
+    chain = unchecked(
+        signer, above, tier=tier, attributes={"_v": value}, scope=documents.GrantScope(domain=path)
+    )
+    answer = ask(chain, documents.GrantSituation(holder="controller", domain=place))
 
     def inside(below: str, top: str) -> bool:
         return top == "" or below.split("/")[: len(top.split("/"))] == top.split("/")
 
     def permits(rule: documents.Rule) -> bool:
-        if isinstance(rule, documents.OneOf):
+        if isinstance(rule, documents.ValueIn):
             return value in rule.values
-        return not isinstance(rule, documents.Between) or rule.low <= value <= rule.high
+        return not isinstance(rule, documents.ValueRange) or rule.low <= value <= rule.high
 
     tiers = [level for level, _, _ in links]
     domains = ["", *(domain for _, _, domain in links), path, place]
@@ -460,14 +467,14 @@ def test_granted_only_if_every_link_allows(links, tier, value, path, place):
         and all(permits(rule) for _, rule, _ in links)
         and all(inside(below, top) for top, below in itertools.pairwise(domains))
     )
-    assert isinstance(answer, grants.Granted) == expected
+    assert isinstance(answer, grants.VerifiedGrant) == expected
 
 
 def test_a_domain_has_a_root_of_authorities(tmp_path):
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     root = trust.root_authority()
     chain = root.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=60)
-    assert isinstance(ask(chain, root=trust.root_of_grants()), grants.Granted)
+    assert isinstance(ask(chain, root=trust.root_of_grants()), grants.VerifiedGrant)
     (trust.folder / "accounts" / "north" / "grants.seed").unlink()
     assert trust.root_of_grants() == root.key.public  # verifying needs no secret
     with pytest.raises(errors.NotFound, match=r"grants\.seed"):

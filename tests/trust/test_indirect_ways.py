@@ -32,8 +32,8 @@ UNPRIVILEGED = (R.AGENT, R.USER, R.VIEWER, R.AUTHORITY, R.MANAGER, R.JOINING)
 
 
 @pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
-    made = keyring.Trust.create(tmp_path_factory.mktemp("indirect") / "keys", "north")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
+    made = keyring.Keyring.create(tmp_path_factory.mktemp("indirect") / "keys", "north")
     for identity, role in (
         *((f"p-{role}", role) for role in UNPRIVILEGED),
         ("c", R.CHANNEL),
@@ -51,7 +51,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
 
 
 @pytest.fixture
-async def broker(trust: keyring.Trust, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
     listeners: dict[str, Any] = {
         "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
         "mqtt": {"listen": "127.0.0.1:-1"},
@@ -65,7 +65,7 @@ async def broker(trust: keyring.Trust, tmp_path: pathlib.Path) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def observed(broker: servers.Server, trust: keyring.Trust) -> AsyncIterator[tuple[Client, list[str]]]:
+async def observed(broker: servers.Server, trust: keyring.Keyring) -> AsyncIterator[tuple[Client, list[str]]]:
     """An operator, and the subjects of all that it hears."""
     async with servers.connected(broker, trust.credentials("op")) as (operator, _):
         heard: list[str] = []
@@ -134,14 +134,14 @@ async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker
     """Each alone: the message arrives at the service, and is refused for this reason."""
     done = []
 
-    async def act(call: rpc_server.Call) -> None:
+    async def act(call: rpc_server.RpcCall) -> None:
         done.append(call.identity)
 
     async with contextlib.AsyncExitStack() as stack:
         connection = await client.connect([broker.url], creds=trust.credentials("r"))
         service = await stack.enter_async_context(connection)
         serving = await stack.enter_async_context(
-            rpc_server.Server(service, "manage", [rpc_server.Operation("request.act", act)])
+            rpc_server.RpcServer(service, "manage", [rpc_server.RpcOperation("request.act", act)])
         )
         thief, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("op")))
         user, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("u")))
@@ -242,7 +242,7 @@ async def _last_is(stream: api.Stream, sequence: int) -> bool:
 async def test_a_domain_exports_nothing_and_imports_only_its_own_connections(broker, trust):
     documents = [jwt.read(one) for one in trust.broker().accounts.values()]
     (south_account,) = [one.nats for one in documents if one.name == "south"]
-    assert isinstance(south_account, jwt.Account)
+    assert isinstance(south_account, jwt.AccountClaims)
     assert not south_account.exports
     assert {one.local_subject for one in south_account.imports} == {
         "muster.bus.all.connections.connect",

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from muster.core import errors
 from muster.trust import jwt, nkeys
 
-OPERATOR = nkeys.KeyPair.create(nkeys.Kind.OPERATOR)
-ACCOUNT = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-USER = nkeys.KeyPair.create(nkeys.Kind.USER)
-CLAIMS = jwt.User(issuer_account=ACCOUNT.public, pub=jwt.Subjects(allow=("a.>",)))
+OPERATOR = nkeys.KeyPair.create(nkeys.KeyKind.OPERATOR)
+ACCOUNT = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+USER = nkeys.KeyPair.create(nkeys.KeyKind.USER)
+CLAIMS = jwt.UserClaims(issuer_account=ACCOUNT.public, pub=jwt.SubjectPermissions(allow=("a.>",)))
 
 
 def issued(*, issued_at: int = 1000, expires_at: int = 2000) -> str:
@@ -31,7 +31,7 @@ def test_the_same_claims_at_the_same_time_are_the_same_text():
 def test_claims_survive_the_way():
     claims = jwt.verify(issued(), issuers=[ACCOUNT.public], now=1500)
     assert (claims.name, claims.sub, claims.iat, claims.exp) == ("a1", USER.public, 1000, 2000)
-    assert isinstance(claims.nats, jwt.User)
+    assert isinstance(claims.nats, jwt.UserClaims)
     assert claims.nats.pub.allow == ("a.>",)
 
 
@@ -45,7 +45,7 @@ def test_a_refusal_has_its_reason(issuers, now, reason):
 
 
 def test_only_the_right_kind_of_key_signs_and_is_signed():
-    account = jwt.Account(limits=jwt.AccountLimits())
+    account = jwt.AccountClaims(limits=jwt.AccountLimits())
     for signer, subject, claims in (
         (USER, USER, CLAIMS),
         (OPERATOR, USER, CLAIMS),
@@ -76,7 +76,7 @@ def test_no_other_algorithm(header):
 
 def test_a_document_too_large_for_a_broker_is_not_made():
     keys = {f"U{number:055}": 1 for number in range(20_000)}
-    account = jwt.Account(limits=jwt.AccountLimits(), revocations=keys)
+    account = jwt.AccountClaims(limits=jwt.AccountLimits(), revocations=keys)
     with pytest.raises(errors.LimitExceeded):
         jwt.issue(OPERATOR, ACCOUNT.public, "x", account, issued_at=1)
     with pytest.raises(errors.InvalidInput):

@@ -19,13 +19,13 @@ AGENT = roles.Role.AGENT
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """Made once: every file of it is synced."""
-    return keyring.Trust.create(tmp_path_factory.mktemp("template") / "keys", "north")
+    return keyring.Keyring.create(tmp_path_factory.mktemp("template") / "keys", "north")
 
 
 @pytest.fixture
 def trust(template, tmp_path):
     shutil.copytree(template.folder, tmp_path / "keys")
-    return keyring.Trust.open(tmp_path / "keys")
+    return keyring.Keyring.open(tmp_path / "keys")
 
 
 def test_everything_is_private_and_nothing_half_written(trust):
@@ -38,7 +38,7 @@ def test_everything_is_private_and_nothing_half_written(trust):
 
 def test_keys_are_not_made_twice(trust):
     with pytest.raises(errors.AlreadyExists):
-        keyring.Trust.create(trust.folder, "north")
+        keyring.Keyring.create(trust.folder, "north")
 
 
 def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
@@ -47,18 +47,18 @@ def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(errors.Refused, match="No space"):
-        keyring.Trust.create(tmp_path / "keys", "north")
+        keyring.Keyring.create(tmp_path / "keys", "north")
     assert not list(tmp_path.iterdir())
 
 
 def test_opening_finds_what_was_there(trust):
     trust.issue("a1", AGENT, lifetime_s=60)
-    again = keyring.Trust.open(trust.folder)
+    again = keyring.Keyring.open(trust.folder)
     assert again.domain == "north"
     assert again.show("a1") == trust.show("a1")
     assert again.broker() == trust.broker()
     with pytest.raises(errors.NotFound, match="no keys") as caught:
-        keyring.Trust.open(trust.folder / "elsewhere")
+        keyring.Keyring.open(trust.folder / "elsewhere")
     assert "muster init" in str(caught.value.hint)
 
 
@@ -90,7 +90,7 @@ def test_the_brokers_account_is_for_brokers(trust):
         lambda: trust.add_domain("SYS"),
         lambda: trust.issue("a1", AGENT, domain="SYS"),
         lambda: trust.issue("s1", roles.Role.SYSTEM, domain="north"),
-        lambda: keyring.Trust.create(trust.folder / "x", "SYS"),
+        lambda: keyring.Keyring.create(trust.folder / "x", "SYS"),
     ):
         with pytest.raises(errors.InvalidInput):
             act()
@@ -117,7 +117,7 @@ def test_an_identity_is_issued_once_until_it_is_revoked(trust):
 
 def test_renewal_keeps_key_role_and_topics(trust):
     now = time.time()
-    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    past = keyring.Keyring(trust.folder, "north", clock=lambda: now - 1000)
     past.issue("u1", roles.Role.USER, topics=("topic.orders.>", "topic.Bills.*"), lifetime_s=500)
     before = trust.show("u1")
     assert before.status == "expired"
@@ -138,7 +138,7 @@ def test_renewal_never_leaves_an_older_document_that_outlives_the_record(trust):
     with pytest.raises(errors.Refused, match="earlier"):
         trust.renew("a2", lifetime_s=60)
     before = trust.show("a2")
-    behind = keyring.Trust(trust.folder, "north", clock=lambda: before.issued_at - 500)
+    behind = keyring.Keyring(trust.folder, "north", clock=lambda: before.issued_at - 500)
     behind.renew("a2", lifetime_s=2000)
     assert behind.show("a2").issued_at >= before.issued_at
     trust.renew("a2")
@@ -179,7 +179,7 @@ def test_passwords_live_with_their_domain(trust):
 
 
 def test_a_key_made_elsewhere_stays_there(trust):
-    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    key = nkeys.KeyPair.create(nkeys.KeyKind.USER)
     document = trust.issue("a1", AGENT, public_key=key.public)
     assert credentials.Credentials(document, key.seed).identity == "a1"
     with pytest.raises(errors.NotFound):
@@ -188,11 +188,11 @@ def test_a_key_made_elsewhere_stays_there(trust):
     with pytest.raises(errors.Refused, match="new key"):
         trust.issue("a1", AGENT, public_key=key.public)
     with pytest.raises(errors.InvalidInput, match="user"):
-        trust.issue("a2", AGENT, public_key=nkeys.KeyPair.create(nkeys.Kind.ACCOUNT).public)
+        trust.issue("a2", AGENT, public_key=nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT).public)
 
 
 def test_a_revoked_key_is_not_issued_again(trust):
-    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    key = nkeys.KeyPair.create(nkeys.KeyKind.USER)
     trust.issue("a1", AGENT, public_key=key.public)
     trust.revoke("a1")
     trust.issue("a1", AGENT)
@@ -203,7 +203,7 @@ def test_a_revoked_key_is_not_issued_again(trust):
 
 
 def test_a_key_belongs_to_one_identity(trust):
-    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    key = nkeys.KeyPair.create(nkeys.KeyKind.USER)
     trust.issue("a1", AGENT, public_key=key.public)
     with pytest.raises(errors.Refused, match="was issued to 'a1'"):
         trust.issue("a2", AGENT, public_key=key.public)
@@ -212,7 +212,7 @@ def test_a_key_belongs_to_one_identity(trust):
 
 def test_what_was_signed_after_a_revocation_of_its_key_can_be_revoked(trust):
     now = time.time()
-    later = keyring.Trust(trust.folder, "north", clock=lambda: now + 5)
+    later = keyring.Keyring(trust.folder, "north", clock=lambda: now + 5)
     trust.issue("a1", AGENT)
     trust.revoke("a1")
     public_key = trust.show("a1").public_key
@@ -225,20 +225,20 @@ def test_what_was_signed_after_a_revocation_of_its_key_can_be_revoked(trust):
 
 def test_revocations_go_when_what_they_revoke_has_expired(trust):
     now = time.time()
-    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    past = keyring.Keyring(trust.folder, "north", clock=lambda: now - 1000)
     for name, life in (("short", 10), ("long", 5000), ("forever", None)):
         past.issue(name, AGENT, lifetime_s=life)
         past.revoke(name)
     trust.issue("other", AGENT)
     trust.revoke("other")
     account = jwt.read(trust.claims_update()[1].decode()).nats
-    assert isinstance(account, jwt.Account)
+    assert isinstance(account, jwt.AccountClaims)
     assert set(account.revocations) == {trust.show(name).public_key for name in ("long", "forever", "other")}
 
 
 def test_the_reason_of_a_refusal(trust, tmp_path):
     now = time.time()
-    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    past = keyring.Keyring(trust.folder, "north", clock=lambda: now - 1000)
     good, old, gone = (
         trust.issue("good", AGENT),
         past.issue("old", AGENT, lifetime_s=10),
@@ -246,7 +246,7 @@ def test_the_reason_of_a_refusal(trust, tmp_path):
     )
     trust.revoke("gone")
     assert trust.check(good).name == "good"
-    strange = keyring.Trust.create(tmp_path / "strange", "north").issue("good", AGENT)
+    strange = keyring.Keyring.create(tmp_path / "strange", "north").issue("good", AGENT)
     for document, reason in ((old, "expired"), (gone, "revoked"), (strange, "not of this operator")):
         with pytest.raises(errors.Unauthorized, match=reason):
             trust.check(document)
@@ -271,7 +271,7 @@ def test_a_lost_key_is_named(trust, lost, how):
         path.write_text("rubbish")
 
     def use() -> None:
-        again = keyring.Trust.open(trust.folder)
+        again = keyring.Keyring.open(trust.folder)
         again.issue("u1", roles.Role.USER, topics=("topic.x",))
         again.issue("u2", roles.Role.USER)
         again.revoke("u1")
@@ -293,7 +293,7 @@ def test_the_two_root_keys_can_be_taken_off_the_machine(trust):
 def test_a_new_table_of_roles_reaches_old_credentials(trust, monkeypatch):
     before = trust.broker()
     assert trust.broker() == before  # nothing changed, so nothing is signed anew
-    monkeypatch.setitem(roles.DUTIES, roles.Role.NOTIFIER, roles.Duty("", streams=("receipts",)))
+    monkeypatch.setitem(roles.DUTIES, roles.Role.NOTIFIER, roles.RolePermissions("", streams=("receipts",)))
     after = trust.broker()
     (north,) = set(after.accounts) - {after.system_account}
     assert after.accounts[north] != before.accounts[north]
@@ -355,13 +355,13 @@ def test_hostile_credentials_give_only_our_error(text):
 
 async def test_wrong_expired_and_revoked_credentials_are_refused(trust, tmp_path):
     now = time.time()
-    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    past = keyring.Keyring(trust.folder, "north", clock=lambda: now - 1000)
     for name in ("a1", "a2", "gone"):
         trust.issue(name, AGENT)
     past.issue("old", AGENT, lifetime_s=10)
     gone = trust.credentials("gone")
     trust.revoke("gone")
-    strange = keyring.Trust.create(tmp_path / "strange", "north")
+    strange = keyring.Keyring.create(tmp_path / "strange", "north")
     strange.issue("a1", AGENT)
     a1, a2 = trust.credentials("a1"), trust.credentials("a2")
     async with servers.server(tmp_path, trust) as server:
@@ -380,18 +380,18 @@ async def test_a_roles_key_cannot_make_another_role(trust, tmp_path):
     trust.issue("a1", AGENT)
     path = trust.folder / "accounts" / "north" / "roles" / "agent.seed"
     stolen = nkeys.KeyPair.from_seed(path.read_text())
-    thief = nkeys.KeyPair.create(nkeys.Kind.USER)
+    thief = nkeys.KeyPair.create(nkeys.KeyKind.USER)
     account = trust.credentials("a1").claims.nats
-    assert isinstance(account, jwt.User)
-    everything = jwt.User(
+    assert isinstance(account, jwt.UserClaims)
+    everything = jwt.UserClaims(
         issuer_account=account.issuer_account,
-        pub=jwt.Subjects(allow=(">",)),
-        sub=jwt.Subjects(allow=(">",)),
+        pub=jwt.SubjectPermissions(allow=(">",)),
+        sub=jwt.SubjectPermissions(allow=(">",)),
         subs=-1,
         data=-1,
         payload=-1,
     )
-    plain = jwt.User(issuer_account=account.issuer_account)
+    plain = jwt.UserClaims(issuer_account=account.issuer_account)
     async with servers.server(tmp_path, trust) as server:
         forged = jwt.issue(stolen, thief.public, "a1", everything, issued_at=int(time.time()))
         assert "Authorization" in await servers.knock(server, credentials.Credentials(forged, thief.seed))

@@ -15,11 +15,13 @@ HOSTS = ["127.0.0.1"]
 
 
 async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path):
-    made = certificates.Certificates.create(tmp_path, "north", lifetime_s=certificates.DAY_S)
+    made = certificates.CertificateStore.create(tmp_path, "north", lifetime_s=certificates.DAY_S)
     made.ensure("web", HOSTS)
     pair = made.pair("web")
     context = tls.for_server(pair.path)
-    keeping = asyncio.create_task(certificates.keep_current(tls.Renewable(context, pair.path), look_s=0.02))
+    keeping = asyncio.create_task(
+        certificates.keep_current(tls.RenewableTls(context, pair.path), look_s=0.02)
+    )
 
     async def serial() -> str:
         client = ssl.create_default_context(cafile=str(pair.bundle))

@@ -17,16 +17,18 @@ from muster.trust.permissions import roles
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
-    nobody = passwords.Scrypt(bytes(16), 8, 8, 1, bytes(32))
+    nobody = passwords.ScryptVerifier(bytes(16), 8, 8, 1, bytes(32))
     monkeypatch.setattr(passwords, "_NOBODY", nobody)
 
 
 async def test_a_right_password_is_checked_once(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     for _ in range(5):
-        assert await made.check("ann", "a long secret", "10.0.0.1") == passwords.Login("ann", roles.Role.USER)
+        assert await made.check("ann", "a long secret", "10.0.0.1") == passwords.PasswordLogin(
+            "ann", roles.Role.USER
+        )
     assert made.checks == 1
     with pytest.raises(errors.Unauthorized):
         await made.check("ann", "another secret", "10.0.0.1")
@@ -42,9 +44,9 @@ async def test_a_right_password_is_checked_once(tmp_path):
 
 async def test_one_that_expires_ends(tmp_path):
     now_s = [1000.0]
-    known = passwords.Passwords(tmp_path, clock=lambda: now_s[0])
+    known = passwords.PasswordStore(tmp_path, clock=lambda: now_s[0])
     known.set("ann", roles.Role.USER, "a long secret", lifetime_s=60)
-    made = password_checker.Logins(known, clock=lambda: now_s[0])
+    made = password_checker.PasswordChecker(known, clock=lambda: now_s[0])
     await made.check("ann", "a long secret", "10.0.0.1")
     now_s[0] += 61
     with pytest.raises(errors.Unauthorized):
@@ -52,14 +54,14 @@ async def test_one_that_expires_ends(tmp_path):
 
 
 async def test_sixty_wrong_passwords_and_the_right_one_is_not_looked_at(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
     failures: list[tuple[str, str]] = []
 
     async def failed(name: str, address: str) -> None:
         failures.append((name, address))
 
-    made = password_checker.Logins(known, on_failure=failed)
+    made = password_checker.PasswordChecker(known, on_failure=failed)
     await made.check("ann", "a long secret", "10.0.0.2")  # remembered, which must not open a way around
     refused = 0
     for number in range(60):
@@ -77,9 +79,9 @@ async def test_sixty_wrong_passwords_and_the_right_one_is_not_looked_at(tmp_path
 
 
 async def test_pending_wrong_logins_do_not_make_others_fail(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     pending = [asyncio.create_task(made.check(f"eve{n}", "guess", "10.0.0.1")) for n in range(40)]
     await asyncio.sleep(0)
     # Served in turn with the address that has many, not after it.
@@ -94,9 +96,9 @@ async def test_pending_wrong_logins_do_not_make_others_fail(tmp_path):
 
 
 async def test_a_new_address_has_its_turn_however_many_logins_of_others_are_pending(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     pending = [
         asyncio.create_task(made.check(f"eve{n}", "guess", f"10.0.1.{n % 4}"))
         for n in range(4 * password_checker.WAITING_OF_ADDRESS_MAX)
@@ -112,19 +114,19 @@ async def test_a_new_address_has_its_turn_however_many_logins_of_others_are_pend
 
 
 async def test_guesses_that_come_at_once_have_the_same_budget(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     guesses = (made.check("ann", f"guess {n}", "10.0.0.1") for n in range(40))
     found = await asyncio.gather(*guesses, return_exceptions=True)
     assert sum(isinstance(one, errors.Unauthorized) for one in found) == made.checks == 5
-    assert sum(isinstance(one, throttle.Throttled) for one in found) == 35
+    assert sum(isinstance(one, throttle.LoginThrottled) for one in found) == 35
 
 
 async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret", mechanisms=("SCRAM-SHA-256",))
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     verifier = await made.scram("ann", "SCRAM-SHA-256", "10.0.0.1")
     proof = proof_of("a long secret", verifier, b"exchange")
     right = (made.prove("ann", verifier, "10.0.0.1", b"exchange", proof) for _ in range(100))
@@ -132,10 +134,10 @@ async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
     wrong = (made.prove("ann", verifier, "10.0.0.1", b"exchange", bytes(32)) for _ in range(20))
     found = await asyncio.gather(*wrong, return_exceptions=True)
     assert sum(isinstance(one, errors.Unauthorized) for one in found) == 5
-    assert sum(isinstance(one, throttle.Throttled) for one in found) == 15
+    assert sum(isinstance(one, throttle.LoginThrottled) for one in found) == 15
 
 
-def proof_of(password: str, verifier: passwords.Scram, auth_message: bytes) -> bytes:
+def proof_of(password: str, verifier: passwords.ScramVerifier, auth_message: bytes) -> bytes:
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), verifier.salt, verifier.iterations)
     key = hmac.digest(salted, b"Client Key", "sha256")
     signature = hmac.digest(verifier.stored_key, auth_message, "sha256")
@@ -143,37 +145,41 @@ def proof_of(password: str, verifier: passwords.Scram, auth_message: bytes) -> b
 
 
 async def test_processes_of_a_domain_share_one_budget_which_outlives_them(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    web, soap = password_checker.Logins(known), password_checker.Logins(known)
+    web, soap = password_checker.PasswordChecker(known), password_checker.PasswordChecker(known)
     for number in range(5):
         with pytest.raises(errors.Unauthorized):
             await (web if number % 2 else soap).check("ann", f"guess {number}", "10.0.0.1")
-    for made in (web, soap, password_checker.Logins(known)):  # the last is a process that was started again
-        with pytest.raises(throttle.Throttled):
+    for made in (
+        web,
+        soap,
+        password_checker.PasswordChecker(known),
+    ):  # the last is a process that was started again
+        with pytest.raises(throttle.LoginThrottled):
             await made.check("ann", "a long secret", "10.0.0.1")
         assert await made.check("ann", "a long secret", "10.0.0.2")
 
 
 async def test_a_client_that_logged_in_at_one_process_is_not_locked_out_at_another(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    web, soap = password_checker.Logins(known), password_checker.Logins(known)
+    web, soap = password_checker.PasswordChecker(known), password_checker.PasswordChecker(known)
     await web.check("ann", "a long secret", "10.0.0.1")
     for number in range(30):
         with pytest.raises(errors.Unauthorized):
             await soap.check(f"eve{number}", "guess", "10.0.0.1")
-    with pytest.raises(throttle.Throttled):
+    with pytest.raises(throttle.LoginThrottled):
         await soap.check("eve", "guess", "10.0.0.1")
     assert await soap.check("ann", "a long secret", "10.0.0.1")
 
 
 async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch):
     monkeypatch.setattr(attempt_log, "BYTES_MAX", 4000)
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     now_s = [1000.0]
-    first, second = attempt_log.Log(known.attempts), attempt_log.Log(known.attempts)
-    clients = [throttle.Throttle(clock=lambda: now_s[0]) for _ in range(2)]
+    first, second = attempt_log.AttemptLog(known.attempts), attempt_log.AttemptLog(known.attempts)
+    clients = [throttle.LoginThrottle(clock=lambda: now_s[0]) for _ in range(2)]
 
     def follow() -> None:
         for log, client in zip((first, second), clients, strict=True):
@@ -184,7 +190,7 @@ async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch)
                 for one in found:
                     client.count(one)
 
-    first.append(throttle.Attempt("right", 999.0, "ann", "10.0.0.9"), 0.0, 0.0)
+    first.append(throttle.LoginAttempt("right", 999.0, "ann", "10.0.0.9"), 0.0, 0.0)
     for number in range(400):
         now_s[0] += 60.0
         first.append(clients[0].wrong(f"eve{number}", "10.0.0.1"), now_s[0] - 1000.0, 0.0)
@@ -196,38 +202,38 @@ async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch)
     assert known.attempts.stat().st_size < 6000
     assert known.attempts.stat().st_mode & 0o777 == 0o600
     for client in clients:
-        with pytest.raises(throttle.Throttled):
+        with pytest.raises(throttle.LoginThrottled):
             client.check("ann", "10.0.0.1")
         assert client.right("ann", "10.0.0.9") is None  # still known
 
 
 async def test_without_the_log_a_process_counts_by_itself(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
     known.attempts.mkdir()
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     for number in range(5):
         with pytest.raises(errors.Unauthorized):
             await made.check("ann", f"guess {number}", "10.0.0.1")
-    with pytest.raises(throttle.Throttled):
+    with pytest.raises(throttle.LoginThrottled):
         await made.check("ann", "a long secret", "10.0.0.1")
 
 
 async def test_the_first_requests_of_a_client_are_checked_once(tmp_path):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     await asyncio.gather(*(made.check("ann", "a long secret", "10.0.0.1") for _ in range(50)))
     assert made.checks == 1
 
 
 async def test_a_password_that_is_changed_while_it_is_checked_ends(tmp_path, monkeypatch):
-    known = passwords.Passwords(tmp_path)
+    known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "the old secret")
-    made = password_checker.Logins(known)
+    made = password_checker.PasswordChecker(known)
     matches = passwords.matches
 
-    def change_meanwhile(verifier: passwords.Scrypt, password: bytes) -> bool:
+    def change_meanwhile(verifier: passwords.ScryptVerifier, password: bytes) -> bool:
         found = matches(verifier, password)
         monkeypatch.setattr(passwords, "matches", matches)
         known.set("ann", roles.Role.USER, "the new secret")

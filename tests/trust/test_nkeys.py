@@ -35,7 +35,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize("kind", list(nkeys.Kind))
+@pytest.mark.parametrize("kind", list(nkeys.KeyKind))
 def test_a_key_says_what_it_is_and_signs(kind):
     pair = nkeys.KeyPair.create(kind)
     assert pair.public[0] == kind.letter
@@ -57,7 +57,7 @@ def test_keys_agree_with_another_implementation(seed, public, signature):
 
 
 def test_one_mistyped_character_is_noticed():
-    public = nkeys.KeyPair.create(nkeys.Kind.USER).public
+    public = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
     for position in range(len(public)):
         for letter in "A7Z":
             if letter != public[position]:
@@ -66,7 +66,7 @@ def test_one_mistyped_character_is_noticed():
 
 
 def test_a_seed_has_one_spelling():
-    seed = nkeys.KeyPair.create(nkeys.Kind.USER).seed
+    seed = nkeys.KeyPair.create(nkeys.KeyKind.USER).seed
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
     for stray in range(1, 4):  # the last character carries two bits that mean nothing
         other = alphabet[alphabet.index(seed[-1]) ^ stray]
@@ -77,7 +77,7 @@ def test_a_seed_has_one_spelling():
 
 
 def test_a_seed_is_never_repeated_in_an_error():
-    seed = nkeys.KeyPair.create(nkeys.Kind.USER).seed
+    seed = nkeys.KeyPair.create(nkeys.KeyKind.USER).seed
     for wrong in (seed[:-1], seed + "A", seed[:-2] + "00", "A" + seed[1:]):
         with pytest.raises(errors.InvalidInput) as caught:
             nkeys.KeyPair.from_seed(wrong)
@@ -86,7 +86,7 @@ def test_a_seed_is_never_repeated_in_an_error():
 
 def test_a_key_of_another_kind_is_refused_by_name():
     with pytest.raises(errors.InvalidInput, match="user"):
-        nkeys.require(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT).public, nkeys.Kind.USER)
+        nkeys.require_kind(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT).public, nkeys.KeyKind.USER)
 
 
 KEYLIKE = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567SUO=a é\x00", min_size=50, max_size=60)
@@ -102,6 +102,6 @@ def test_hostile_text_gives_only_our_error(text):
 
 @given(st.binary(max_size=80))
 def test_hostile_signatures_give_only_our_error(signature):
-    public = nkeys.KeyPair.create(nkeys.Kind.USER).public
+    public = nkeys.KeyPair.create(nkeys.KeyKind.USER).public
     with pytest.raises(errors.Unauthorized):
         nkeys.verify(public, b"data", signature)

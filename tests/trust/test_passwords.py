@@ -18,12 +18,12 @@ SECRET = "correct horse"
 
 @pytest.fixture
 def kept(tmp_path):
-    return passwords.Passwords(tmp_path / "passwords")
+    return passwords.PasswordStore(tmp_path / "passwords")
 
 
 def test_the_right_password_opens_and_no_other(kept, tmp_path):
     kept.set("ann", USER, SECRET)
-    assert kept.check("ann", SECRET) == passwords.Login("ann", USER)
+    assert kept.check("ann", SECRET) == passwords.PasswordLogin("ann", USER)
     for name, wrong in (
         ("ann", "correct horsf"),
         ("ann", ""),
@@ -40,7 +40,7 @@ def test_the_right_password_opens_and_no_other(kept, tmp_path):
 
 def test_a_password_expires_is_replaced_and_removed(tmp_path):
     now = 1000.0
-    kept = passwords.Passwords(tmp_path, clock=lambda: now)
+    kept = passwords.PasswordStore(tmp_path, clock=lambda: now)
     kept.set("ann", USER, SECRET, lifetime_s=10)
     now = 1011.0
     with pytest.raises(errors.Unauthorized, match="expired"):
@@ -75,12 +75,12 @@ def test_the_example_of_rfc_7677():
     )
     proof = base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
     assert (
-        base64.b64encode(passwords.prove(verifier, message, proof))
+        base64.b64encode(passwords.check_scram_proof(verifier, message, proof))
         == b"6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     )
     for wrong in (proof[:-1], proof[:-1] + b"\x00", b""):
         with pytest.raises(errors.Unauthorized):
-            passwords.prove(verifier, message, wrong)
+            passwords.check_scram_proof(verifier, message, wrong)
 
 
 @pytest.mark.parametrize("mechanism", passwords.MECHANISMS)
@@ -93,9 +93,9 @@ def test_a_client_that_never_sends_its_password(kept, mechanism):
     signature = hmac.digest(hashlib.new(algorithm, client_key).digest(), b"exchange", algorithm)
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
     expected = hmac.digest(hmac.digest(salted, b"Server Key", algorithm), b"exchange", algorithm)
-    assert passwords.prove(verifier, b"exchange", proof) == expected
+    assert passwords.check_scram_proof(verifier, b"exchange", proof) == expected
     with pytest.raises(errors.Unauthorized):
-        passwords.prove(verifier, b"another exchange", proof)
+        passwords.check_scram_proof(verifier, b"another exchange", proof)
 
 
 def test_only_the_mechanisms_that_were_asked_for(kept):
@@ -144,7 +144,7 @@ async def mqtt(server: servers.Server, password: str, *topics: str) -> tuple[int
 
 
 async def test_an_mqtt_client_brings_its_document_as_its_password(tmp_path):
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     bearer = trust.issue("u1", USER, topics=("topic.orders.>",), bearer=True)
     signed = trust.issue("u2", USER)
     assert trust.show("u1").bearer

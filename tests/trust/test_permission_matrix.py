@@ -91,9 +91,9 @@ UNPRIVILEGED = (R.AGENT, R.USER, R.VIEWER, R.AUTHORITY, R.JOINING)
 
 
 @pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
     """Each role in a domain of its own holds the identity ``me``: one broker serves all of them."""
-    made = keyring.Trust.create(tmp_path_factory.mktemp("matrix") / "keys", "north")
+    made = keyring.Keyring.create(tmp_path_factory.mktemp("matrix") / "keys", "north")
     for role in matrix.clients():
         made.add_domain(role.value)
         made.issue(matrix.ME, role, domain=role.value)
@@ -110,7 +110,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
 
 
 @pytest.fixture
-async def broker(trust: keyring.Trust, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
     listeners: dict[str, Any] = {
         "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
         "mqtt": {"listen": "127.0.0.1:-1"},

@@ -32,7 +32,7 @@ WHO = {
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """Made once: every file of it is synced."""
-    trust = keyring.Trust.create(tmp_path_factory.mktemp("template") / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path_factory.mktemp("template") / "keys", "north")
     for identity, role in WHO.items():
         trust.issue(identity, role)
     return trust
@@ -41,7 +41,7 @@ def template(tmp_path_factory):
 @pytest.fixture
 def trust(template, tmp_path):
     shutil.copytree(template.folder, tmp_path / "keys")
-    return keyring.Trust.open(tmp_path / "keys")
+    return keyring.Keyring.open(tmp_path / "keys")
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from muster.trust import keyring, sealed_box
 
 
 def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
-    mine, other = sealed_box.Key.create(), sealed_box.Key.create()
+    mine, other = sealed_box.SealedBoxKey.create(), sealed_box.SealedBoxKey.create()
     box = sealed_box.seal(mine.public, b"swordfish", "kept/db")
     assert b"swordfish" not in base64.b64decode(box)
     assert mine.open(box, "kept/db") == b"swordfish"
@@ -23,7 +23,7 @@ def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
 
 
 def test_whatever_was_touched_stays_shut():
-    mine = sealed_box.Key.create()
+    mine = sealed_box.SealedBoxKey.create()
     raw = base64.b64decode(sealed_box.seal(mine.public, b"swordfish", "x"))
     for place in range(len(raw)):
         touched = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
@@ -44,9 +44,9 @@ def test_whatever_was_touched_stays_shut():
 
 
 def test_a_domain_s_key_is_made_once_and_nobody_else_may_read_it(tmp_path):
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust = keyring.Keyring.create(tmp_path / "keys", "north")
     first = trust.key_of_secrets()
-    assert keyring.Trust.open(tmp_path / "keys").key_of_secrets().public == first.public
+    assert keyring.Keyring.open(tmp_path / "keys").key_of_secrets().public == first.public
     (file,) = (tmp_path / "keys").rglob("secrets.key")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     trust.add_domain("south")

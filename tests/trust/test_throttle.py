@@ -22,11 +22,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def made(clock: Clock) -> throttle.Throttle:
-    return throttle.Throttle(clock=clock)
+def made(clock: Clock) -> throttle.LoginThrottle:
+    return throttle.LoginThrottle(clock=clock)
 
 
-def fail(made: throttle.Throttle, account: str, address: str) -> bool:
+def fail(made: throttle.LoginThrottle, account: str, address: str) -> bool:
     """One wrong password; False: it was not looked at."""
     if not allowed(made, account, address):
         return False
@@ -34,22 +34,22 @@ def fail(made: throttle.Throttle, account: str, address: str) -> bool:
     return True
 
 
-def succeed(made: throttle.Throttle, account: str, address: str) -> None:
+def succeed(made: throttle.LoginThrottle, account: str, address: str) -> None:
     made.check(account, address)
     attempt = made.right(account, address)
     if attempt is not None:
         made.count(attempt)
 
 
-def allowed(made: throttle.Throttle, account: str, address: str) -> bool:
+def allowed(made: throttle.LoginThrottle, account: str, address: str) -> bool:
     try:
         made.check(account, address)
-    except throttle.Throttled:
+    except throttle.LoginThrottled:
         return False
     return True
 
 
-def test_one_client_that_guesses_waits_and_no_other_does(made: throttle.Throttle, clock: Clock):
+def test_one_client_that_guesses_waits_and_no_other_does(made: throttle.LoginThrottle, clock: Clock):
     looked_at = sum(fail(made, "ann", "10.0.0.1") for _ in range(1000))
     assert looked_at == 5
     assert not allowed(made, "ann", "10.0.0.1")
@@ -65,13 +65,15 @@ def test_one_client_that_guesses_waits_and_no_other_does(made: throttle.Throttle
     assert allowed(made, "ann", "10.0.0.2")
 
 
-def test_an_address_that_tries_many_accounts_waits(made: throttle.Throttle):
+def test_an_address_that_tries_many_accounts_waits(made: throttle.LoginThrottle):
     assert sum(fail(made, f"user{number}", "10.0.0.1") for number in range(1000)) == 30
     assert not allowed(made, "another", "10.0.0.1")
     assert allowed(made, "another", "10.0.0.2")
 
 
-def test_an_account_tried_from_many_addresses_stays_open_to_clients_that_logged_in(made: throttle.Throttle):
+def test_an_account_tried_from_many_addresses_stays_open_to_clients_that_logged_in(
+    made: throttle.LoginThrottle,
+):
     succeed(made, "ann", "10.1.0.1")
     assert sum(fail(made, "ann", f"10.0.{number // 250}.{number % 250}") for number in range(1000)) == 50
     assert not allowed(made, "ann", "10.9.9.9")
@@ -79,20 +81,20 @@ def test_an_account_tried_from_many_addresses_stays_open_to_clients_that_logged_
     assert allowed(made, "bob", "10.9.9.9")
 
 
-def test_clients_behind_one_address_that_logged_in_are_not_locked_out(made: throttle.Throttle):
+def test_clients_behind_one_address_that_logged_in_are_not_locked_out(made: throttle.LoginThrottle):
     succeed(made, "ann", "10.0.0.1")
     assert sum(fail(made, f"user{number}", "10.0.0.1") for number in range(100)) == 30
     assert allowed(made, "ann", "10.0.0.1")
 
 
-def test_a_login_of_ones_own_does_not_forgive_guesses(made: throttle.Throttle):
+def test_a_login_of_ones_own_does_not_forgive_guesses(made: throttle.LoginThrottle):
     for number in range(100):
         succeed(made, "mallory", "10.0.0.1")
         fail(made, f"user{number}", "10.0.0.1")
     assert not allowed(made, "victim", "10.0.0.1")
 
 
-def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(made: throttle.Throttle, clock: Clock):
+def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(made: throttle.LoginThrottle, clock: Clock):
     while fail(made, "ann", "10.0.0.1"):
         pass
     clock.now_s -= 1_000_000.0
@@ -101,7 +103,7 @@ def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(made: throttle.T
     assert allowed(made, "ann", "10.0.0.1")
 
 
-def test_the_tables_are_bounded(made: throttle.Throttle, monkeypatch: pytest.MonkeyPatch):
+def test_the_tables_are_bounded(made: throttle.LoginThrottle, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(leaky_buckets, "KEYS_MAX", 10)
     monkeypatch.setattr(throttle, "KNOWN_MAX", 10)
     for number in range(100):

@@ -84,14 +84,14 @@ def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
         assert made.code == 0, made.err
         path = place / "muster.toml"
         path.write_text(path.read_text() + SETTINGS + extra)
-        trust = identities.open_(sections.load(app_settings.Settings, file=path))
+        trust = identities.open_keyring(sections.load(app_settings.Settings, file=path))
         for name, password in PASSWORDS.items():
             web.set_password(trust, name, role=ROLES[name], password=password)
     up = driver.run(
         "up", "--detach", "--timeout", "120", "--set", f"web.port={port}", home=place, timeout_s=150
     )
     assert up.code == 0, up.err
-    folder = home.Folder(sections.load(app_settings.Settings, file=place / "muster.toml").domain.folder)
+    folder = home.DomainFolder(sections.load(app_settings.Settings, file=place / "muster.toml").domain.folder)
     running = folder.running()
     assert running is not None
     assert running.web_url is not None

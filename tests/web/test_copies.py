@@ -26,7 +26,7 @@ NODES = [f"inform-default-{number}" for number in (1, 2, 3, 4)]
 
 
 @contextlib.asynccontextmanager
-async def reading(held: client.Client, key: str) -> AsyncIterator[None]:
+async def reading(held: client.InformClient, key: str) -> AsyncIterator[None]:
     async def read() -> None:
         while True:
             with contextlib.suppress(errors.Unavailable):
@@ -46,17 +46,17 @@ async def reading(held: client.Client, key: str) -> AsyncIterator[None]:
 async def test_copies_are_seen_to_follow_those_who_read(tmp_path, browser):
     running = await asyncio.to_thread(conftest.start, tmp_path / "home", EXTRA)
     try:
-        trust = await asyncio.to_thread(identities.open_, running.settings)
-        folder = home.Folder(running.settings.domain.folder)
-        async with await web.Door(folder, trust).connect("reader", roles.Role.USER) as bus:
-            await client.Client(bus, node=NODES[0]).put("printers/3", b"colour")
+        trust = await asyncio.to_thread(identities.open_keyring, running.settings)
+        folder = home.DomainFolder(running.settings.domain.folder)
+        async with await web.DomainAddress(folder, trust).connect("reader", roles.Role.USER) as bus:
+            await client.InformClient(bus, node=NODES[0]).put("printers/3", b"colour")
             page = await browser.new_page(viewport={"width": 1280, "height": 850})
             here = conftest.Visit(running, page)
             await here.login("vera")
             await here.open("/contexts/one?key=printers%2F3")
             await here.live()
             for node in NODES[2:]:
-                async with reading(client.Client(bus, node=node), "printers/3"):
+                async with reading(client.InformClient(bus, node=node), "printers/3"):
                     # Without a hand on it, the page shows a copy where the readers are.
                     held = f"#copies tbody tr > td:first-child:has-text('{node}')"
                     await page.wait_for_selector(held, timeout=60_000)

@@ -12,12 +12,12 @@ from muster.core import errors
 from muster.web.auth import ended_logins, sessions
 
 
-def session(id: str, name: str = "ann", *, for_s: float = 1000) -> sessions.Session:
-    return sessions.Session(
+def session(id: str, name: str = "ann", *, for_s: float = 1000) -> sessions.LoginSession:
+    return sessions.LoginSession(
         id=id,
         name=name,
-        role=sessions.Role.VIEWER,
-        kind=sessions.Kind.COOKIE,
+        role=sessions.WebRole.VIEWER,
+        kind=sessions.TokenKind.COOKIE,
         born=0,
         until=int(time.time() + for_s),
     )

@@ -94,7 +94,7 @@ def test_the_document_names_every_problem_and_how_to_log_in(lab):
 
 
 def test_the_reference_page_is_the_document_s_own():
-    made = reference.page()
+    made = reference.render_page()
     if os.environ.get("REWRITE"):
         PAGE.write_text(made)
     assert PAGE.read_text() == made, "REWRITE=1 pytest tests/web/test_openapi.py writes it anew"

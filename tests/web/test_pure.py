@@ -27,9 +27,14 @@ from tests.pipeline import test_history, traffic
 KEY = b"k" * 32
 
 
-def session(**changes: object) -> sessions.Session:
-    made = sessions.Session(
-        id="s1", name="ann", role=sessions.Role.OPERATOR, kind=sessions.Kind.COOKIE, born=5, until=1000
+def session(**changes: object) -> sessions.LoginSession:
+    made = sessions.LoginSession(
+        id="s1",
+        name="ann",
+        role=sessions.WebRole.OPERATOR,
+        kind=sessions.TokenKind.COOKIE,
+        born=5,
+        until=1000,
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -39,13 +44,13 @@ def session(**changes: object) -> sessions.Session:
 
 def test_a_session_comes_back_as_it_was_sealed():
     sealed = sessions.seal(session(), KEY)
-    assert sessions.unseal(sealed, KEY, kind=sessions.Kind.COOKIE, now_s=999) == session()
+    assert sessions.unseal(sealed, KEY, kind=sessions.TokenKind.COOKIE, now_s=999) == session()
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.b", "é.é", "x" * 5000, "eyJ9.AAAA", "\x00.\x00"])
 def test_what_is_not_sealed_by_us_is_nobody(text):
     with pytest.raises(errors.Unauthorized):
-        sessions.unseal(text, KEY, kind=sessions.Kind.COOKIE, now_s=0)
+        sessions.unseal(text, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
 
 
 def test_no_byte_of_a_sealed_session_can_be_changed():
@@ -53,7 +58,7 @@ def test_no_byte_of_a_sealed_session_can_be_changed():
     for place in range(len(sealed)):
         changed = sealed[:place] + ("A" if sealed[place] != "A" else "B") + sealed[place + 1 :]
         try:
-            found = sessions.unseal(changed, KEY, kind=sessions.Kind.COOKIE, now_s=0)
+            found = sessions.unseal(changed, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
         except errors.Unauthorized:
             continue
         assert found == session()  # the last bits of base 64 may be free
@@ -62,19 +67,19 @@ def test_no_byte_of_a_sealed_session_can_be_changed():
 def test_an_expired_session_another_key_and_another_kind_are_refused():
     sealed = sessions.seal(session(), KEY)
     for key, kind, now_s in (
-        (KEY, sessions.Kind.COOKIE, 1000),
-        (b"other" * 8, sessions.Kind.COOKIE, 0),
-        (KEY, sessions.Kind.TOKEN, 0),
+        (KEY, sessions.TokenKind.COOKIE, 1000),
+        (b"other" * 8, sessions.TokenKind.COOKIE, 0),
+        (KEY, sessions.TokenKind.TOKEN, 0),
     ):
         with pytest.raises(errors.Unauthorized):
             sessions.unseal(sealed, key, kind=kind, now_s=now_s)
 
 
 def test_roles_cover_those_below_and_gateways_logins_have_no_place():
-    assert sessions.Role.ADMIN.covers(sessions.Role.OPERATOR)
-    assert not sessions.Role.VIEWER.covers(sessions.Role.OPERATOR)
-    assert sessions.role_of(roles.Role.OPERATOR, administers=True) is sessions.Role.ADMIN
-    assert sessions.role_of(roles.Role.VIEWER, administers=True) is sessions.Role.VIEWER
+    assert sessions.WebRole.ADMIN.covers(sessions.WebRole.OPERATOR)
+    assert not sessions.WebRole.VIEWER.covers(sessions.WebRole.OPERATOR)
+    assert sessions.role_of(roles.Role.OPERATOR, administers=True) is sessions.WebRole.ADMIN
+    assert sessions.role_of(roles.Role.VIEWER, administers=True) is sessions.WebRole.VIEWER
     with pytest.raises(errors.Forbidden):
         sessions.role_of(roles.Role.USER, administers=True)
 
@@ -83,7 +88,7 @@ def test_roles_cover_those_below_and_gateways_logins_have_no_place():
 
 
 async def test_many_who_ask_the_same_are_answered_by_one_making():
-    kept = cache.Cache()
+    kept = cache.TaggedCache()
     made = 0
     release = asyncio.Event()
 
@@ -106,7 +111,7 @@ async def test_many_who_ask_the_same_are_answered_by_one_making():
 
 async def test_the_cache_is_bounded_and_keeps_failures_for_a_moment_only():
     now = 0.0
-    kept = cache.Cache(entries_max=10, now=lambda: now)
+    kept = cache.TaggedCache(entries_max=10, now=lambda: now)
 
     async def fine() -> int:
         return 1
@@ -130,7 +135,7 @@ async def test_the_cache_is_bounded_and_keeps_failures_for_a_moment_only():
 
 
 async def test_a_reader_after_a_write_is_not_served_by_a_fill_begun_before_it():
-    kept = cache.Cache()
+    kept = cache.TaggedCache()
     truth, running, most = "before", 0, 0
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -179,13 +184,13 @@ class NoLink:
         self.published.append(messages.decode(data, messages.Decision))
 
 
-def an_act() -> tuple[NoLink, actions.Desk]:
+def an_act() -> tuple[NoLink, actions.ActionRunner]:
     link = NoLink()
-    return link, actions.Desk(types.SimpleNamespace(link=link, cache=cache.Cache()))  # type: ignore[arg-type]
+    return link, actions.ActionRunner(types.SimpleNamespace(link=link, cache=cache.TaggedCache()))  # type: ignore[arg-type]
 
 
-OLGA = sessions.Session(
-    id="1", name="olga", role=sessions.Role.OPERATOR, kind=sessions.Kind.TOKEN, born=0, until=1
+OLGA = sessions.LoginSession(
+    id="1", name="olga", role=sessions.WebRole.OPERATOR, kind=sessions.TokenKind.TOKEN, born=0, until=1
 )
 
 
@@ -204,7 +209,7 @@ async def test_an_act_that_is_cancelled_while_it_is_carried_out_is_recorded_in_d
         await doing
     await desk.close()
     assert [(one.who, one.what, one.outcome) for one in link.published] == [
-        ("olga", "purge", messages.Outcome.IN_DOUBT)
+        ("olga", "purge", messages.DecisionOutcome.IN_DOUBT)
     ]
 
 
@@ -221,17 +226,17 @@ async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_c
     with pytest.raises(asyncio.CancelledError):
         await doing
     await desk.close()
-    assert [one.outcome for one in link.published] == [messages.Outcome.DONE]
+    assert [one.outcome for one in link.published] == [messages.DecisionOutcome.DONE]
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (errors.TimedOut("no answer"), messages.Outcome.IN_DOUBT),
-        (errors.NotConnected("the connection is closed"), messages.Outcome.IN_DOUBT),
-        (errors.Unavailable("nothing listens"), messages.Outcome.FAILED),
-        (errors.Conflict("changed"), messages.Outcome.REFUSED),
-        (TimeoutError("in our own code"), messages.Outcome.IN_DOUBT),
+        (errors.TimedOut("no answer"), messages.DecisionOutcome.IN_DOUBT),
+        (errors.NotConnected("the connection is closed"), messages.DecisionOutcome.IN_DOUBT),
+        (errors.Unavailable("nothing listens"), messages.DecisionOutcome.FAILED),
+        (errors.Conflict("changed"), messages.DecisionOutcome.REFUSED),
+        (TimeoutError("in our own code"), messages.DecisionOutcome.IN_DOUBT),
     ],
 )
 async def test_the_outcome_of_an_act_that_failed(error, outcome):
@@ -248,7 +253,7 @@ async def test_the_outcome_of_an_act_that_failed(error, outcome):
 
 
 async def test_who_asks_and_goes_does_not_take_the_answer_from_others():
-    kept = cache.Cache()
+    kept = cache.TaggedCache()
     release = asyncio.Event()
 
     async def make() -> str:
@@ -277,19 +282,19 @@ def by_name(row: str) -> tuple[str]:
 
 def test_no_row_is_repeated_or_left_out_when_others_come_and_go_between_two_pages():
     rows = ["b", "d", "f", "h"]
-    first, cursor = shown(base.cut(rows, "", 2, by_name))
+    first, cursor = shown(base.paginate(rows, "", 2, by_name))
     assert first == ["b", "d"]
-    rest, end = shown(base.cut(["a", "b", "c", "f", "g", "h"], cursor or "", 4, by_name))
+    rest, end = shown(base.paginate(["a", "b", "c", "f", "g", "h"], cursor or "", 4, by_name))
     assert (rest, end) == (["f", "g", "h"], None)
 
 
 @pytest.mark.parametrize("cursor", ["2", "x", "%%", base._cursor((1, "a")), "W10"])
 def test_a_cursor_of_another_list_is_refused(cursor):
     if cursor == "W10":  # []: before everything
-        assert shown(base.cut(["a"], cursor, 2, by_name)) == (["a"], None)
+        assert shown(base.paginate(["a"], cursor, 2, by_name)) == (["a"], None)
         return
     with pytest.raises(errors.InvalidInput, match="no cursor"):
-        base.cut(["a"], cursor, 2, by_name)
+        base.paginate(["a"], cursor, 2, by_name)
 
 
 def test_pages_of_a_list_that_grows_at_its_beginning():
@@ -301,14 +306,16 @@ def test_pages_of_a_list_that_grows_at_its_beginning():
     assert base.behind(["z", "y"], "gone", 2, str) == ([], None)
 
 
-def decision(number: int, outcome: messages.Outcome = messages.Outcome.DONE) -> messages.Decision:
+def decision(
+    number: int, outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE
+) -> messages.Decision:
     return messages.Decision(
         id=f"{number:016x}", who="a", what="apply", target=f"t{number}", why="x", at_ms=1, outcome=outcome
     )
 
 
 async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_in_its_place(monkeypatch):
-    made = bus_feed.Hearing(None, domain="x")  # type: ignore[arg-type]
+    made = bus_feed.BusFeed(None, domain="x")  # type: ignore[arg-type]
     made.decisions.add(decision(1))
 
     class Bus:
@@ -326,7 +333,7 @@ async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_i
         async def decisions(self, last):
             await self.bus.hear(decision(3))  # the stream has it already
             await self.bus.hear(decision(4))
-            decided = decision(2, messages.Outcome.DECIDED)
+            decided = decision(2, messages.DecisionOutcome.DECIDED)
             return [decision(1), decided, decision(2), decision(3)]
 
     async def none(*_, **__):
@@ -336,7 +343,7 @@ async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_i
         for one in list[bytes]():
             yield one
 
-    monkeypatch.setattr(manage_client, "Client", Manage)
+    monkeypatch.setattr(manage_client, "ManageClient", Manage)
     monkeypatch.setattr(monitor_client, "recent", none)
     monkeypatch.setattr(monitor_client, "results", nothing)
     bus: Any = Bus()
@@ -347,7 +354,7 @@ async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_i
 
 
 def test_a_feed_keeps_the_latest():
-    feed = recent.Recent(str, 3)
+    feed = recent.RecentItems(str, 3)
     for item in "abcd":
         feed.add(item)
     feed.add("d")
@@ -371,9 +378,11 @@ def test_text_is_escaped_wherever_it_stands():
         widgets.field("x", "x", NASTY, options=[(NASTY, NASTY)]),
         widgets.problem(NASTY, NASTY),
         charts.shares({NASTY: 3}, label=NASTY),
-        charts.lines([charts.Line(NASTY, [(1.0, 1.0), (2.0, 2.0)])], label=NASTY, unit=NASTY),
-        charts.graph([charts.Node(NASTY, "good", NASTY)], [], label=NASTY),
-        charts.timeline([NASTY], [charts.Mark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY),
+        charts.lines([charts.ChartLine(NASTY, [(1.0, 1.0), (2.0, 2.0)])], label=NASTY, unit=NASTY),
+        charts.graph([charts.GraphNode(NASTY, "good", NASTY)], [], label=NASTY),
+        charts.timeline(
+            [NASTY], [charts.TimelineMark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY
+        ),
     ]
     for one in made:
         assert "<script" not in one
@@ -390,20 +399,20 @@ def test_children_and_attributes_take_what_they_should():
 
 def test_charts_leave_gaps_and_say_their_figures():
     points = [(0.0, 1.0), (1.0, None), (2.0, float("nan")), (3.0, 5.0)]
-    made = charts.lines([charts.Line("load", points)], label="Load", unit=" s")
+    made = charts.lines([charts.ChartLine("load", points)], label="Load", unit=" s")
     assert made.count("<polyline") == 2
     assert 'aria-label="Load. Now load: 5 s"' in made
-    both = [charts.Line("load", points), charts.Line("95 %", [(0.0, None), (3.0, float("nan"))])]
+    both = [charts.ChartLine("load", points), charts.ChartLine("95 %", [(0.0, None), (3.0, float("nan"))])]
     assert charts.lines(both, label="Load", unit=" s") == made  # of what was never measured nothing is said
 
 
 def test_where_nothing_came_for_several_paces_nothing_is_drawn():
     steady = [(float(at), 1.0) for at in range(0, 60, 10)]
-    assert charts.gapped(steady) == steady
+    assert charts.split_gaps(steady) == steady
     late = [*steady, (200.0, 9.0), (210.0, 1.0)]
-    assert charts.gapped(late) == [*steady, (200.0, None), (200.0, 9.0), (210.0, 1.0)]
-    assert charts.gapped([]) == []
-    assert charts.gapped([(1.0, 1.0)]) == [(1.0, 1.0)]
+    assert charts.split_gaps(late) == [*steady, (200.0, None), (200.0, 9.0), (210.0, 1.0)]
+    assert charts.split_gaps([]) == []
+    assert charts.split_gaps([(1.0, 1.0)]) == [(1.0, 1.0)]
 
 
 # At the door
@@ -423,8 +432,8 @@ def test_where_nothing_came_for_several_paces_nothing_is_drawn():
     ],
 )
 def test_other_sites_are_told_from_our_pages_and_from_programs(headers, is_foreign):
-    assert bool(guard.foreign("POST", headers)) is is_foreign
-    assert guard.foreign("GET", headers) == ""
+    assert bool(guard.is_cross_site("POST", headers)) is is_foreign
+    assert guard.is_cross_site("GET", headers) == ""
 
 
 def test_a_host_is_compared_without_its_port():
@@ -450,7 +459,7 @@ def test_after_a_login_one_lands_on_a_page_of_ours_only(path):
 
 def test_a_page_of_ours_is_gone_back_to_with_its_question():
     assert routes._within("/resources?where=a%20%3D%201") == "/resources?where=a%20%3D%201"
-    assert page.to("/node", name="a&b", none=None) == "/node?name=a%26b"
+    assert page.link_to("/node", name="a&b", none=None) == "/node?name=a%26b"
 
 
 def test_every_error_has_a_status_and_a_document():
@@ -459,7 +468,7 @@ def test_every_error_has_a_status_and_a_document():
 
     assert problems.status_of(errors.NotFound("x")) == 404
     assert problems.status_of(problems.PreconditionFailed("x")) == 412
-    assert problems.status_of(errors.InvariantBroken("x")) == 500
+    assert problems.status_of(errors.InvariantViolation("x")) == 500
     document = problems.document(errors.ParseError("bad", text="a b", position=2, hint="good"))
     assert document["status"] == 400
     assert (document["position"], document["hint"]) == (2, "good")
@@ -473,21 +482,21 @@ def test_a_cursor_that_is_none_is_refused(text):
 
 
 def test_an_etag_names_a_version():
-    assert base.expected('"12"') == 12
-    assert base.expected("*") == "*"
-    assert base.expected(None) is None
+    assert base.if_match('"12"') == 12
+    assert base.if_match("*") == "*"
+    assert base.if_match(None) is None
     with pytest.raises(problems.PreconditionFailed):
-        base.expected('"abc"')
+        base.if_match('"abc"')
 
 
 def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
-    rollup = columns.Rollup
+    rollup = columns.MetricRollup
     standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
     infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
     systems = [(1.0, standard | infected), (2.0, standard)]
-    assert overview.watched(systems) == ["infected"]
-    assert overview.watched(systems[1:]) == ["cpu_percent"]
-    assert overview.watched([(1.0, dict.fromkeys("dcba", infected["infected"]))]) == ["a", "b", "c"]
+    assert overview.watched_metrics(systems) == ["infected"]
+    assert overview.watched_metrics(systems[1:]) == ["cpu_percent"]
+    assert overview.watched_metrics([(1.0, dict.fromkeys("dcba", infected["infected"]))]) == ["a", "b", "c"]
     assert overview.is_share(systems, "infected")
     assert not overview.is_share(systems, "cpu_percent")
     assert overview._means(systems, "infected", 100) == [(1.0, 25.0), (2.0, None)]
@@ -500,7 +509,7 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     """And thins what is between the gaps, never the gaps."""
     start_ms = 1_700_000_000_000
     for number in (*range(40), *range(50, 90)):  # ten windows without a report
-        many = rollups.Many("system", "", start_ms + number * 10_000)
+        many = rollups.ScopeTotals("system", "", start_ms + number * 10_000)
         many.cell.fold(test_history._column(float(number)))
         rollup_rows.write([many], 10_000, tmp_path, "r", number)
     asked = history_reader.levels("system", "", "cpu_percent", start_ms)
@@ -509,7 +518,7 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     assert gone == [40]
     assert [one["mean"] for one in found if one["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
     drawn = str(
-        charts.lines([charts.Line("mean", [(o["at_ms"] / 1000, o["mean"]) for o in found])], label="CPU")
+        charts.lines([charts.ChartLine("mean", [(o["at_ms"] / 1000, o["mean"]) for o in found])], label="CPU")
     )
     assert drawn.count("<polyline") == 2
     assert drawn.count('class="gap"') == 1
@@ -518,13 +527,15 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
 
 def test_the_history_is_paged_by_its_cursors(tmp_path):
     with pytest.raises(errors.NotFound, match="no history"):
-        history_reader.page(tmp_path / "none", search.Query(), 5, "")
+        history_reader.read_page(tmp_path / "none", search.HistorySearch(), 5, "")
     rows = [traffic.report(f"m{n}", 1, test_history.T0 + n) for n in range(12)]
     test_history.store(tmp_path, 0, rows)
     seen = []
     cursor: str | None = ""
     while cursor is not None:
-        found, cursor = history_reader.page(tmp_path, search.Query(columns=("machine",)), 5, cursor)
+        found, cursor = history_reader.read_page(
+            tmp_path, search.HistorySearch(columns=("machine",)), 5, cursor
+        )
         seen.append([one["machine"] for one in found])
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
 

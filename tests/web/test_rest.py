@@ -506,19 +506,19 @@ def test_tokens_that_are_none_are_refused(lab, header):
 
 def test_an_expired_token_and_one_of_another_domain_are_refused(lab):
     key = (lab.settings.domain.folder / "web" / "key").read_bytes()
-    mine = sessions.unseal(lab.token("vera"), key, kind=sessions.Kind.TOKEN, now_s=0)
+    mine = sessions.unseal(lab.token("vera"), key, kind=sessions.TokenKind.TOKEN, now_s=0)
 
     for text in (
         sessions.seal(msgspec.structs.replace(mine, until=1), key),
-        sessions.seal(msgspec.structs.replace(mine, role=sessions.Role.ADMIN), b"k" * 32),
+        sessions.seal(msgspec.structs.replace(mine, role=sessions.WebRole.ADMIN), b"k" * 32),
         sessions.seal(msgspec.structs.replace(mine, born=mine.born - 1), key),
         sessions.seal(msgspec.structs.replace(mine, name="nobody"), key),
-        sessions.seal(msgspec.structs.replace(mine, kind=sessions.Kind.COOKIE), key),
+        sessions.seal(msgspec.structs.replace(mine, kind=sessions.TokenKind.COOKIE), key),
     ):
         told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {text}"})
         assert told.status_code == 401
     # A role that was sealed is not believed either: what the login is now counts.
-    grown = sessions.seal(msgspec.structs.replace(mine, role=sessions.Role.ADMIN), key)
+    grown = sessions.seal(msgspec.structs.replace(mine, role=sessions.WebRole.ADMIN), key)
     told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {grown}"})
     assert told.json()["role"] == "viewer"
 

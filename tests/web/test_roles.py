@@ -58,7 +58,7 @@ OPEN = {"POST /tokens"}  # it is the login
 
 def operations() -> dict[str, tuple[str, dict[str, Any]]]:
     found = {}
-    for path, methods in server.rest().openapi()["paths"].items():
+    for path, methods in server.rest_application().openapi()["paths"].items():
         for method in methods:
             name = f"{method.upper()} {path.removeprefix(server.API)}"
             if name not in OPEN:
@@ -101,7 +101,7 @@ def test_each_role_may_do_what_the_table_says(lab: Running, role: str):
 
 
 def test_logins_of_other_roles_have_no_place(lab: Running):
-    trust = identities.open_(lab.settings)
+    trust = identities.open_keyring(lab.settings)
     for role in (roles.Role.USER, roles.Role.AGENT):
         trust.passwords().set(f"a-{role}", role, "a long secret")
         given = {"name": f"a-{role}", "password": "a long secret"}

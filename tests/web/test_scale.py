@@ -37,18 +37,18 @@ async def fill_registry(running: Running) -> None:
         for first in range(0, COUNT, 5_000):
             async with store.transaction() as transaction:
                 for number in range(first, first + 5_000):
-                    spec = protocol.Spec(
+                    spec = protocol.ResourceSpec(
                         name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
                     )
-                    made = assignments.Resource(spec=spec, generation=1, by="admin")
+                    made = assignments.ResourceRecord(spec=spec, generation=1, by="admin")
                     transaction.put(record_store.RESOURCES, spec.name, msgspec.json.encode(made))
 
 
 async def fill_reports(running: Running) -> None:
     """One report of each machine, as a channel forwards them."""
-    folder = home.Folder(running.settings.domain.folder)
-    trust = await asyncio.to_thread(identities.open_, running.settings)
-    async with await web.Door(folder, trust).connect("loader", roles.Role.CHANNEL) as bus:
+    folder = home.DomainFolder(running.settings.domain.folder)
+    trust = await asyncio.to_thread(identities.open_keyring, running.settings)
+    async with await web.DomainAddress(folder, trust).connect("loader", roles.Role.CHANNEL) as bus:
         stream = await bus.open_stream(columns.REPORTS_STREAM)
         now_ms = int(time.time() * 1000)
         for first in range(0, COUNT, 5_000):
@@ -63,13 +63,13 @@ async def fill_reports(running: Running) -> None:
                 )
                 for number in range(first, first + 5_000)
             ]
-            facts = columns.Facts(channel="loader", sequence=first + 1, machines=5_000)
+            facts = columns.BatchInfo(channel="loader", sequence=first + 1, machines=5_000)
             data = columns.encode(columns.to_batch(rows), facts, compression="lz4")
             await stream.publish(monitor_protocol.batch("loader", monitor_protocol.ROOT), data)
 
 
 def web_process(running: Running) -> psutil.Process:
-    pid = home.Folder(running.settings.domain.folder).holder()
+    pid = home.DomainFolder(running.settings.domain.folder).holder()
     return next(
         child
         for child in psutil.Process(pid).children(recursive=True)

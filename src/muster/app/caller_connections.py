@@ -21,17 +21,17 @@ Connect = Callable[[str, roles.Role], Awaitable[api.Bus]]
 
 
 @dataclass
-class _Visitor:
+class _CallerConnection:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     bus: api.Bus | None = None
     users: int = 0
     leaving: asyncio.TimerHandle | None = None
 
 
-class Visitors:
+class CallerConnections:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._here: dict[tuple[str, str], _Visitor] = {}
+        self._here: dict[tuple[str, str], _CallerConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Visitors:
                 raise errors.Overloaded(
                     f"{ALL_MAX} users are connected through this door", retry_after_s=IDLE_S
                 )
-            one = self._here[key] = _Visitor()
+            one = self._here[key] = _CallerConnection()
         one.users += 1
         if one.leaving is not None:
             one.leaving.cancel()

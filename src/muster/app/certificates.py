@@ -21,19 +21,19 @@ PERIOD_S = 3600.0
 NAME = "brokers"  # one certificate serves all brokers of this machine
 
 
-def folder(settings: domain.Ground) -> Path:
+def folder(settings: domain.BaseSettings) -> Path:
     return settings.domain.folder / "certs"
 
 
-def ensure_authority(settings: domain.Ground) -> None:
+def ensure_authority(settings: domain.BaseSettings) -> None:
     """Make the domain's certificate authority if it has none. Blocks."""
     if not (folder(settings) / "ca.pem").exists():
-        certificates.Certificates.create(
+        certificates.CertificateStore.create(
             folder(settings), settings.domain.name, lifetime_s=settings.trust.ca_lifetime_s
         )
 
 
-def ensure(settings: domain.Ground) -> bool:
+def ensure(settings: domain.BaseSettings) -> bool:
     """Make or renew the authority and the brokers' certificate; whether that changed. Blocks."""
     ensure_authority(settings)
     held = _open(settings)
@@ -65,30 +65,30 @@ def _addresses(name: str) -> list[str]:
     return [str(one) for one in parsed if not one.is_loopback]
 
 
-def for_brokers(settings: domain.Ground) -> config.Tls:
+def broker_tls(settings: domain.BaseSettings) -> config.BrokerTls:
     pair = _open(settings).pair(NAME)
-    return config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
+    return config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
 
 
-def bundle(settings: domain.Ground) -> Path:
+def bundle(settings: domain.BaseSettings) -> Path:
     """What clients verify brokers against."""
     return _open(settings).bundle
 
 
-def for_clients(settings: domain.Ground) -> ssl.SSLContext:
+def client_tls(settings: domain.BaseSettings) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(bundle(settings)))
 
 
-def report(settings: domain.Ground) -> list[certificates.Status]:
+def report(settings: domain.BaseSettings) -> list[certificates.CertificateStatus]:
     """How long each still lives. Blocks."""
     return _open(settings).report(renew_at=settings.trust.renew_at)
 
 
-def _open(settings: domain.Ground) -> certificates.Certificates:
-    return certificates.Certificates(folder(settings), settings.domain.name)
+def _open(settings: domain.BaseSettings) -> certificates.CertificateStore:
+    return certificates.CertificateStore(folder(settings), settings.domain.name)
 
 
-class CertificateKeeper:
+class CertificateRenewer:
     """The part that renews them, has the brokers read them again, and warns in time."""
 
     name = "certificates"
@@ -98,11 +98,11 @@ class CertificateKeeper:
     def __init__(self, reload: Callable[[], Awaitable[None]], *, period_s: float = PERIOD_S) -> None:
         self._reload = reload
         self._period_s = period_s
-        self._context: context_.Context
+        self._context: context_.ComponentContext
         self._unread = False  # whether some broker may not have read the present certificate
-        self._report: list[certificates.Status] = []
+        self._report: list[certificates.CertificateStatus] = []
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         await self.look()
         context.spawn(self._look_always())
@@ -110,13 +110,13 @@ class CertificateKeeper:
     async def stop(self) -> None:
         """Nothing to end but the task, which the domain ends."""
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         rows = [
             {"name": one.name, "days_left": round(one.days_left, 1), "due": one.due} for one in self._report
         ]
         warned = [one for one in self._report if one.warning_days is not None]
         reason = ", ".join(f"{one.name} ends in {max(0.0, one.days_left):.1f} days" for one in warned)
-        return component.Health(reason=reason, facts={"certificates": rows})
+        return component.ComponentHealth(reason=reason, facts={"certificates": rows})
 
     async def look(self) -> None:
         """Once, now."""

@@ -40,7 +40,7 @@ P = TypeVar("P")
 PROCESS = "domain"  # as which it tells where its pages are
 
 
-class State(enum.Enum):
+class DomainState(enum.Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -48,47 +48,49 @@ class State(enum.Enum):
 
 
 class Domain:
-    def __init__(self, settings: domain.Ground, *, parts: Iterable[component.Part] = ()) -> None:
+    def __init__(self, settings: domain.BaseSettings, *, parts: Iterable[component.Component] = ()) -> None:
         self.settings = settings
-        self.folder = home.Folder(settings.domain.folder.absolute())
-        self.state = State.STOPPED
+        self.folder = home.DomainFolder(settings.domain.folder.absolute())
+        self.state = DomainState.STOPPED
         self.metrics = metrics.Metrics(process=True)
-        self.brokers = None if settings.bus.servers else broker_set.Brokers(settings, self.folder)
-        self.trust: keyring.Trust
+        self.brokers = None if settings.bus.servers else broker_set.BrokerSet(settings, self.folder)
+        self.trust: keyring.Keyring
         self.store: database.Store
         self.bus: api.Bus
-        self._locator = locator.Locator(lambda: self.servers) if settings.bus.locator else None
-        self._log = log.Events("app", domain=settings.domain.name)
-        self._budgets = retention.BudgetWatch()
+        self._locator = locator.LocatorComponent(lambda: self.servers) if settings.bus.locator else None
+        self._log = log.EventLog("app", domain=settings.domain.name)
+        self._budgets = retention.RetentionMonitor()
         self._parts = (*self._own_parts(), *parts)
-        self._team: component.Team
+        self._team: component.ComponentGroup
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
-        self._pages: server.Server | None = None
+        self._pages: server.HttpServer | None = None
         self._started_at_s = 0.0
 
-    def _own_parts(self) -> list[component.Part]:
-        own: list[component.Part] = [self._budgets, audit.Audit()]
+    def _own_parts(self) -> list[component.Component]:
+        own: list[component.Component] = [self._budgets, audit.AuditComponent()]
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}
         if self.brokers is not None:
             verbs |= self.brokers.verbs()
             if self.settings.bus.uses_tls:
-                own.append(certificates.CertificateKeeper(self.brokers.reload))
-        own.append(control.Control({**verbs, "alerts": self._budgets.open_alerts}))
+                own.append(certificates.CertificateRenewer(self.brokers.reload))
+        own.append(control.ControlServer({**verbs, "alerts": self._budgets.open_alerts}))
         return own
 
     # Life
 
     async def start(self) -> None:
         """When this returns, the domain serves. If it cannot, it is as if it had never begun."""
-        if self.state is not State.STOPPED:
+        if self.state is not DomainState.STOPPED:
             raise errors.Conflict(f"the domain {self.settings.domain.name} is {self.state.value} already")
-        self.state = State.STARTING
+        self.state = DomainState.STARTING
         self._started_at_s = time.time()
         self._failure = asyncio.get_running_loop().create_future()
-        self._team = component.Team(self._parts, context_for=self._context, on_failure=self._part_failed)
+        self._team = component.ComponentGroup(
+            self._parts, context_for=self._context, on_failure=self._part_failed
+        )
         try:
             await asyncio.to_thread(self.folder.create)
             await self._hold_folder()
@@ -102,7 +104,7 @@ class Domain:
             self._stack.push_async_callback(self.bus.close)
             self._stack.push_async_callback(self._team.stop)
             await self._team.start()
-            self.state = State.RUNNING
+            self.state = DomainState.RUNNING
             await asyncio.to_thread(self.folder.announce, self.running)
         except BaseException:
             await self.stop()
@@ -112,13 +114,13 @@ class Domain:
 
     async def stop(self) -> None:
         """Drain and stop, last started first."""
-        if self.state is State.STOPPED:
+        if self.state is DomainState.STOPPED:
             return
-        was_running = self.state is State.RUNNING
-        self.state = State.STOPPING
+        was_running = self.state is DomainState.RUNNING
+        self.state = DomainState.STOPPING
         await self._stack.aclose()
         self._failure.cancel()
-        self.state = State.STOPPED
+        self.state = DomainState.STOPPED
         if was_running:
             self._log.info("domain-stopped")
 
@@ -152,15 +154,15 @@ class Domain:
     @property
     def ready(self) -> bool:
         """Whether it can do its work: up, connected, and no vital part missing."""
-        if self.state is not State.RUNNING or self.bus.state is not api.ConnectionState.CONNECTED:
+        if self.state is not DomainState.RUNNING or self.bus.state is not api.ConnectionState.CONNECTED:
             return False
         found = self._team.health()
         return all(found[part.name].is_working for part in self._parts if part.vital)
 
     @property
-    def running(self) -> home.Running:
+    def running(self) -> home.RunningDomain:
         uses_tls = self.brokers is not None and self.settings.bus.uses_tls
-        return home.Running(
+        return home.RunningDomain(
             domain=self.settings.domain.name,
             pid=os.getpid(),
             started_at_s=self._started_at_s,
@@ -169,7 +171,7 @@ class Domain:
             ca=str(certificates.bundle(self.settings)) if uses_tls else None,
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
-            web_url=next((part.url for part in self._parts if isinstance(part, web.WebPart)), None),
+            web_url=next((part.url for part in self._parts if isinstance(part, web.WebComponent)), None),
         )
 
     async def status(self) -> dict[str, Any]:
@@ -207,17 +209,17 @@ class Domain:
 
     async def tell_brokers(self) -> None:
         """Have the running brokers take note of the account as it is now: who was revoked."""
-        await identities.tell_brokers(self.trust, self.servers, tls=await self._tls())
+        await identities.publish_accounts(self.trust, self.servers, tls=await self._tls())
 
     # Inside
 
     async def _tls(self) -> ssl.SSLContext | None:
         if self.brokers is None or not self.settings.bus.uses_tls:
             return None
-        return await asyncio.to_thread(certificates.for_clients, self.settings)
+        return await asyncio.to_thread(certificates.client_tls, self.settings)
 
-    def _context(self, part: component.Part, spawn: context.Spawn) -> context.Context:
-        return context.Context(
+    def _context(self, part: component.Component, spawn: context.Spawn) -> context.ComponentContext:
+        return context.ComponentContext(
             settings=self.settings,
             folder=self.folder,
             trust=self.trust,
@@ -231,7 +233,7 @@ class Domain:
             watch_folder=self._budgets.watch_folder,
         )
 
-    def _part_failed(self, part: component.Part, error: BaseException) -> None:
+    def _part_failed(self, part: component.Component, error: BaseException) -> None:
         self._log.error("part-failed", failed=part.name, vital=part.vital, error=error)
         self.metrics.counter("part_failures", "Parts that failed.", ("failed",)).add(failed=part.name)
         if part.vital:
@@ -249,7 +251,7 @@ class Domain:
 
     async def _serve_pages(self) -> None:
         await self._stack.enter_async_context(
-            otlp_exporter.exporting(self.settings.health, PROCESS, self.metrics)
+            otlp_exporter.otlp_export(self.settings.health, PROCESS, self.metrics)
         )
         self._pages = await health.serve(
             self.settings.health,
@@ -260,15 +262,16 @@ class Domain:
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)
-            told = await asyncio.to_thread(health.tell, self.folder.pages, PROCESS, self._pages)
+            told = await asyncio.to_thread(health.advertise, self.folder.pages, PROCESS, self._pages)
             self._stack.push_async_callback(asyncio.to_thread, told.unlink, missing_ok=True)
 
-    async def _status_page(self, _: server.Request) -> server.Response:
+    async def _status_page(self, _: server.HttpRequest) -> server.HttpResponse:
         return server.json_response(await self.status())
 
     def _told(self) -> list[dict[str, Any]]:
         return [
-            {"process": one.process, "pid": one.pid, "url": one.url} for one in health.told(self.folder.pages)
+            {"process": one.process, "pid": one.pid, "url": one.url}
+            for one in health.advertised(self.folder.pages)
         ]
 
     async def _open_store(self) -> None:
@@ -276,7 +279,7 @@ class Domain:
         self._stack.push_async_callback(self.store.close)
 
 
-async def open_store(of: domain.Ground) -> database.Store:
+async def open_store(of: domain.BaseSettings) -> database.Store:
     """The store that these settings name; several processes may have it open."""
     wanted = of.store
     kind, _, path = wanted.url.partition(":")
@@ -286,7 +289,7 @@ async def open_store(of: domain.Ground) -> database.Store:
         password = await asyncio.to_thread(sections.read_secret, wanted.password, os.environ)
     return await database.open(
         f"sqlite:{of.domain.folder.absolute() / path}" if in_folder else wanted.url,
-        settings=store_api.Settings(
+        settings=store_api.StoreOptions(
             sync=wanted.sync,
             pool=wanted.pool,
             busy_timeout_s=wanted.busy_timeout_s,

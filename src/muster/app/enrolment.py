@@ -34,7 +34,7 @@ LIFETIME_S = 3600.0
 ANSWERED_S = 7 * 86400.0  # for so long after its end a token is told why it is not accepted
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True):
+class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of a token holds. A secret, until it is spent."""
 
     servers: tuple[str, ...]
@@ -52,7 +52,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> Token:
+    def parse(cls, text: str) -> EnrolmentToken:
         try:
             return msgspec.json.decode(base64.urlsafe_b64decode(text.strip() + "=="), type=cls)
         except (ValueError, msgspec.MsgspecError) as error:
@@ -61,7 +61,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
 
-class Issued(msgspec.Struct, frozen=True, kw_only=True):
+class EnrolmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     by: str
     expires_at_s: float
@@ -72,7 +72,7 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str = ""  # of the machine that asked first
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class Admission(msgspec.Struct, frozen=True):
     """``replaced``: a former key of the same name was revoked, which brokers have to be told."""
 
     name: str
@@ -80,10 +80,10 @@ class Admitted(msgspec.Struct, frozen=True):
     replaced: bool = False
 
 
-class Desk:
+class EnrolmentService:
     """Where tokens are made and spent; it runs where the keys are."""
 
-    def __init__(self, store: database.Store, trust: keyring.Trust) -> None:
+    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self._store = store
         self._trust = trust
 
@@ -107,10 +107,10 @@ class Desk:
             return self._trust.credentials(identity).render()
 
         creds = await asyncio.to_thread(issue)
-        issued = Issued(name=name, by=by, expires_at_s=expires_at_s, approved=not approval)
+        issued = EnrolmentRecord(name=name, by=by, expires_at_s=expires_at_s, approved=not approval)
         await self._put(identity, issued)
         await self._forget_old()
-        return Token(
+        return EnrolmentToken(
             servers=servers, creds=creds, name=name, expires_at_s=expires_at_s, ca=ca, locator=locator
         ).render()
 
@@ -140,12 +140,12 @@ class Desk:
                 return {"approved": one.name}
         raise errors.NotFound(f"no machine waits to be approved as {name!r}")
 
-    async def enrol(self, identity: str, public_key: str, machine: str) -> Admitted:
+    async def enrol(self, identity: str, public_key: str, machine: str) -> Admission:
         """The document for a machine's own key; `errors.Unavailable` while it waits for approval."""
         record = await self._store.get(TOKENS, identity)
         if record is None:
             raise errors.Forbidden("this token is not known", hint=ANOTHER)
-        one = msgspec.json.decode(record.value, type=Issued)
+        one = msgspec.json.decode(record.value, type=EnrolmentRecord)
         if one.public_key not in ("", public_key):
             used = "is spent" if one.spent else "was used by another machine, which waits for approval"
             raise errors.Forbidden(f"this token {used}", hint=ANOTHER)
@@ -153,7 +153,7 @@ class Desk:
             return await asyncio.to_thread(self._admitted, one.name, public_key)
         if one.expires_at_s < time.time():
             raise errors.Forbidden("this token has expired", hint=ANOTHER)
-        nkeys.require(public_key, nkeys.Kind.USER)
+        nkeys.require_kind(public_key, nkeys.KeyKind.USER)
         one = msgspec.structs.replace(one, public_key=public_key)
         if not one.approved:
             one = msgspec.structs.replace(one, asked_by_machine=machine[:64] or "?")
@@ -168,7 +168,7 @@ class Desk:
         await self._put(identity, msgspec.structs.replace(one, admitted=True))
         return admitted
 
-    def _admit(self, name: str, public_key: str) -> Admitted:
+    def _admit(self, name: str, public_key: str) -> Admission:
         replaced = False
         try:
             known = self._trust.show(name)
@@ -181,14 +181,14 @@ class Desk:
                 return self._admitted(name, public_key)
             self._trust.revoke(name)
             replaced = True
-        return Admitted(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)
+        return Admission(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)
 
-    def _admitted(self, name: str, public_key: str) -> Admitted:
+    def _admitted(self, name: str, public_key: str) -> Admission:
         """The same answer again, unless the machine was shut out or replaced since."""
         known = self._trust.show(name)
         if known.public_key != public_key or known.status != "valid":
             raise errors.Forbidden("this token is spent", hint=ANOTHER)
-        return Admitted(name, self._trust.document(name))
+        return Admission(name, self._trust.document(name))
 
     async def _forget_old(self) -> None:
         """Tokens whose identities have expired: brokers refuse them, so they cannot ask any more."""
@@ -196,14 +196,14 @@ class Desk:
             if one.expires_at_s + ANSWERED_S < time.time():
                 await self._store.delete(TOKENS, identity)
 
-    async def _all(self) -> list[tuple[str, Issued]]:
+    async def _all(self) -> list[tuple[str, EnrolmentRecord]]:
         records = await self._store.scan(TOKENS)
-        return [(record.key, msgspec.json.decode(record.value, type=Issued)) for record in records]
+        return [(record.key, msgspec.json.decode(record.value, type=EnrolmentRecord)) for record in records]
 
-    async def _put(self, identity: str, one: Issued, expected: int | None = None) -> None:
+    async def _put(self, identity: str, one: EnrolmentRecord, expected: int | None = None) -> None:
         try:
             await self._store.put(TOKENS, identity, msgspec.json.encode(one), expected_version=expected)
-        except store_api.Overtaken as error:
+        except store_api.TransactionConflict as error:
             raise errors.Conflict("this token is being used at the same time") from error
 
 
@@ -213,7 +213,7 @@ def machine_key(folder: pathlib.Path) -> nkeys.KeyPair:
     try:
         return nkeys.KeyPair.from_seed(path.read_text().strip())
     except FileNotFoundError:
-        key = nkeys.KeyPair.create(nkeys.Kind.USER)
+        key = nkeys.KeyPair.create(nkeys.KeyKind.USER)
         folder.mkdir(parents=True, exist_ok=True)
         files.write(path, key.seed.encode())
         return key

@@ -33,7 +33,7 @@ FOLDER_NAME = ".muster"
 SETTINGS_NAME = "muster.toml"
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class RunningDomain(msgspec.Struct, frozen=True, kw_only=True):
     """What a running domain says about itself in ``run/domain.json``."""
 
     domain: str
@@ -74,7 +74,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class DomainFolder:
     """The domain's folder: what lies where, and who runs it."""
 
     root: Path
@@ -141,16 +141,16 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def announce(self, running: Running) -> None:
+    def announce(self, running: RunningDomain) -> None:
         """Write where the doors are, all at once or not at all."""
         files.write(self.running_file, msgspec.json.format(msgspec.json.encode(running)))
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningDomain | None:
         """What the running domain says of itself; None when none runs or it is not up yet."""
         if self.holder() is None:
             return None
         try:
-            return msgspec.json.decode(self.running_file.read_bytes(), type=Running)
+            return msgspec.json.decode(self.running_file.read_bytes(), type=RunningDomain)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 

@@ -32,22 +32,22 @@ OWN = {
 }
 
 
-def open_(settings: settings_domain.Ground) -> keyring.Trust:
-    return keyring.Trust.open(settings.keys_folder)
+def open_keyring(settings: settings_domain.BaseSettings) -> keyring.Keyring:
+    return keyring.Keyring.open(settings.keys_folder)
 
 
-def open_or_create(settings: settings_domain.Ground) -> keyring.Trust:
+def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     """The domain's keys, made if there are none, with the domain's own identities among them."""
     if settings.keys_folder.exists():
-        trust = open_(settings)
+        trust = open_keyring(settings)
     else:
-        trust = keyring.Trust.create(settings.keys_folder, settings.domain.name)
+        trust = keyring.Keyring.create(settings.keys_folder, settings.domain.name)
     for identity, role in OWN.items():  # also those that an interrupted `muster init` left out
         credentials_file(trust, identity, role)
     return trust
 
 
-def credentials_file(trust: keyring.Trust, identity: str, role: roles.Role) -> Path:
+def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) -> Path:
     """The file with the credentials of ``identity``, which are issued if it has none that are valid.
 
     A revoked identity stays out: only `muster creds issue` brings it back.
@@ -69,17 +69,17 @@ def credentials_file(trust: keyring.Trust, identity: str, role: roles.Role) -> P
     return trust.credentials_path(identity, domain=domain)
 
 
-def credentials(trust: keyring.Trust, identity: str, role: roles.Role) -> credentials_.Credentials:
+def credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
     """What `credentials_file` holds."""
     return credentials_.Credentials.parse(credentials_file(trust, identity, role).read_text())
 
 
-def system_credentials(trust: keyring.Trust) -> credentials_.Credentials:
+def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:
     return credentials(trust, SYSTEM, OWN[SYSTEM])
 
 
-async def tell_brokers(
-    trust: keyring.Trust, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
+async def publish_accounts(
+    trust: keyring.Keyring, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
 ) -> None:
     """Have running brokers take note of the account as it is now: they refuse, and cut off, the revoked."""
     subject, claims = await asyncio.to_thread(trust.claims_update)

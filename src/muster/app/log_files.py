@@ -27,18 +27,18 @@ LINGER_S = 2.0
 _BROKER_PIECES = 4  # as many as the engine is told to keep, and the current one
 
 
-def file_bytes(settings: domain.Ground, processes: int = 1) -> int:
+def file_bytes(settings: domain.BaseSettings, processes: int = 1) -> int:
     """The size at which a log turns to a new piece: a quarter of the budget is the domain's own process's,
     and a quarter that of the ``processes`` it started."""
     return settings.retention.logs.max_bytes // 4 // PIECES // processes
 
 
-def broker_file_bytes(settings: domain.Ground, brokers: int) -> int:
+def broker_file_bytes(settings: domain.BaseSettings, brokers: int) -> int:
     """The same for each broker: the other half is theirs."""
     return settings.retention.logs.max_bytes // 2 // (brokers * _BROKER_PIECES)
 
 
-def configure(settings: domain.Ground, file: Path | None = None) -> Callable[[], None]:
+def configure(settings: domain.BaseSettings, file: Path | None = None) -> Callable[[], None]:
     """Send events to ``file``, or to stderr; the returned function ends that."""
     stream: TextIO = sys.stderr
     if file is not None:
@@ -57,7 +57,9 @@ def configure(settings: domain.Ground, file: Path | None = None) -> Callable[[],
     return end
 
 
-async def keep(said: asyncio.StreamReader, file: Path, settings: domain.Ground, *, processes: int) -> None:
+async def capture_output(
+    said: asyncio.StreamReader, file: Path, settings: domain.BaseSettings, *, processes: int
+) -> None:
     """Write what a process says into ``file``, until it says no more."""
     kept = await asyncio.to_thread(
         RotatingFile, file, file_bytes(settings, processes), settings.retention.logs.max_age_s
@@ -69,7 +71,7 @@ async def keep(said: asyncio.StreamReader, file: Path, settings: domain.Ground, 
         kept.close()
 
 
-async def end(*keeping: asyncio.Task[None]) -> None:
+async def end_captures(*keeping: asyncio.Task[None]) -> None:
     """End tasks of `keep` whose processes have ended. What those started may still hold the pipe."""
     if keeping:
         await asyncio.wait(keeping, timeout=LINGER_S)

@@ -65,7 +65,7 @@ async def run(
             loop.remove_signal_handler(number)
 
 
-def detach(arguments: Sequence[str], folder: home.Folder, *, timeout_s: float) -> int:
+def detach(arguments: Sequence[str], folder: home.DomainFolder, *, timeout_s: float) -> int:
     """Start ``muster -o json ARGUMENTS --ready-fd N`` in a session of its own; its pid, once it serves.
 
     `Failed` if it ends before that, with the error it left.
@@ -100,10 +100,10 @@ def _when_ready(started: subprocess.Popen[bytes], ready: BinaryIO, last_words: P
     if ready.read(1):
         return started.pid
     code = started.wait(timeout=timeout_s)
-    raise Failed(last_words.read_text(errors="replace").strip(), code)
+    raise StartFailed(last_words.read_text(errors="replace").strip(), code)
 
 
-class Failed(errors.MusterError):
+class StartFailed(errors.MusterError):
     """A detached process ended before it was up. It left its error as JSON, or else some words; ``exit_code``
     is its own."""
 
@@ -118,7 +118,7 @@ class Failed(errors.MusterError):
         self.exit_code = exit_code
 
 
-def stop(folder: home.Folder, *, timeout_s: float, force: bool = False) -> bool:
+def stop(folder: home.DomainFolder, *, timeout_s: float, force: bool = False) -> bool:
     """Ask the process that runs this domain to stop, and wait until it has; False if none runs."""
     pid = folder.holder()
     if pid is None:
@@ -141,7 +141,7 @@ def stop(folder: home.Folder, *, timeout_s: float, force: bool = False) -> bool:
         os.close(process)
 
 
-def tell_ready(descriptor: int) -> None:
+def notify_ready(descriptor: int) -> None:
     """The other end of `detach`."""
     os.write(descriptor, b".")
     os.close(descriptor)

@@ -86,7 +86,7 @@ def subjects_of(module: ModuleType) -> list[Subject]:
     return found
 
 
-def speakers(pattern: str) -> str:
+def publishers(pattern: str) -> str:
     """Who may say it, from the permissions that credentials carry."""
     said, sample = ".from." in pattern, _sample(pattern)
     able = set()
@@ -103,7 +103,7 @@ def speakers(pattern: str) -> str:
     return _listed(able)
 
 
-def hearers(pattern: str) -> str:
+def subscribers(pattern: str) -> str:
     said, sample = ".from." in pattern, _sample(pattern)
     able = set()
     for role in _roles():
@@ -129,7 +129,12 @@ def page() -> str:
         parts.append(f"\n## {title}\n\n| subject | what | says | hears |\n|---|---|---|---|\n")
         for module in modules:
             for one in subjects_of(module):
-                row = (f"`{one.pattern}`", _plain(one.meaning), speakers(one.pattern), hearers(one.pattern))
+                row = (
+                    f"`{one.pattern}`",
+                    _plain(one.meaning),
+                    publishers(one.pattern),
+                    subscribers(one.pattern),
+                )
                 parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
         kept = [stream for module in modules for stream in roles.STREAMS.get(getattr(module, "PART", ""), ())]
         if kept:

@@ -26,7 +26,7 @@ DURABLE_TIMEOUT_S = (
 )
 
 
-class Overflow(enum.Enum):
+class OverflowPolicy(enum.Enum):
     """What happens to a subscription whose reader is too slow. All of it is counted."""
 
     DROP_OLDEST = "drop-oldest"  # the newest matter most: states, reports
@@ -57,7 +57,7 @@ class Message(Protocol):
         ...
 
     @property
-    def trace(self) -> trace.Trace | None:
+    def trace(self) -> trace.TraceContext | None:
         """The trace it belongs to. A handler runs under it; whoever iterates takes it from here."""
         ...
 
@@ -109,7 +109,7 @@ class StoredMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingMessage:
     """One message on its way into a stream."""
 
     subject: str
@@ -134,14 +134,14 @@ class Duplicate(int):
     __slots__ = ()
 
 
-class OnFull(enum.Enum):
+class FullPolicy(enum.Enum):
     """What a stream does when its budget is used up. Either way it is an alert and a counter."""
 
     REFUSE = "refuse"  # publishing raises `errors.LimitExceeded`; nothing that was acknowledged goes
     DROP_OLDEST = "drop-oldest"
 
 
-class Retention(enum.Enum):
+class RetentionPolicy(enum.Enum):
     LIMITS = "limits"  # kept until a limit says otherwise
     INTEREST = "interest"  # kept while some consumer has not acknowledged it
     WORK_QUEUE = "workqueue"  # kept until its consumer acknowledged it
@@ -157,8 +157,8 @@ class StreamSettings:
     max_age_s: float = 7 * 86400.0  # 0: no limit by age
     max_messages: int = 0  # 0: no limit
     max_messages_per_subject: int = 0  # 0: no limit
-    on_full: OnFull = OnFull.DROP_OLDEST
-    retention: Retention = Retention.LIMITS
+    on_full: FullPolicy = FullPolicy.DROP_OLDEST
+    retention: RetentionPolicy = RetentionPolicy.LIMITS
     replicas: int = 1
     memory_only: bool = False  # not durable: says so in its name
     duplicate_window_s: float = 120.0
@@ -176,14 +176,14 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class StreamBudget:
     """How much of its budget a stream (or a key/value bucket, which is one) has used."""
 
     stream: str
     used_bytes: int
     limit_bytes: int
     messages: int
-    on_full: OnFull
+    on_full: FullPolicy
     max_age_s: float = 0.0
     replicas: int = 1
 
@@ -204,7 +204,7 @@ class ConsumerSettings:
     max_ack_pending: int = 10_000
 
 
-class Delivery(Protocol):
+class StreamDelivery(Protocol):
     """A stored message in the hands of a consumer: to be acknowledged."""
 
     @property
@@ -218,16 +218,16 @@ class Delivery(Protocol):
     async def nak(self, *, delay_s: float = 0.0) -> None: ...
 
 
-class Consumer(Protocol):
-    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Sequence[Delivery]:
+class StreamConsumer(Protocol):
+    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Sequence[StreamDelivery]:
         """At least one, at most ``count``; empty when ``timeout_s`` passed without any."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Delivery]: ...
+    def __aiter__(self) -> AsyncIterator[StreamDelivery]: ...
     async def close(self) -> None: ...
 
 
-class Following(Protocol):
+class OrderedConsumer(Protocol):
     """Messages of a stream in order, without end; see `Stream.follow`."""
 
     def __aiter__(self) -> AsyncIterator[StoredMessage]: ...
@@ -261,16 +261,18 @@ class Stream(Protocol):
         """
         ...
 
-    async def store(self, message: Outgoing, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
+    async def store(self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
         """The same for one message with everything that can be said about it (schedules too)."""
         ...
 
-    def store_soon(self, message: Outgoing, *, timeout_s: float = DURABLE_TIMEOUT_S) -> asyncio.Future[int]:
+    def store_soon(
+        self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S
+    ) -> asyncio.Future[int]:
         """The same from a plain function: what it returns has the sequence, or what went wrong."""
         ...
 
     async def publish_batch(
-        self, messages: Sequence[Outgoing], *, timeout_s: float = DURABLE_TIMEOUT_S
+        self, messages: Sequence[OutgoingMessage], *, timeout_s: float = DURABLE_TIMEOUT_S
     ) -> int:
         """All or none, at consecutive sequences; the last one's is returned. At most 1,000."""
         ...
@@ -289,7 +291,7 @@ class Stream(Protocol):
         """
         ...
 
-    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
+    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> OrderedConsumer:
         """From ``first`` on, and then each new message as it is stored, across reconnections.
 
         No position is kept by the broker: the follower knows how far it is.  Gaps are treated as in `read`:
@@ -298,7 +300,7 @@ class Stream(Protocol):
         """
         ...
 
-    async def consumer(self, settings: ConsumerSettings) -> Consumer: ...
+    async def consumer(self, settings: ConsumerSettings) -> StreamConsumer: ...
     async def delete_consumer(self, name: str) -> None: ...
     async def delete(self, sequence: int) -> None: ...
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
@@ -318,7 +320,7 @@ class KeyValueSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyValueEntry:
     """``value`` is None where the key was deleted or expired (only watchers see that)."""
 
     key: str
@@ -327,7 +329,7 @@ class Entry:
     created_at_ns: int
 
 
-class Watch(Protocol):
+class KeyWatch(Protocol):
     """First every current entry, then None once, then changes as they come, each key's in order.
 
     A change may be passed over only if a later one of the same key is delivered.  Deletions come also during
@@ -335,7 +337,7 @@ class Watch(Protocol):
     a lower bound of the deletion's and ``created_at_ns`` is 0 if no marker of it is left.
     """
 
-    def __aiter__(self) -> AsyncIterator[Entry | None]: ...
+    def __aiter__(self) -> AsyncIterator[KeyValueEntry | None]: ...
     async def close(self) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
@@ -349,7 +351,7 @@ class KeyValue(Protocol):
 
     @property
     def bucket(self) -> str: ...
-    async def get(self, key: str) -> Entry | None: ...
+    async def get(self, key: str) -> KeyValueEntry | None: ...
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
         """`errors.AlreadyExists` if the key is there. Returns the revision."""
         ...
@@ -361,7 +363,7 @@ class KeyValue(Protocol):
 
     async def delete(self, key: str, *, revision: int | None = None) -> None: ...
     async def keys(self, pattern: str = ">") -> list[str]: ...
-    async def watch(self, pattern: str = ">") -> Watch: ...
+    async def watch(self, pattern: str = ">") -> KeyWatch: ...
 
 
 class ConnectionState(enum.Enum):
@@ -436,7 +438,7 @@ class Bus(Protocol):
         handler: Handler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
-        overflow: Overflow = Overflow.DROP_OLDEST,
+        overflow: OverflowPolicy = OverflowPolicy.DROP_OLDEST,
     ) -> Subscription:
         """When this returns, the broker has it. Members of one ``group`` share the messages among them."""
         ...
@@ -479,12 +481,12 @@ class Bus(Protocol):
     async def streams(self) -> list[str]: ...
     async def delete_stream(self, name: str) -> None: ...
     async def key_value(self, settings: KeyValueSettings) -> KeyValue: ...
-    async def budgets(self) -> list[Budget]:
+    async def budgets(self) -> list[StreamBudget]:
         """Used and allowed bytes of every stream of the domain, fullest first."""
         ...
 
     async def limit(
-        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: OnFull, replicas: int
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: FullPolicy, replicas: int
     ) -> None:
         """Change the budget of a stream that is there (or a bucket: ``KV_`` and its name)."""
         ...

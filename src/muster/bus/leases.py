@@ -33,14 +33,14 @@ from muster.bus import api, lease_state
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 BUCKET = "leases"
 TTL_S = 15.0
 DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
 
 
-class Fence:
+class EpochFence:
     """The receiver's side: remembers the highest epoch it has seen, and refuses lower ones."""
 
     def __init__(self, epoch: int = 0) -> None:
@@ -200,7 +200,7 @@ class _Run:
         self._alarm: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self.candidate = lease_state.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
+        self.candidate = lease_state.LeaseCandidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
 
     async def gained(self) -> Lease | None:
         if self._wait:
@@ -241,7 +241,7 @@ class _Run:
                     if entry is not None:
                         seen = True
                         self._obey(self.candidate.observed(entry.revision, _record(entry), now))
-                    elif not seen and self.candidate.phase is lease_state.Phase.WAITING:
+                    elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. What our first look found may have been released since.
                         self._obey(self.candidate.observed(None, None, now))
         except errors.MusterError as error:
@@ -253,15 +253,15 @@ class _Run:
     def _obey(self, instructions: Sequence[lease_state.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case lease_state.Store():
+                case lease_state.StoreLease():
                     self._start(self._store(instruction))
-                case lease_state.Remove(revision):
+                case lease_state.RemoveLease(revision):
                     self._start(self._remove(revision))
-                case lease_state.Look():
+                case lease_state.ReadLease():
                     self._start(self._look())
-                case lease_state.Gained(epoch):
+                case lease_state.LeaseGained(epoch):
                     self._begin(epoch)
-                case lease_state.Lost(reason):
+                case lease_state.LeaseLost(reason):
                     self._finish(reason)
         self._set_alarm()
 
@@ -282,7 +282,7 @@ class _Run:
         self._alarm = None
         self._obey(self.candidate.tick(self._loop.time()))
 
-    async def _store(self, wanted: lease_state.Store) -> None:
+    async def _store(self, wanted: lease_state.StoreLease) -> None:
         sent_at = self._loop.time()
         value = msgspec.json.encode(wanted.record)
         try:
@@ -319,7 +319,7 @@ class _Run:
             return
         revision = entry.revision if entry else None
         self._obey(self.candidate.observed(revision, _record(entry), self._loop.time()))
-        held_by_another = entry is not None and self.candidate.phase is lease_state.Phase.WAITING
+        held_by_another = entry is not None and self.candidate.phase is lease_state.LeasePhase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)
 
@@ -341,11 +341,13 @@ class _Run:
         self._on_end(self)
 
 
-def _record(entry: api.Entry | None) -> lease_state.Record | None:
+def _record(entry: api.KeyValueEntry | None) -> lease_state.LeaseRecord | None:
     if entry is None or entry.value is None:
         return None
     try:
-        return msgspec.json.decode(entry.value, type=lease_state.Record)
+        return msgspec.json.decode(entry.value, type=lease_state.LeaseRecord)
     except msgspec.DecodeError:
         # Somebody else's writing. Nobody's lease, but not ours to overwrite either.
-        return lease_state.Record(holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision)
+        return lease_state.LeaseRecord(
+            holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision
+        )

@@ -43,7 +43,7 @@ def _utf8(text: str) -> bytes:
         raise errors.InvalidInput(f"{text[:100]!r} is not text: it holds half a character") from error
 
 
-def answer_subject(subject: str, reply: str | None) -> str:
+def reply_subject(subject: str, reply: str | None) -> str:
     """Where to answer the message on ``subject``; see `api.Message.respond`."""
     if reply is None:
         raise errors.InvalidInput(f"the message on {subject!r} did not ask for an answer")
@@ -107,7 +107,7 @@ def check_group(group: str) -> None:
         raise errors.InvalidInput(f"{group!r} cannot be the name of a group")
 
 
-def traced(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+def with_trace_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     """With the trace that the running task works for."""
     working_for = trace.current.get()
     if working_for is None:
@@ -117,11 +117,11 @@ def traced(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def raw_headers(headers: api.Headers | None) -> bytes | None:
     """As they are sent, with the trace that this is part of."""
-    with_trace = traced(headers)
+    with_trace = with_trace_headers(headers)
     return encode_headers(with_trace) if with_trace else None
 
 
-def check_outgoing(message: api.Outgoing) -> None:
+def check_outgoing(message: api.OutgoingMessage) -> None:
     """Refuse what a stream could not store as it is meant."""
     check_subject(message.subject)
     for name in message.headers:

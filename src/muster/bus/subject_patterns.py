@@ -17,7 +17,7 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(given)
 
 
-class Patterns:
+class SubjectPatternSet:
     """Whether any of several patterns matches; the answers for recent subjects are remembered."""
 
     def __init__(self, patterns: Iterable[str]) -> None:

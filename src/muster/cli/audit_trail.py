@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def recorded(context: click.Context, what: str, target: str, when: str = "") -> Iterator[None]:
+def audited(context: click.Context, what: str, target: str, when: str = "") -> Iterator[None]:
     """``when``: the argument without which the command only looks."""
     from muster.core import errors, messages
 
@@ -33,19 +33,21 @@ def recorded(context: click.Context, what: str, target: str, when: str = "") -> 
     except errors.MusterError as error:
         if not isinstance(error, errors.Unavailable) or isinstance(error, errors.TimedOut):
             with contextlib.suppress(errors.MusterError, OSError):  # the act's own error is what counts
-                _record(context, what, about, error.message, messages.Outcome.of(error))
+                _record(context, what, about, error.message, messages.DecisionOutcome.of(error))
         raise
     except OSError as error:
         with contextlib.suppress(errors.MusterError, OSError):
-            _record(context, what, about, str(error), messages.Outcome.FAILED)
+            _record(context, what, about, str(error), messages.DecisionOutcome.FAILED)
         raise
     try:
-        _record(context, what, about, "", messages.Outcome.DONE)
+        _record(context, what, about, "", messages.DecisionOutcome.DONE)
     except (errors.MusterError, OSError) as error:
         command.invocation_of(context).printer.note(f"not in the audit: {error}")
 
 
-def _record(context: click.Context, what: str, target: str, why: str, outcome: messages.Outcome) -> None:
+def _record(
+    context: click.Context, what: str, target: str, why: str, outcome: messages.DecisionOutcome
+) -> None:
     from muster.app import home, identities
     from muster.app.operations import audit
     from muster.cli import connection
@@ -53,14 +55,16 @@ def _record(context: click.Context, what: str, target: str, why: str, outcome: m
 
     invocation = command.invocation_of(context)
     if "servers" not in context.params:  # an act on the home itself
-        folder = home.Folder(config.load(invocation).domain.folder).root
-        audit.note(folder, audit.decision(identities.ADMINISTRATOR, what, target, why, outcome))
+        folder = home.DomainFolder(config.load(invocation).domain.folder).root
+        audit.append_entry(folder, audit.audit_entry(identities.ADMINISTRATOR, what, target, why, outcome))
         return
-    to = connection.Options(**{name: context.params[name] for name in ("servers", "creds", "ca", "locator")})
+    to = connection.ConnectionOptions(
+        **{name: context.params[name] for name in ("servers", "creds", "ca", "locator")}
+    )
 
     async def say() -> None:
         async with await connection.connect(invocation, to) as bus:
-            await audit.say(bus, audit.decision(bus.identity, what, target, why, outcome))
+            await audit.publish_entry(bus, audit.audit_entry(bus.identity, what, target, why, outcome))
 
     command.run(say())
 

@@ -54,7 +54,7 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
         invocation.profile = None  # what was typed counts more than MUSTER_PROFILE
 
 
-class Duration(click.ParamType[float]):
+class DurationParam(click.ParamType[float]):
     """Of any command: ``90``, ``90s``, ``1m30s``, ``7d``; in seconds."""
 
     name = "duration"
@@ -89,7 +89,7 @@ def duration(
     return click.option(
         name,
         dest or f"{name.removeprefix('--').replace('-', '_')}_s",
-        type=Duration(may_be_zero=may_be_zero),
+        type=DurationParam(may_be_zero=may_be_zero),
         default=default,
         show_default=default not in (None, "0"),
         required=required,
@@ -100,7 +100,7 @@ def duration(
 COMMON_NAMES = ("output", "home", "profile", "debug")
 
 
-def profiles_like(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+def complete_profiles(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """For a shell that completes the name of a profile."""
     from muster.cli import profiles
 
@@ -126,7 +126,7 @@ def _common_options() -> list[click.Parameter]:
         ),
         click.Option(
             ["--profile"],
-            shell_complete=profiles_like,
+            shell_complete=complete_profiles,
             envvar="MUSTER_PROFILE",
             metavar="NAME",
             help="Named connection settings to use.",
@@ -143,7 +143,7 @@ def _common_options() -> list[click.Parameter]:
     ]
 
 
-class Command(click.Command):
+class MusterCommand(click.Command):
     """With a help page with the options of its own first, then the common ones, then examples."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         from muster.cli import audit_trail
 
-        with audit_trail.recorded(ctx, *self.acts):
+        with audit_trail.audited(ctx, *self.acts):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -184,8 +184,8 @@ class Command(click.Command):
                     formatter.write(f"  {line}\n" + (f"      {meaning}\n" if meaning else ""))
 
 
-class Group(Command, click.Group):
-    command_class = Command
+class MusterGroup(MusterCommand, click.Group):
+    command_class = MusterCommand
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
@@ -205,10 +205,10 @@ def program() -> str:
         return "python -m muster"
     if shutil.which(called.name) is not None:
         return called.name
-    return str(shown(called.absolute()))
+    return str(display_path(called.absolute()))
 
 
-def shown(path: Path) -> Path:
+def display_path(path: Path) -> Path:
     """``path`` as a person here would write it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -223,7 +223,7 @@ def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
     from muster.cli import interrupts
 
     async def heeded() -> T:
-        with interrupts.heeding():
+        with interrupts.interruptible():
             return await work
 
     # A command says itself what went wrong; a long-running one configures its log (`muster.app.log_files`).

@@ -21,14 +21,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Options:
+class ConnectionOptions:
     servers: tuple[str, ...] = ()
     creds: Path | None = None
     ca: Path | None = None
     locator: str | None = None
 
 
-def _named(to: Options) -> bool:
+def _named(to: ConnectionOptions) -> bool:
     return bool(to.servers or to.locator)
 
 
@@ -45,7 +45,7 @@ def options(command: F) -> F:
         locator: str | None,
         **kwargs: Any,
     ) -> Any:
-        return command(*args, to=Options(servers, creds, ca, locator), **kwargs)
+        return command(*args, to=ConnectionOptions(servers, creds, ca, locator), **kwargs)
 
     path = click.Path(exists=True, dir_okay=False, path_type=Path)
     decorated: Any = with_options
@@ -61,7 +61,7 @@ def options(command: F) -> F:
 
 
 async def connect(
-    invocation: cli_command.Invocation, to: Options, measure: metrics.Metrics | None = None
+    invocation: cli_command.Invocation, to: ConnectionOptions, measure: metrics.Metrics | None = None
 ) -> api.Bus:
     """A connection by the first source there is; flags override its settings one by one."""
     import ssl
@@ -75,16 +75,16 @@ async def connect(
     )
 
 
-def resolve(invocation: cli_command.Invocation, to: Options) -> Options:
+def resolve(invocation: cli_command.Invocation, to: ConnectionOptions) -> ConnectionOptions:
     """What the flags, the profile and the home come to."""
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
     ca = to.ca or (Path(profile.ca) if profile.ca else None)
     servers, locator = (to.servers, to.locator) if _named(to) else (profile.servers, profile.locator or None)
-    return Options(tuple(servers), creds, ca, locator)
+    return ConnectionOptions(tuple(servers), creds, ca, locator)
 
 
-def _resolve(invocation: cli_command.Invocation, to: Options) -> profiles.Profile:
+def _resolve(invocation: cli_command.Invocation, to: ConnectionOptions) -> profiles.Profile:
     from muster.cli import profiles
 
     name = invocation.profile or (None if invocation.home or _named(to) else profiles.current())
@@ -103,12 +103,12 @@ def _of_home(home_: Path | None) -> profiles.Profile:
     from muster.core import errors
 
     settings = config_.load(cli_command.Invocation(home=home_))
-    running = home.Folder(settings.domain.folder).running()
+    running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         option = f" --home {home_}" if home_ else ""
         raise errors.Unavailable(
             f"the domain {settings.domain.name} of {home.Home.find(home_).root} is not running",
             hint=f"start it with `muster up{option}`, or name another bus with --server or --profile",
         )
-    creds = identities.open_(settings).credentials_path(identities.ADMINISTRATOR)
+    creds = identities.open_keyring(settings).credentials_path(identities.ADMINISTRATOR)
     return profiles.Profile(servers=running.servers, creds=str(creds), ca=running.ca or "")

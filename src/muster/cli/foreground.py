@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from muster.trust.permissions import roles
 
 
-def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+def parse_pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
     split = [one.partition("=") for one in given]
     for name, equals, value in split:
         if not (name and equals and value):
@@ -30,7 +30,7 @@ def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
 
 async def connect_as(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     name: str,
     role: roles.Role,
     measure: metrics.Metrics | None = None,
@@ -55,13 +55,13 @@ async def _from_home(
     from muster.core import errors
 
     settings = config_.load(invocation)
-    running = home.Folder(settings.domain.folder).running()
+    running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running",
             hint="start it with `muster up`, or name another bus with --server or --profile",
         )
-    trust = await asyncio.to_thread(identities.open_, settings)
+    trust = await asyncio.to_thread(identities.open_keyring, settings)
     creds = await asyncio.to_thread(identities.credentials, trust, name, role)
     tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
     return await muster_connection.connect(running.servers, creds=creds, tls=tls, measure=measure)
@@ -83,7 +83,7 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_until_signal(
     invocation: command.Invocation,
     bus: api.Bus | None,
     measure: metrics.Metrics,
@@ -103,11 +103,11 @@ async def serving(
     from muster.core.settings import sections
 
     if folder is None and home.Home.find(invocation.home).settings_file.is_file():
-        folder = home.Folder(config_.load(invocation).domain.folder).pages
-    async with health.of_process(
+        folder = home.DomainFolder(config_.load(invocation).domain.folder).pages
+    async with health.serve_process(
         sections.load(app_settings.Settings, env=os.environ).health,
         process=process or (bus.identity if bus is not None else "muster"),
-        conditions=lambda: {} if bus is None else {"bus": health.of_bus(bus)},
+        conditions=lambda: {} if bus is None else {"bus": health.bus_health(bus)},
         metrics=measure,
         folder=folder,
     ) as server:

@@ -52,7 +52,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def heeding() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Around the work of the running task. A press that came earlier counts."""
     global _running
     import asyncio

@@ -25,74 +25,86 @@ INTERRUPTED = 130
 COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     module: str  # in muster.cli; the command is its attribute of the command's own name
     section: str
     summary: str
 
 
-COMMANDS: dict[str, Entry] = {
-    "demo": Entry("demo", "Start here", "Start a domain on this machine and show it at work."),
-    "init": Entry("init", "Start here", "Make a home: identities, certificates and settings."),
-    "up": Entry("up", "A domain", "Start the domain of a home."),
-    "down": Entry("up", "A domain", "Stop the domain of a home."),
-    "status": Entry("status", "A domain", "Say what runs, how it is, and where its things are."),
-    "web": Entry("web", "A domain", "Serve the dashboard and REST, and say who may log in."),
-    "broker": Entry("broker", "A domain", "Start, link, unlink and list brokers."),
-    "creds": Entry("creds", "A domain", "Issue, revoke and show credentials."),
-    "config": Entry("config", "A domain", "Check and print settings."),
-    "backup": Entry("backup", "A domain", "Write settings, keys, store and streams to a file."),
-    "restore": Entry("backup", "A domain", "Make a home from a backup."),
-    "audit": Entry("audit", "A domain", "Say who did what, when, by which door, and what became of it."),
-    "doctor": Entry("doctor", "A domain", "Check this machine and its domain, and say what to do."),
-    "pub": Entry("messages", "Messages", "Publish a message to a topic."),
-    "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
-    "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
-    "message": Entry("message", "Messages", "Send, receive and browse JMS messages; see to queues."),
-    "gateway": Entry("gateway", "Messages", "Let clients in that speak other protocols."),
-    "inform": Entry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
-    "apply": Entry("desired", "Management", "Make what a manifest says be so, and keep it so."),
-    "plan": Entry("desired", "Management", "Say what an apply would do, and do nothing."),
-    "diff": Entry("desired", "Management", "Say field by field what an apply would change."),
-    "delete": Entry(
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry("demo", "Start here", "Start a domain on this machine and show it at work."),
+    "init": CommandEntry("init", "Start here", "Make a home: identities, certificates and settings."),
+    "up": CommandEntry("up", "A domain", "Start the domain of a home."),
+    "down": CommandEntry("up", "A domain", "Stop the domain of a home."),
+    "status": CommandEntry("status", "A domain", "Say what runs, how it is, and where its things are."),
+    "web": CommandEntry("web", "A domain", "Serve the dashboard and REST, and say who may log in."),
+    "broker": CommandEntry("broker", "A domain", "Start, link, unlink and list brokers."),
+    "creds": CommandEntry("creds", "A domain", "Issue, revoke and show credentials."),
+    "config": CommandEntry("config", "A domain", "Check and print settings."),
+    "backup": CommandEntry("backup", "A domain", "Write settings, keys, store and streams to a file."),
+    "restore": CommandEntry("backup", "A domain", "Make a home from a backup."),
+    "audit": CommandEntry(
+        "audit", "A domain", "Say who did what, when, by which door, and what became of it."
+    ),
+    "doctor": CommandEntry("doctor", "A domain", "Check this machine and its domain, and say what to do."),
+    "pub": CommandEntry("messages", "Messages", "Publish a message to a topic."),
+    "sub": CommandEntry("messages", "Messages", "Print the messages of a topic as they come."),
+    "request": CommandEntry("messages", "Messages", "Ask a topic and print the answer."),
+    "message": CommandEntry("message", "Messages", "Send, receive and browse JMS messages; see to queues."),
+    "gateway": CommandEntry("gateway", "Messages", "Let clients in that speak other protocols."),
+    "inform": CommandEntry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
+    "apply": CommandEntry("desired", "Management", "Make what a manifest says be so, and keep it so."),
+    "plan": CommandEntry("desired", "Management", "Say what an apply would do, and do nothing."),
+    "diff": CommandEntry("desired", "Management", "Say field by field what an apply would change."),
+    "delete": CommandEntry(
         "desired", "Management", "Take resources down and forget them, those that depend on others first."
     ),
-    "drain": Entry("desired", "Management", "Let a resource, or all of an agent's, finish and stop."),
-    "rollout": Entry("desired", "Management", "Do the same to many resources, some at a time."),
-    "get": Entry("fleet", "Management", "List resources and how they are."),
-    "describe": Entry("fleet", "Management", "Tell all there is to tell of one resource."),
-    "targets": Entry("fleet", "Management", "List the resources that a predicate selects, and do nothing."),
-    "watch": Entry("fleet", "Management", "Print each change of a resource's state as it comes."),
-    "logs": Entry("fleet", "Management", "Print the end of what a resource wrote."),
-    "exec": Entry("fleet", "Management", "Have an operation of a resource carried out."),
-    "events": Entry("fleet", "Management", "List the latest decisions: the audit."),
-    "secret": Entry("secret", "Management", "Keep secrets in the domain's store."),
-    "agent": Entry("agent", "Management", "Host resources on this machine, and let machines into a domain."),
-    "chaos": Entry("chaos", "Management", "Kill parts of a domain, for drills."),
-    "sensor": Entry("sensor", "Monitoring", "Report this machine and the services on it."),
-    "channel": Entry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
-    "top": Entry(
+    "drain": CommandEntry("desired", "Management", "Let a resource, or all of an agent's, finish and stop."),
+    "rollout": CommandEntry("desired", "Management", "Do the same to many resources, some at a time."),
+    "get": CommandEntry("fleet", "Management", "List resources and how they are."),
+    "describe": CommandEntry("fleet", "Management", "Tell all there is to tell of one resource."),
+    "targets": CommandEntry(
+        "fleet", "Management", "List the resources that a predicate selects, and do nothing."
+    ),
+    "watch": CommandEntry("fleet", "Management", "Print each change of a resource's state as it comes."),
+    "logs": CommandEntry("fleet", "Management", "Print the end of what a resource wrote."),
+    "exec": CommandEntry("fleet", "Management", "Have an operation of a resource carried out."),
+    "events": CommandEntry("fleet", "Management", "List the latest decisions: the audit."),
+    "secret": CommandEntry("secret", "Management", "Keep secrets in the domain's store."),
+    "agent": CommandEntry(
+        "agent", "Management", "Host resources on this machine, and let machines into a domain."
+    ),
+    "chaos": CommandEntry("chaos", "Management", "Kill parts of a domain, for drills."),
+    "sensor": CommandEntry("sensor", "Monitoring", "Report this machine and the services on it."),
+    "channel": CommandEntry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
+    "top": CommandEntry(
         "top", "Monitoring", "Show the fleet live: groups, the busiest first, and those that are stale."
     ),
-    "report": Entry("report", "Monitoring", "Print the report of the system, of a group or of a machine."),
-    "capacity": Entry(
+    "report": CommandEntry(
+        "report", "Monitoring", "Print the report of the system, of a group or of a machine."
+    ),
+    "capacity": CommandEntry(
         "capacity",
         "Monitoring",
         "Say what a fleet of this size needs, how old its reports are, and what limits it.",
     ),
-    "simulate": Entry("simulate", "Monitoring", "Play virtual fleets onto the bus."),
-    "pipeline": Entry("pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."),
-    "alert": Entry("alert", "Monitoring", "List, acknowledge and silence alerts."),
-    "history": Entry("history", "Monitoring", "Search the history of reports and alerts."),
-    "notify": Entry("notify", "Messages", "Send events to those they are meant for, and see who that is."),
-    "authority": Entry("authority", "Messages", "Grant restricted attributes, and take them back."),
-    "profile": Entry("profile", "This command", "Named connection settings."),
-    "completion": Entry("completion", "This command", "Print the completion script of a shell."),
-    "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),
+    "simulate": CommandEntry("simulate", "Monitoring", "Play virtual fleets onto the bus."),
+    "pipeline": CommandEntry(
+        "pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."
+    ),
+    "alert": CommandEntry("alert", "Monitoring", "List, acknowledge and silence alerts."),
+    "history": CommandEntry("history", "Monitoring", "Search the history of reports and alerts."),
+    "notify": CommandEntry(
+        "notify", "Messages", "Send events to those they are meant for, and see who that is."
+    ),
+    "authority": CommandEntry("authority", "Messages", "Grant restricted attributes, and take them back."),
+    "profile": CommandEntry("profile", "This command", "Named connection settings."),
+    "completion": CommandEntry("completion", "This command", "Print the completion script of a shell."),
+    "version": CommandEntry("version", "This command", "Print the versions of Muster and what it stands on."),
 }
 
 
-class Root(cli_command.Group):
+class RootGroup(cli_command.MusterGroup):
     """Knows its commands by name and imports one when it is wanted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -120,7 +132,7 @@ class Root(cli_command.Group):
 
 
 @click.group(
-    cls=Root,
+    cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=[
         ("muster demo", "see it alive in ten seconds"),
@@ -133,7 +145,7 @@ def muster() -> None:
     """A publish/subscribe control plane for fleets of services."""
 
 
-def explain(error: OSError) -> errors.MusterError:
+def from_os_error(error: OSError) -> errors.MusterError:
     """What the operating system refused, in the words of our own tree."""
     if isinstance(error, TimeoutError):
         return errors.TimedOut(str(error) or "it took too long", hint="is the machine busy? Try again")
@@ -159,7 +171,7 @@ def _report(invocation: cli_command.Invocation, code: str, message: str, hint: s
     if invocation.output == "json":
         sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
         return
-    bold, plain = ("\x1b[1;31m", "\x1b[0m") if output.coloured(sys.stderr) else ("", "")
+    bold, plain = ("\x1b[1;31m", "\x1b[0m") if output.supports_color(sys.stderr) else ("", "")
     sys.stderr.write(f"{bold}error:{plain} {message}\n")
     if hint:
         sys.stderr.write(f"hint: {hint}\n")
@@ -196,7 +208,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     except (errors.MusterError, OSError) as error:
         if invocation.debug:
             raise
-        told = explain(error) if isinstance(error, OSError) else error
+        told = from_os_error(error) if isinstance(error, OSError) else error
         message = told.message
         if isinstance(told, errors.ParseError):
             message += "\n" + "\n".join(f"    {line}" for line in told.pointer().splitlines())
@@ -209,7 +221,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
             return INTERRUPTED
         if invocation.debug:
             raise
-        broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+        broken = errors.InvariantViolation(f"{type(error).__name__}: {error}")
         _report(invocation, broken.code, broken.message, "this is a bug in Muster: run it again with --debug")
         return broken.exit_code
 

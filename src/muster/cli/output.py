@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "yaml")
 
 
-def coloured(stream: TextIO) -> bool:
+def supports_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -67,7 +67,7 @@ _STYLES = {
 }
 
 
-def size(count_bytes: float) -> str:
+def format_bytes(count_bytes: float) -> str:
     """For people: 3 figures and a unit."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count_bytes >= 1024 and len(units) > 1:
@@ -91,7 +91,7 @@ class Printer:
         return rich.console.Console(
             file=stream,
             width=None if stream.isatty() else 10_000,
-            no_color=not coloured(stream),
+            no_color=not supports_color(stream),
             highlight=False,
             soft_wrap=not stream.isatty(),
             markup=False,
@@ -188,7 +188,7 @@ class Printer:
 
         Silent away from a terminal.
         """
-        if not (self.for_people and coloured(sys.stderr)):
+        if not (self.for_people and supports_color(sys.stderr)):
             yield lambda _, __: None
             return
         import rich.progress
@@ -210,7 +210,7 @@ class Printer:
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
         """A spinner while something takes its time; silent away from a terminal."""
-        if not (self.for_people and coloured(sys.stderr)):
+        if not (self.for_people and supports_color(sys.stderr)):
             yield
             return
         with self._console(sys.stderr).status(text):

@@ -22,23 +22,30 @@ from muster.core.net import hosts
 from muster.core.settings import sections
 
 
-class Profile(sections.Section, frozen=True, kw_only=True):
+class Profile(sections.SettingsSection, frozen=True, kw_only=True):
     """How to connect to a domain."""
 
     servers: Annotated[
         tuple[str, ...],
-        sections.doc("URLs of brokers. Name several: a client that knows one broker cannot roam from it."),
+        sections.field_doc(
+            "URLs of brokers. Name several: a client that knows one broker cannot roam from it."
+        ),
     ] = ()
     locator: Annotated[
-        str, sections.doc("URL of a locator, which knows the brokers and says which one is best for you.")
+        str,
+        sections.field_doc("URL of a locator, which knows the brokers and says which one is best for you."),
     ] = ""
-    creds: Annotated[sections.FilePath, sections.doc("File of credentials (`muster creds issue`).")] = ""
+    creds: Annotated[sections.FilePath, sections.field_doc("File of credentials (`muster creds issue`).")] = (
+        ""
+    )
     ca: Annotated[
-        sections.FilePath, sections.doc("Certificate authority of the brokers, where they use TLS.")
+        sections.FilePath, sections.field_doc("Certificate authority of the brokers, where they use TLS.")
     ] = ""
     home: Annotated[
         sections.FilePath,
-        sections.doc("A home on this machine: connect to the domain that runs there, as its administrator."),
+        sections.field_doc(
+            "A home on this machine: connect to the domain that runs there, as its administrator."
+        ),
     ] = ""
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ def exit_codes() -> dict[int, list[type[errors.MusterError]]]:
     return found
 
 
-def page() -> str:
+def render_page() -> str:
     lines = [_HEAD, "## Exit codes", "", "| code | meaning | errors (`code` in JSON) |", "|---|---|---|"]
     codes = {0: [], **exit_codes(), main.INTERRUPTED: []}
     for code, kinds in sorted(codes.items()):

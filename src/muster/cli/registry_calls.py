@@ -23,8 +23,10 @@ file_option = click.option(
 )
 
 
-def call(
-    invocation: command.Invocation, to: connection.Options, work: Callable[[client.Client], Awaitable[Any]]
+def call_registry(
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    work: Callable[[client.ManageClient], Awaitable[Any]],
 ) -> Any:
     """What ``work`` returns, done over a connection."""
 
@@ -32,30 +34,32 @@ def call(
         from muster.manage import client
 
         async with await connection.connect(invocation, to) as bus:
-            return await work(client.Client(bus))
+            return await work(client.ManageClient(bus))
 
     return command.run(ask())
 
 
-def ask_domain(invocation: command.Invocation, to: connection.Options, verb: str, **arguments: Any) -> Any:
+def ask_domain(
+    invocation: command.Invocation, to: connection.ConnectionOptions, verb: str, **arguments: Any
+) -> Any:
     """A question to the domain's bootstrap node."""
 
     async def ask() -> Any:
         from muster.app.components import management
 
         async with await connection.connect(invocation, to) as bus:
-            return await management.ask(bus, verb, **arguments)
+            return await management.request_bootstrap(bus, verb, **arguments)
 
     return command.run(ask())
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     with click.open_file(str(path), encoding="utf-8") as file:
         text: str = file.read()
         return text
 
 
-def moment(at_ms: int) -> str:
+def format_time(at_ms: int) -> str:
     import datetime
 
     if not at_ms:

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Supervision:
+class BackoffPolicy:
     crashes_max: int = 5  # this many within `window_s`, and it is given up; 0: never restarted
     window_s: float = 60.0
     pause_s: float = 0.1  # doubled with each crash in the window after the first
     pause_s_max: float = 10.0
 
 
-NO_RESTART = Supervision(crashes_max=0)
+NO_RESTART = BackoffPolicy(crashes_max=0)
 
 
-def recent(supervision: Supervision, crashes_at_s: Sequence[float], now_s: float) -> list[float]:
+def recent(supervision: BackoffPolicy, crashes_at_s: Sequence[float], now_s: float) -> list[float]:
     """Those that still count."""
     return [at_s for at_s in crashes_at_s if now_s - at_s <= supervision.window_s]
 
 
-def next_pause_s(supervision: Supervision, crashes: int) -> float | None:
+def next_delay_s(supervision: BackoffPolicy, crashes: int) -> float | None:
     """Seconds to wait before the next start after so many crashes, this one included; None: give up."""
     if crashes >= supervision.crashes_max:
         return None

@@ -36,12 +36,12 @@ _PAIRS = [high + low for high in _DIGITS for low in _DIGITS]
 _TEXT = re.compile(rf"([{_DIGITS}]{{13}})-([A-Za-z0-9_-]{{1,128}})\Z")
 
 
-class TooFarAhead(errors.Refused):
+class ClockSkewTooLarge(errors.Refused):
     """A stamp from a clock that runs ahead. ``ahead_s`` is by how much."""
 
     code = "too-far-ahead"
 
-    def __init__(self, stamp: Stamp, ahead_s: float, max_drift_s: float) -> None:
+    def __init__(self, stamp: HybridTimestamp, ahead_s: float, max_drift_s: float) -> None:
         super().__init__(
             f"the stamp {stamp} is {ahead_s:.3f} s ahead of this node's time; accepted: {max_drift_s:g} s",
             hint=f"set the clock of {stamp.node}, or of this machine",
@@ -50,7 +50,7 @@ class TooFarAhead(errors.Refused):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Stamp:
+class HybridTimestamp:
     """Sorts as time does; so do its text and its bytes."""
 
     time: int
@@ -71,13 +71,13 @@ class Stamp:
 
     def __str__(self) -> str:
         """13 digits of base 32, and the node: may stand in a subject, a header, a key."""
-        return text(self.time, self.node)
+        return format_timestamp(self.time, self.node)
 
     def __bytes__(self) -> bytes:
         return self.time.to_bytes(8, "big") + self.node.encode("ascii")
 
     @classmethod
-    def parse(cls, text: str) -> Stamp:
+    def parse(cls, text: str) -> HybridTimestamp:
         match = _TEXT.match(text)
         if not match:
             raise errors.InvalidInput(
@@ -86,14 +86,14 @@ class Stamp:
         return cls(int(match[1], 32), match[2])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Stamp:
+    def from_bytes(cls, data: bytes) -> HybridTimestamp:
         try:
             return cls(int.from_bytes(data[:8], "big"), data[8:].decode("ascii"))
         except UnicodeDecodeError as error:
             raise errors.InvalidInput("these bytes are not a stamp: the node's name is not ASCII") from error
 
 
-def text(time: int, node: str) -> str:
+def format_timestamp(time: int, node: str) -> str:
     """Of the stamp of that time by that node."""
     first, rest = divmod(time, 1 << 60)
     pairs = _PAIRS
@@ -103,7 +103,7 @@ def text(time: int, node: str) -> str:
     )
 
 
-class Reservation(NamedTuple):
+class ClockReservation(NamedTuple):
     """What a node stores so that a crash cannot make it repeat a stamp."""
 
     ceiling: int = 0  # no stamp at or above it has been issued
@@ -113,7 +113,7 @@ class Reservation(NamedTuple):
         return f"{self.ceiling} {self.wall_ms}"
 
     @classmethod
-    def parse(cls, text: str) -> Reservation:
+    def parse(cls, text: str) -> ClockReservation:
         match = re.match(r"([0-9]{1,19}) ([0-9]{1,15})\Z", text)
         if not match or int(match[1]) > _MAX_TIME:
             raise errors.InvalidInput(
@@ -122,7 +122,7 @@ class Reservation(NamedTuple):
         return cls(int(match[1]), int(match[2]))
 
 
-class Clock:
+class HybridClock:
     """One node's clock. Not for several threads at once."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Clock:
         node: str,
         *,
         max_drift_s: float = 60.0,
-        stored: Reservation | None = None,
+        stored: ClockReservation | None = None,
         reserve_s: float = 10.0,
     ) -> None:
         """``stored``: what was stored last, `Reservation()` the first time; None: no restart matters."""
@@ -148,22 +148,22 @@ class Clock:
         self._ceiling = stored.ceiling if stored is not None else None
         self._needed = 0  # a stamp that could not be issued below the ceiling
 
-    def now(self, wall_ns: int) -> Stamp:
+    def now(self, wall_ns: int) -> HybridTimestamp:
         """The stamp of something that happens here: higher than all before."""
         return self._issue(max(self._last + 1, self._read(wall_ns) << _COUNTER_BITS))
 
-    def observe(self, stamp: Stamp, wall_ns: int) -> Stamp:
+    def observe(self, stamp: HybridTimestamp, wall_ns: int) -> HybridTimestamp:
         """The stamp of hearing ``stamp``: higher than it; or `TooFarAhead`, with nothing changed."""
         self.check(stamp, wall_ns)
         return self._issue(max(self._last + 1, stamp.time + 1, self._wall_ms << _COUNTER_BITS))
 
-    def check(self, stamp: Stamp, wall_ns: int) -> None:
+    def check(self, stamp: HybridTimestamp, wall_ns: int) -> None:
         ahead_s = (stamp.wall_ms - self._read(wall_ns)) / 1000
         if ahead_s > self._max_drift_s:
             self.refused += 1
-            raise TooFarAhead(stamp, ahead_s, self._max_drift_s)
+            raise ClockSkewTooLarge(stamp, ahead_s, self._max_drift_s)
 
-    def to_store(self, wall_ns: int) -> Reservation | None:
+    def to_store(self, wall_ns: int) -> ClockReservation | None:
         """What to store now and then hand to `stored`; None while at least half of the last is left."""
         if self._ceiling is None:
             return None
@@ -172,9 +172,9 @@ class Clock:
         ceiling_ms = max(wall_ms + self._reserve_ms, ahead_ms + STEP_MS)
         if (self._ceiling >> _COUNTER_BITS) - ahead_ms >= (ceiling_ms - ahead_ms) / 2:
             return None
-        return Reservation(ceiling_ms << _COUNTER_BITS, self._wall_ms)
+        return ClockReservation(ceiling_ms << _COUNTER_BITS, self._wall_ms)
 
-    def stored(self, reservation: Reservation) -> None:
+    def stored(self, reservation: ClockReservation) -> None:
         """``reservation`` is safely stored: stamps below its ceiling may be issued."""
         if self._ceiling is not None:
             self._ceiling = max(self._ceiling, reservation.ceiling)
@@ -187,13 +187,13 @@ class Clock:
         self._wall_ms = max(self._wall_ms, wall_ns // 1_000_000)
         return self._wall_ms
 
-    def _issue(self, time: int) -> Stamp:
+    def _issue(self, time: int) -> HybridTimestamp:
         if self._ceiling is not None and time >= self._ceiling:
             self._needed = time
             raise errors.Unavailable(
                 f"the clock of {self.node} has no stamps left that a restart could not repeat",
                 hint="store what `to_store` returns, then hand it to `stored`",
             )
-        stamp = Stamp(time, self.node)
+        stamp = HybridTimestamp(time, self.node)
         self._last = time
         return stamp

@@ -20,34 +20,34 @@ _BITS = (1 << KEPT) - 1
 Seen = tuple[int, int, int]
 
 
-class Verdict(enum.Enum):
+class DuplicateVerdict(enum.Enum):
     NEW = "new"
     DUPLICATE = "duplicate"
     LATE = "late"  # too far below the highest to be told from a repeat
 
 
-def observe(high: int, bits: int, sequence: int) -> tuple[Verdict, int, int]:
+def observe(high: int, bits: int, sequence: int) -> tuple[DuplicateVerdict, int, int]:
     """Whether ``sequence`` is new within its boot, and what to remember then."""
     ahead = sequence - high
     if ahead >= KEPT:  # equivalent: at exactly KEPT the line below gives the same
-        return Verdict.NEW, sequence, 1
+        return DuplicateVerdict.NEW, sequence, 1
     if ahead > 0:
-        return Verdict.NEW, sequence, (bits << ahead | 1) & _BITS
+        return DuplicateVerdict.NEW, sequence, (bits << ahead | 1) & _BITS
     if -ahead >= KEPT:
-        return Verdict.LATE, high, bits
+        return DuplicateVerdict.LATE, high, bits
     if bits >> -ahead & 1:
-        return Verdict.DUPLICATE, high, bits
-    return Verdict.NEW, high, bits | 1 << -ahead
+        return DuplicateVerdict.DUPLICATE, high, bits
+    return DuplicateVerdict.NEW, high, bits | 1 << -ahead
 
 
-class Windows:
+class DuplicateWindows:
     """The items of many sources; the source that was heard of first is forgotten beyond ``most``."""
 
     def __init__(self, most: int, remembered: Mapping[str, list[Seen]] | None = None) -> None:
         self._most = most
         self._seen: dict[str, list[Seen]] = dict(remembered or {})  # the current boot first
 
-    def observe(self, source: str, boot: int, sequence: int) -> Verdict:
+    def observe(self, source: str, boot: int, sequence: int) -> DuplicateVerdict:
         seen = self._seen.get(source)
         if seen is None:
             if len(self._seen) >= self._most:
@@ -60,7 +60,7 @@ class Windows:
                 return verdict
         seen.insert(0, (boot, sequence, 1))
         del seen[2:]
-        return Verdict.NEW
+        return DuplicateVerdict.NEW
 
     def remembered(self) -> dict[str, list[Seen]]:
         """To be stored, and given to the constructor later."""

@@ -148,12 +148,12 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
-class MissingPart(MusterError):
+class MissingDependency(MusterError):
     code = "missing-part"
     exit_code = 6
 
 
-class InvariantBroken(MusterError):
+class InvariantViolation(MusterError):
     """``story`` lists the events that led here, oldest first."""
 
     code = "invariant-broken"

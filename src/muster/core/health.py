@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from muster.core import errors
 
 
-class State(enum.Enum):
+class HealthState(enum.Enum):
     STARTING = "starting"  # told to start, not heard of yet
     UP = "up"  # heard of within its period, and says it works
     LATE = "late"  # silent for longer than it should be; the road to it works
@@ -25,7 +25,7 @@ class State(enum.Enum):
     DRAINING = "draining"  # finishes what it has, takes no more
 
 
-class Event(enum.Enum):
+class HealthEvent(enum.Enum):
     BEAT = "beat"  # a heartbeat that says it works
     OVERDUE = "overdue"  # no heartbeat for longer than its period allows
     CUT_OFF = "cut-off"  # we cannot hear it, and that proves nothing about it
@@ -35,10 +35,10 @@ class Event(enum.Enum):
     DRAIN = "drain"  # told to finish
 
 
-_S, _E = State, Event
+_S, _E = HealthState, HealthEvent
 
 #: What each event makes of each state. An event that is not listed for a state cannot happen to it.
-TRANSITIONS: dict[State, dict[Event, State]] = {
+TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
     _S.STARTING: {
         _E.BEAT: _S.UP,
         _E.START: _S.STARTING,
@@ -97,14 +97,14 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 }
 
 #: From the best to the worst, for reports that show one state for many.
-SEVERITY: tuple[State, ...] = (
-    State.UP,
-    State.DRAINING,
-    State.STARTING,
-    State.LATE,
-    State.UNKNOWN,
-    State.DOWN,
-    State.FAILED,
+SEVERITY: tuple[HealthState, ...] = (
+    HealthState.UP,
+    HealthState.DRAINING,
+    HealthState.STARTING,
+    HealthState.LATE,
+    HealthState.UNKNOWN,
+    HealthState.DOWN,
+    HealthState.FAILED,
 )
 
 
@@ -112,17 +112,17 @@ SEVERITY: tuple[State, ...] = (
 class Health:
     """``since_ms`` is when this state began; the reason may change while the state stays."""
 
-    state: State
+    state: HealthState
     reason: str
     since_ms: int
 
     @property
     def is_working(self) -> bool:
         """May be given work: that is the question behind ``/readyz``."""
-        return self.state is State.UP
+        return self.state is HealthState.UP
 
 
-def advance(health: Health, event: Event, reason: str, at_ms: int) -> Health:
+def advance(health: Health, event: HealthEvent, reason: str, at_ms: int) -> Health:
     """The health after ``event``. `errors.Conflict` where the table has no such step."""
     state = TRANSITIONS[health.state].get(event)
     if state is None:
@@ -133,16 +133,16 @@ def advance(health: Health, event: Event, reason: str, at_ms: int) -> Health:
     return Health(state, reason, health.since_ms if state is health.state else at_ms)
 
 
-def worst(states: Iterable[State]) -> State:
+def worst(states: Iterable[HealthState]) -> HealthState:
     """One state for many; of none at all, nothing is known."""
-    return max(states, key=SEVERITY.index, default=State.UNKNOWN)
+    return max(states, key=SEVERITY.index, default=HealthState.UNKNOWN)
 
 
 def diagram() -> str:
     """The table as a Mermaid state diagram; events that change nothing are left out."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.STARTING.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {HealthState.STARTING.value}"]
     for state, steps in TRANSITIONS.items():
-        for target in State:
+        for target in HealthState:
             events = [
                 event.value for event, after in steps.items() if after is target and target is not state
             ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Takes milliseconds, and nothing where the C library knows no such thing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -16,13 +16,13 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class BucketBudget:
     at_once: int  # tolerated at once
     forget_s: float  # then one more in each such time
 
 
-class Buckets(Generic[K]):
-    def __init__(self, budget: Budget) -> None:
+class LeakyBuckets(Generic[K]):
+    def __init__(self, budget: BucketBudget) -> None:
         self._budget = budget
         self._levels: collections.OrderedDict[K, tuple[float, float]] = collections.OrderedDict()
 

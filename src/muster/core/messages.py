@@ -36,30 +36,30 @@ Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 Labels = Annotated[dict[Name, Text], msgspec.Meta(max_length=64)]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class WireMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base of the messages here, and of those that services declare in their own ``protocol.py``."""
 
 
-class Malformed(errors.InvalidInput):
+class MalformedMessage(errors.InvalidInput):
     code = "malformed"
 
 
-class UnknownKind(errors.InvalidInput):
+class UnknownMessageKind(errors.InvalidInput):
     code = "unknown-kind"
 
 
-class TooLarge(errors.LimitExceeded):
+class MessageTooLarge(errors.LimitExceeded):
     code = "too-large"
 
 
-class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat/1"):
+class Heartbeat(WireMessage, frozen=True, kw_only=True, tag="heartbeat/1"):
     """A process or resource says that it lives. Its health is its own view; the manager's may differ."""
 
     name: Name  # of the resource or process, among those its sender speaks for
     sequence: Count  # grows by one; a gap is a lost heartbeat, a fall is a restart
     at_ms: TimeMs
     period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]  # when to expect the next
-    state: health.State = health.State.UP
+    state: health.HealthState = health.HealthState.UP
     reason: Text = ""
     epoch: Count = 0  # the highest manager's epoch it has obeyed
 
@@ -68,7 +68,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One service on a machine, within its node report."""
 
     name: Name
-    state: health.State = health.State.UP
+    state: health.HealthState = health.HealthState.UP
     reason: Text = ""
     metrics: Metrics = {}
 
@@ -76,7 +76,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         _finite(self.metrics)
 
 
-class NodeReport(Message, frozen=True, kw_only=True, tag="node-report/1", omit_defaults=True):
+class NodeReport(WireMessage, frozen=True, kw_only=True, tag="node-report/1", omit_defaults=True):
     """What a sensor saw of its machine. It is also the machine's heartbeat."""
 
     machine: Name
@@ -94,7 +94,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node-report/1", omit_d
         _finite(self.metrics)
 
 
-class Level(enum.Enum):
+class Severity(enum.Enum):
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
@@ -108,12 +108,12 @@ class AlertState(enum.Enum):
     SILENCED = "silenced"  # true, and nobody is to be told
 
 
-class Alert(Message, frozen=True, kw_only=True, tag="alert/1", omit_defaults=True):
+class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults=True):
     """A rule is true of something, or has ceased to be. (rule, about) names it; the latest message holds."""
 
     rule: Name
     about: Name  # what it is true of: node:web-7, group:web, budget:reports, system
-    level: Level
+    level: Severity
     state: AlertState
     since_ms: TimeMs  # when this state began
     at_ms: TimeMs
@@ -126,7 +126,7 @@ class Alert(Message, frozen=True, kw_only=True, tag="alert/1", omit_defaults=Tru
             _finite({"value": self.value})
 
 
-class Outcome(enum.Enum):
+class DecisionOutcome(enum.Enum):
     DECIDED = "decided"  # not carried out yet
     DONE = "done"
     REFUSED = "refused"
@@ -134,7 +134,7 @@ class Outcome(enum.Enum):
     IN_DOUBT = "in-doubt"  # it cannot be known whether it was carried out
 
     @classmethod
-    def of(cls, error: errors.MusterError) -> Outcome:
+    def of(cls, error: errors.MusterError) -> DecisionOutcome:
         """What became of an act that ended with ``error``."""
         if isinstance(error, (errors.TimedOut, errors.NotConnected)):
             return cls.IN_DOUBT
@@ -144,7 +144,7 @@ class Outcome(enum.Enum):
 _REFUSALS = (errors.Refused, errors.InvalidInput, errors.NotFound, errors.AlreadyExists)
 
 
-class Decision(Message, frozen=True, kw_only=True, tag="decision/1", omit_defaults=True):
+class Decision(WireMessage, frozen=True, kw_only=True, tag="decision/1", omit_defaults=True):
     """Who decided or did what, to what, and why: the audit."""
 
     id: Name  # later records of the same id tell the outcome
@@ -155,36 +155,38 @@ class Decision(Message, frozen=True, kw_only=True, tag="decision/1", omit_defaul
     why: Text
     at_ms: TimeMs
     epoch: Count = 0  # under which it was decided
-    outcome: Outcome = Outcome.DECIDED
+    outcome: DecisionOutcome = DecisionOutcome.DECIDED
     details: Labels = {}
     trace_id: Text = ""
 
 
-class _Nothing(Message, frozen=True, kw_only=True, tag="nothing/0"):
+class _Nothing(WireMessage, frozen=True, kw_only=True, tag="nothing/0"):
     """Makes a union of every decoded type: only in a union does the decoder insist on a kind."""
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=WireMessage)
 
 _json, _msgpack = msgspec.json.Encoder(), msgspec.msgpack.Encoder()
 _decoders: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.msgpack.Decoder[Any]]] = {}
 
 
-def encode(message: Message, form: Literal["json", "msgpack"] = "json") -> bytes:
+def encode(message: WireMessage, form: Literal["json", "msgpack"] = "json") -> bytes:
     """`TooLarge` or `Malformed` where no reader would take it."""
     try:
         data = _json.encode(message) if form == "json" else _msgpack.encode(message)
     except UnicodeEncodeError as error:
-        raise Malformed(f"a {type(message).__name__} with text that is not Unicode: {error}") from error
+        raise MalformedMessage(
+            f"a {type(message).__name__} with text that is not Unicode: {error}"
+        ) from error
     if len(data) > MAX_BYTES:
-        raise TooLarge(f"a {type(message).__name__} of {len(data)} bytes is over {MAX_BYTES}")
+        raise MessageTooLarge(f"a {type(message).__name__} of {len(data)} bytes is over {MAX_BYTES}")
     return data
 
 
 def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
     """A message of this kind from JSON or MessagePack."""
     if len(data) > max_bytes:
-        raise TooLarge(f"a message of {len(data)} bytes is over {max_bytes}")
+        raise MessageTooLarge(f"a message of {len(data)} bytes is over {max_bytes}")
     if kind not in _decoders:
         either: Any = kind | _Nothing
         _decoders[kind] = (msgspec.json.Decoder(either), msgspec.msgpack.Decoder(either))
@@ -194,12 +196,16 @@ def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
         # 0x7b is { in JSON, and in MessagePack a number, with which no message begins.
         message = (as_json if data[:1] in (b"{", b"") else as_msgpack).decode(data)
     except msgspec.ValidationError as error:
-        fault = UnknownKind if "`$.kind`" in str(error) or "field `kind`" in str(error) else Malformed
+        fault = (
+            UnknownMessageKind
+            if "`$.kind`" in str(error) or "field `kind`" in str(error)
+            else MalformedMessage
+        )
         raise fault(f"not a message of kind {wanted}: {str(error)[:300]}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise Malformed(f"neither JSON nor MessagePack: {str(error)[:300]}") from error
+        raise MalformedMessage(f"neither JSON nor MessagePack: {str(error)[:300]}") from error
     if not isinstance(message, kind):
-        raise UnknownKind(f"not a message of kind {wanted}")
+        raise UnknownMessageKind(f"not a message of kind {wanted}")
     return message
 
 
@@ -207,4 +213,4 @@ def _finite(metrics: dict[str, float]) -> None:
     """JSON has no infinities and no NaN; a sensor that has no value leaves the metric out."""
     if not all(map(math.isfinite, metrics.values())):
         odd = next(name for name, value in metrics.items() if not math.isfinite(value))
-        raise Malformed(f"the metric {odd[:100]!r} is not a finite number")
+        raise MalformedMessage(f"the metric {odd[:100]!r} is not a finite number")

@@ -59,19 +59,19 @@ def identity(name: str) -> str:
     return name
 
 
-def said_by(part: str, identity: str, *kind: str) -> str:
+def from_identity(part: str, identity: str, *kind: str) -> str:
     return ".".join((PREFIX, part, "from", identity, *kind))
 
 
-def addressed_to(part: str, identity: str, *kind: str) -> str:
+def to_identity(part: str, identity: str, *kind: str) -> str:
     return ".".join((PREFIX, part, "to", identity, *kind))
 
 
-def announced(part: str, *kind: str) -> str:
+def to_all(part: str, *kind: str) -> str:
     return ".".join((PREFIX, part, "all", *kind))
 
 
-def logged(part: str, *kind: str) -> str:
+def log_subject(part: str, *kind: str) -> str:
     return ".".join((PREFIX, part, "log", *kind))
 
 

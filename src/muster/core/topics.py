@@ -334,7 +334,7 @@ def _without_wildcards(levels: Sequence[Level]) -> tuple[str, ...]:
 # -- patterns ----------------------------------------------------------------------------------------------
 
 
-class Pattern(abc.ABC):
+class TopicPattern(abc.ABC):
     """What a subscription asks for: the subjects to subscribe to, and the exact test of what comes.
 
     ``subjects`` together cover everything that matches, and sometimes more; two of them may both bring one
@@ -371,17 +371,21 @@ class Pattern(abc.ABC):
         return self.subjects[0] if len(self.subjects) == 1 else f"{subjects.TOPIC_PREFIX}.>"
 
     @staticmethod
-    def parse(text: str) -> Pattern:
+    def parse(text: str) -> TopicPattern:
         notation, rest = _notation(text)
-        read = {"path": Pattern.from_path, "tags": Pattern.from_tags, "subject": Pattern.from_subject}
+        read = {
+            "path": TopicPattern.from_path,
+            "tags": TopicPattern.from_tags,
+            "subject": TopicPattern.from_subject,
+        }
         return read[notation](rest)
 
     @staticmethod
-    def from_path(path: str) -> Pattern:
+    def from_path(path: str) -> TopicPattern:
         return PathPattern(tuple(_levels_of_path(path)))
 
     @staticmethod
-    def from_tags(tags: str) -> Pattern:
+    def from_tags(tags: str) -> TopicPattern:
         pairs, joint = _pairs_of_text(tags)
         if joint != ";":
             return TagPattern(frozenset(pairs))
@@ -390,12 +394,12 @@ class Pattern(abc.ABC):
         return PathPattern(tuple(_flat(pairs)))
 
     @staticmethod
-    def from_subject(subject: str) -> Pattern:
+    def from_subject(subject: str) -> TopicPattern:
         return PathPattern(tuple(_levels_of_subject(subject)))
 
 
 @dataclass(frozen=True)
-class PathPattern(Pattern):
+class PathPattern(TopicPattern):
     """Levels in their places: one subject, and the broker's test is already exact."""
 
     levels: tuple[Level, ...]
@@ -425,7 +429,7 @@ class PathPattern(Pattern):
 
 
 @dataclass(frozen=True)
-class TagPattern(Pattern):
+class TagPattern(TopicPattern):
     """At least these tags, wherever they stand.
 
     A broker cannot look for a tag at any place, so the pattern subscribes to one of its tags at each place

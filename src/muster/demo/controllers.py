@@ -26,7 +26,7 @@ NEEDS = {"isolate": ("infected",), "patch": ("healthy", "isolated")}  # operatio
 Say = Callable[[str, str, Mapping[str, Any]], None]
 
 
-class Controllers:
+class RegionalControllers:
     def __init__(self, say: Say, after_s: Callable[[], float]) -> None:
         self._say = say
         self._after_s = after_s
@@ -40,10 +40,10 @@ class Controllers:
         """Servers that were still to be told, when somebody last looked."""
         return sum(self._needed.values())
 
-    async def run(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
+    async def run(self, region: str, bus: api.Bus, sender: notify.ReceiverHandle) -> None:
         """A region's controller: from the first alert about any region on, it looks who of its own is in
         need, and commands just those."""
-        alerts = pipeline.Client(bus)
+        alerts = pipeline.PipelineClient(bus)
         first: int | None = None
         defence: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -70,12 +70,14 @@ class Controllers:
             self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
         return True
 
-    async def _defend(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
+    async def _defend(self, region: str, bus: api.Bus, sender: notify.ReceiverHandle) -> None:
         while True:
             await asyncio.gather(*(self._command(region, operation, bus, sender) for operation in NEEDS))
             await asyncio.sleep(COMMAND_S)
 
-    async def _command(self, region: str, operation: str, bus: api.Bus, sender: notify.Party) -> None:
+    async def _command(
+        self, region: str, operation: str, bus: api.Bus, sender: notify.ReceiverHandle
+    ) -> None:
         """To those of the region that need it now, if there are any."""
         versions, conditions = sorted(self._attacked), NEEDS[operation]
         address = (
@@ -83,7 +85,7 @@ class Controllers:
             f"AND condition IN ({_listed(conditions)})"
         )
         try:
-            meant = (await queries.who(bus, address, limit=1)).count
+            meant = (await queries.match_receivers(bus, address, limit=1)).count
             self._needed[sender.name, operation] = meant
             if not meant:
                 return

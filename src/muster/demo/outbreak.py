@@ -47,7 +47,7 @@ DROPS = (state.FUTURE, state.LATE, state.UNUSABLE)
 
 
 @dataclass
-class Summary:
+class OutbreakSummary:
     servers: int
     detect_s: float = 0.0  # from the worm's release to the first alert
     notify_s: float = 0.0  # from that alert to the first server that heard of it
@@ -75,21 +75,23 @@ class Summary:
 class Outbreak:
     """``async with Outbreak(running, wishes, say) as story: await story.run()``"""
 
-    def __init__(self, running: domain.Domain, wishes: scenario.Wishes, say: controllers.Say) -> None:
+    def __init__(
+        self, running: domain.Domain, wishes: scenario.ScenarioOptions, say: controllers.Say
+    ) -> None:
         self._running = running
         self._wishes = wishes
         self._say = say
         self._stack = contextlib.AsyncExitStack()
         self._farms: list[asyncio.subprocess.Process] = []
-        self._tallies: dict[str, web_farm.Tally] = {}
+        self._tallies: dict[str, web_farm.FarmStatistics] = {}
         self._told = asyncio.Event()
         self._shown: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
-        self._controllers = controllers.Controllers(say, self._after_s)
+        self._controllers = controllers.RegionalControllers(say, self._after_s)
         self._released_at = 0.0
         self._told_at = time.monotonic()
-        self.summary = Summary(wishes.plan.servers)
+        self.summary = OutbreakSummary(wishes.plan.servers)
 
     async def __aenter__(self) -> Outbreak:
         return self
@@ -101,12 +103,12 @@ class Outbreak:
         await asyncio.gather(*(_end(one) for one in self._farms))
         await self._stack.aclose()
 
-    async def run(self) -> Summary:
+    async def run(self) -> OutbreakSummary:
         began = time.monotonic()
         plan = self._wishes.plan
         self._admin = await self._connect("admin", roles.Role.OPERATOR)
         self._watcher = await self._connect("outbreak", roles.Role.USER)
-        tallies = topics.Pattern.parse(f"{web_farm.TALLIES}/*").subjects[0]
+        tallies = topics.TopicPattern.parse(f"{web_farm.TALLIES}/*").subjects[0]
         await self._watcher.subscribe(tallies, handler=self._tallied)
         await self._qualify()
         await asyncio.gather(self._start_farms(), self._apply())
@@ -131,19 +133,19 @@ class Outbreak:
 
     async def _qualify(self) -> None:
         """A trust manager ranks the controllers; without that, no server would listen to them."""
-        async with notify.Parties(self._admin) as parties:
+        async with notify.NotifyClient(self._admin) as parties:
             for model in scenario.MODELS:
                 await parties.define(model)
         root = await asyncio.to_thread(self._running.trust.root_authority)
-        key, now = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT), time.time()
+        key, now = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT), time.time()
         regions = self._wishes.plan.regions
         mandate = root.appoint(
             key.public,
             TRUST_MANAGER,
             tier=2,
             may_grant={
-                "_command_region": documents.OneOf(values=regions),
-                "_trust_level": documents.Between(low=1, high=3),
+                "_command_region": documents.ValueIn(values=regions),
+                "_trust_level": documents.ValueRange(low=1, high=3),
             },
             now=now,
             lifetime_s=HOUR_S,
@@ -152,7 +154,7 @@ class Outbreak:
         for region in regions:
             name = f"{region}-control"
             bus = await self._connect(name, roles.Role.RESPONDER)
-            parties = await self._stack.enter_async_context(notify.Parties(bus))
+            parties = await self._stack.enter_async_context(notify.NotifyClient(bus))
             await parties.present(
                 manager.grant(name, {"_command_region": region, **RANK}, tier=1, now=now, lifetime_s=HOUR_S)
             )
@@ -163,10 +165,10 @@ class Outbreak:
 
     async def _start_farms(self) -> None:
         wishes, plan = self._wishes, self._wishes.plan
-        shares = web_farm.shares(STEM, plan.servers, wishes.farms)
+        shares = web_farm.split_farm(STEM, plan.servers, wishes.farms)
         uses_tls = self._running.brokers is not None and self._running.settings.bus.uses_tls
         for name, _, _ in shares:
-            task = web_farm.Task(
+            task = web_farm.FarmConfig(
                 name=name,
                 servers=self._running.servers,
                 creds={
@@ -208,7 +210,7 @@ class Outbreak:
 
     async def _apply(self) -> None:
         plan = self._wishes.plan
-        for farm, first, count in web_farm.shares(STEM, plan.servers, self._wishes.farms):
+        for farm, first, count in web_farm.split_farm(STEM, plan.servers, self._wishes.farms):
             names = [plan.name(number) for number in range(first, first + count)]
             for start in range(0, count, ENTRIES_MAX):
                 entries = [
@@ -224,7 +226,7 @@ class Outbreak:
                 self._mention("applied", first + start + len(entries))
 
     async def _wait_for_reports(self) -> None:
-        found = pipeline.Client(self._admin)
+        found = pipeline.PipelineClient(self._admin)
         machines, most_s = 0, self._wishes.start_s_max
         try:
             async with asyncio.timeout(most_s):
@@ -253,7 +255,7 @@ class Outbreak:
             {},
         )
         mallory = await self._connect("mallory", roles.Role.USER)
-        async with notify.Parties(mallory) as parties:
+        async with notify.NotifyClient(mallory) as parties:
             self._forged = await parties.sender("mallory").send(
                 "command", {"operation": "isolate"}, durable=True
             )
@@ -273,7 +275,7 @@ class Outbreak:
                 return
 
     async def _heal(self) -> None:
-        found = pipeline.Client(self._admin)
+        found = pipeline.PipelineClient(self._admin)
         async for infected in self._curve(self._wishes.contain_s_max):
             commanded = sum(one.commanded for one in self._tallies.values())
             if infected or self._counts()["isolated"] or self._controllers.needed or commanded:
@@ -293,7 +295,7 @@ class Outbreak:
     async def _kill(self) -> None:
         """At the worst moment: while the first command is being carried out."""
         victim = max(self._first_managers)
-        await manage_part.ask(self._admin, "kill", name=victim)
+        await manage_part.request_bootstrap(self._admin, "kill", name=victim)
         self.summary.killed.append(victim)
         assert self._running.brokers is not None
         broker = (await self._running.brokers.describe())[-1]
@@ -306,7 +308,7 @@ class Outbreak:
 
     def _tallied(self, message: api.Message) -> None:
         with contextlib.suppress(errors.InvalidInput):
-            tally = messages.decode(message.data, web_farm.Tally)
+            tally = messages.decode(message.data, web_farm.FarmStatistics)
             self._tallies[tally.farm] = tally
             self._told.set()
 
@@ -403,7 +405,7 @@ class Outbreak:
         summary.detect_s = alerted - self._released_at
         summary.notify_s = min(heard) - alerted
         summary.fallen = sum(one.counts["fallen"] for one in tallies)
-        summary.unhindered = worm.unhindered(self._wishes.plan, HOUR_S)[-1]
+        summary.unhindered = worm.spread_unchecked(self._wishes.plan, HOUR_S)[-1]
         summary.commands = self._controllers.commands
         summary.deliveries = self._deliveries()
         summary.operations = sum(sum(one.done.values()) for one in tallies)
@@ -418,7 +420,7 @@ class Outbreak:
         dropped = [bus.statistics().dropped for bus in (self._admin, self._watcher)]
         dropped += [one.dropped for one in self._tallies.values()]
         with contextlib.suppress(errors.Unavailable):
-            progress = await pipeline.Client(self._admin).progress()
+            progress = await pipeline.PipelineClient(self._admin).progress()
             self.summary.reports = progress.total_rows
             dropped += [progress.counts.get(reason, 0) for reason in DROPS]
         self.summary.dropped = sum(dropped)

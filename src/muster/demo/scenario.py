@@ -27,13 +27,13 @@ SERVER = models.Model(
     dict.fromkeys(("application", "application_version", "region", "condition"), types.STRING),
 )
 CONTROLLER = models.Model("Controller", {"_command_region": types.STRING, "_trust_level": types.INT})
-COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
+COMMAND = models.Model("command", {"operation": types.STRING}, models.ModelKind.EVENT)
 MODELS = (SERVER, CONTROLLER, COMMAND)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    plan: worm.Plan = field(default_factory=worm.Plan)
+class ScenarioOptions:
+    plan: worm.WormPlan = field(default_factory=worm.WormPlan)
     farms: int = 2
     brokers: int = 3
     period_s: float = 5.0
@@ -43,7 +43,7 @@ class Wishes:
     contain_s_max: float = 300.0
 
 
-def flags(folder: Path, wishes: Wishes) -> dict[str, Any]:
+def flags(folder: Path, wishes: ScenarioOptions) -> dict[str, Any]:
     """The settings of the domain that the story is played in."""
     return {
         "bus.port": 0,

@@ -48,7 +48,7 @@ def up(running: domain.Domain, took_s: float) -> Scene:
 async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
     """By path on one side, by tags on the other."""
     topic = topics.Topic.parse("Course/CPS616/Session/HPJava")
-    pattern = topics.Pattern.parse("Course/*/Session/HPJava")
+    pattern = topics.TopicPattern.parse("Course/*/Session/HPJava")
     async with await receiver.subscribe(pattern.subjects[0]) as subscription:
         began = time.perf_counter()
         await sender.publish(topic.subject, b"room 4")
@@ -90,7 +90,9 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
         if report["node"] == 99:
             done.set()
 
-    async with await receiver.subscribe(topics.Pattern.parse("demo/reports/*").subjects[0], handler=select):
+    async with await receiver.subscribe(
+        topics.TopicPattern.parse("demo/reports/*").subjects[0], handler=select
+    ):
         for node in range(100):
             report = {"node": node, "load": node / 100, "zone": ("north", "south", "east", "west")[node % 4]}
             subject = topics.Topic.parse(f"demo/reports/{node}").subject
@@ -137,10 +139,10 @@ async def takeover(running: domain.Domain) -> Scene:
         await first.close()
         new = await waiting
         took_ms = (time.perf_counter() - began) * 1000
-        fence = leases.Fence(new.epoch)
+        fence = leases.EpochFence(new.epoch)
         with contextlib.suppress(errors.StaleEpoch):
             fence.check(old.epoch)
-            raise errors.InvariantBroken("a former holder was let through")
+            raise errors.InvariantViolation("a former holder was let through")
     return Scene(
         "takeover",
         f"worker-1 held a lease and vanished; worker-2 had it {took_ms:.0f} ms later, with a higher epoch",
@@ -159,4 +161,4 @@ async def tick(running: domain.Domain) -> None:
 
 def _expect(condition: bool, otherwise: str) -> None:
     if not condition:
-        raise errors.InvariantBroken(otherwise)
+        raise errors.InvariantViolation(otherwise)

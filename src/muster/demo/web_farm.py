@@ -44,7 +44,7 @@ from muster.notify import protocol as parties_
 from muster.simulate import fleet
 from muster.trust import credentials
 
-events = log.Events("simulate")
+events = log.EventLog("simulate")
 
 MODEL = "WebServer"
 STEP_S = 0.5
@@ -58,15 +58,15 @@ TALLIES = "worm/tallies"
 RELEASE = "worm/release"
 
 
-WORDS = (*(one.word for one in worm.Condition), COMMANDED)
+WORDS = (*(one.word for one in worm.ServerCondition), COMMANDED)
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the farms, the one to be
     servers: tuple[str, ...]
     creds: dict[str, str]  # agent, channel, worm: files of credentials
     ca: str | None = None
-    plan: worm.Plan
+    plan: worm.WormPlan
     farms: tuple[tuple[str, int, int], ...]  # all of them: name, first server, how many
     period_s: float = 5.0
     channel: str = "channel-1"
@@ -74,7 +74,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
-class Tally(messages.Message, frozen=True, kw_only=True, tag="worm-tally"):
+class FarmStatistics(messages.WireMessage, frozen=True, kw_only=True, tag="worm-tally"):
     """What one farm knows of itself, told every step."""
 
     farm: str
@@ -91,10 +91,10 @@ class Tally(messages.Message, frozen=True, kw_only=True, tag="worm-tally"):
     dropped: int = 0  # messages that came faster than this farm took them
 
 
-class WebServer(memory.Memory):
+class WebServer(memory.MemoryAdapter):
     """The adapter of one: it can be cut off, and patched. ``farm`` is given by the farm's own subclass."""
 
-    farm: ClassVar[worm.Farm]
+    farm: ClassVar[worm.WormFarm]
 
     async def do_isolate(self) -> None:
         self.farm.isolate([self._place])
@@ -108,7 +108,7 @@ class WebServer(memory.Memory):
 
 
 @dataclass
-class Ordered:
+class AcceptedCommands:
     """Commands that parties accepted and their managers have not been asked for yet."""
 
     names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (operation, id) -> servers
@@ -116,17 +116,17 @@ class Ordered:
 
 
 class WebFarm:
-    def __init__(self, task: Task, agent_bus: api.Bus, channel_bus: api.Bus, worm_bus: api.Bus) -> None:
+    def __init__(self, task: FarmConfig, agent_bus: api.Bus, channel_bus: api.Bus, worm_bus: api.Bus) -> None:
         self.task = task
         first, count = next((first, count) for name, first, count in task.farms if name == task.name)
-        self.farm = worm.Farm(task.plan, first, count)
+        self.farm = worm.WormFarm(task.plan, first, count)
         self._names = self.farm.names
         self._bus, self._channel, self._worm = agent_bus, channel_bus, worm_bus
-        self._parties = notify.Parties(agent_bus, on_event=self._accepted)
+        self._parties = notify.NotifyClient(agent_bus, on_event=self._accepted)
         here = type("WebServerHere", (WebServer,), {"farm": self.farm})
         self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here)
-        self._manager = manage.Client(agent_bus)
-        self._ordered = Ordered()
+        self._manager = manage.ManageClient(agent_bus)
+        self._ordered = AcceptedCommands()
         self._seen: set[tuple[str, str]] = set()
         self._tally = collections.Counter[str]()
         self._heard = collections.Counter[str]()
@@ -139,8 +139,8 @@ class WebFarm:
         self._released = asyncio.Event()
         self._boot = time.time_ns() // 1_000_000
         self._batches = 0
-        self._played = fleet.Fleet(
-            fleet.Plan(
+        self._played = fleet.VirtualFleet(
+            fleet.FleetPlan(
                 machines=task.plan.servers,
                 period_s=task.period_s,
                 seed=task.plan.seed,
@@ -181,14 +181,14 @@ class WebFarm:
             names = tuple(self._names[start : start + JOINS_MAX])
             versions = farm.version[start : start + JOINS_MAX].tolist()
             regions = farm.region[start : start + JOINS_MAX].tolist()
-            joins = parties_.Joins(
+            joins = parties_.JoinReceivers(
                 parties=names,
                 model=MODEL,
                 values={
                     "application": ["IIS"] * len(names),
                     "application_version": [plan.versions[one] for one in versions],
                     "region": [plan.regions[one] for one in regions],
-                    "condition": [worm.Condition.HEALTHY.word] * len(names),
+                    "condition": [worm.ServerCondition.HEALTHY.word] * len(names),
                 },
                 policies=tuple(self.task.policies.get(region, "") for region in plan.regions),
                 which=regions,
@@ -197,7 +197,7 @@ class WebFarm:
             while not await self._joined(joins):
                 pass  # said again until it is heard: who started us knows how long to wait
 
-    async def _joined(self, joins: parties_.Joins) -> bool:
+    async def _joined(self, joins: parties_.JoinReceivers) -> bool:
         try:
             await self._parties.change([joins])
         except errors.Unavailable as error:
@@ -228,7 +228,7 @@ class WebFarm:
             else:
                 self._advertised[changed] = now[changed]
 
-    def _accepted(self, names: Sequence[str], event: notify.Event) -> None:
+    def _accepted(self, names: Sequence[str], event: notify.ReceivedEvent) -> None:
         """What the notifier delivered: the policies of these servers accepted it."""
         self._first_heard_at = self._first_heard_at or time.time()
         for name in names:
@@ -280,7 +280,9 @@ class WebFarm:
             except errors.Unavailable as error:
                 events.warning("not-asked", farm=self.task.name, operation=operation, error=error)
                 answers = []
-            done = {one["resource"] for one in answers if one["outcome"] == messages.Outcome.DONE.value}
+            done = {
+                one["resource"] for one in answers if one["outcome"] == messages.DecisionOutcome.DONE.value
+            }
             self._tally[operation] += len(done)
             left = [name for name in left if name not in done]
             if left and time.monotonic() > deadline:
@@ -313,7 +315,7 @@ class WebFarm:
     async def _tell(self) -> None:
         found = self.farm.tally()
         owners = collections.Counter(one.record.manager for one in self._agent.hosted.values())
-        told = Tally(
+        told = FarmStatistics(
             farm=self.task.name,
             regions=found.pop("regions"),
             counts=found,
@@ -322,7 +324,7 @@ class WebFarm:
             done={name: self._tally[name] for name in ("isolate", "patch")},
             not_done=self._tally["not_done"],
             repeated=self._tally["repeated"],
-            up=sum(one.seen.state is health.State.UP for one in self._agent.hosted.values()),
+            up=sum(one.seen.state is health.HealthState.UP for one in self._agent.hosted.values()),
             managers=dict(owners),
             commanded=int((self._commanded > 0).sum()),
             dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
@@ -349,13 +351,13 @@ class WebFarm:
                     )
             tick += 1
 
-    def _batch(self, slot: fleet.Slot, tick: int) -> bytes:
+    def _batch(self, slot: fleet.FleetSlot, tick: int) -> bytes:
         farm, plan = self.farm, self.task.plan
         at_ms = time.time_ns() // 1_000_000
         batch = self._played.batch(slot, tick, at_ms)
         low = slot.number - farm.first
         here = slice(low, low + batch.num_rows)
-        infected = farm.condition[here] == worm.Condition.INFECTED
+        infected = farm.condition[here] == worm.ServerCondition.INFECTED
         regions = np.asarray(plan.regions)[farm.region[here]]
         versions = np.asarray(plan.versions)[farm.version[here]]
         groups = np.char.add(np.char.add(regions, "-"), versions)
@@ -379,7 +381,7 @@ class WebFarm:
                 place, batch.schema.field(place), column.cast(batch.schema.field(place).type)
             )
         self._batches += 1
-        facts = columns.Facts(
+        facts = columns.BatchInfo(
             channel=self._channel.identity,
             boot=self._boot,
             sequence=self._batches,
@@ -389,7 +391,7 @@ class WebFarm:
         return columns.encode(batch, facts)
 
 
-def shares(stem: str, servers: int, farms: int) -> tuple[tuple[str, int, int], ...]:
+def split_farm(stem: str, servers: int, farms: int) -> tuple[tuple[str, int, int], ...]:
     """Who plays which servers: name, first, count."""
     ends = [servers * number // farms for number in range(farms + 1)]
     return tuple(
@@ -398,7 +400,7 @@ def shares(stem: str, servers: int, farms: int) -> tuple[tuple[str, int, int], .
     )
 
 
-async def _connect(task: Task, kind: str) -> api.Bus:
+async def _connect(task: FarmConfig, kind: str) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds[kind]))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
     return await bus_client.connect(task.servers, creds=creds, tls=tls)
@@ -408,7 +410,7 @@ async def _main() -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     reader = asyncio.StreamReader(limit=4 << 20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    task = msgspec.json.decode(await reader.readline(), type=Task)
+    task = msgspec.json.decode(await reader.readline(), type=FarmConfig)
     gc.freeze()
     gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: look at them seldom
     log.configure(sys.stderr, level=task.log_level, form="json")

@@ -23,7 +23,7 @@ from muster.core import errors
 Indices = npt.NDArray[np.int64]
 
 
-class Condition(enum.IntEnum):
+class ServerCondition(enum.IntEnum):
     HEALTHY = 0
     INFECTED = 1
     ISOLATED = 2
@@ -35,7 +35,7 @@ class Condition(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WormPlan:
     """The whole fleet, and how catching the worm is."""
 
     servers: int = 10_000
@@ -61,10 +61,10 @@ class Plan:
         return int(name.rpartition("-")[2])
 
 
-class Farm:
+class WormFarm:
     """The servers ``first`` to ``first + count`` of a plan."""
 
-    def __init__(self, plan: Plan, first: int = 0, count: int | None = None) -> None:
+    def __init__(self, plan: WormPlan, first: int = 0, count: int | None = None) -> None:
         self.plan = plan
         self.first = first
         self.count = plan.servers - first if count is None else count
@@ -94,7 +94,7 @@ class Farm:
 
     def attempts(self, seconds: float) -> Indices:
         """The numbers, fleet-wide, of the servers that the infected ones here try in that time."""
-        infected = int((self.condition == Condition.INFECTED).sum())
+        infected = int((self.condition == ServerCondition.INFECTED).sum())
         tries = int(self._chance.poisson(infected * self.plan.attempts_s * seconds))
         return self._chance.integers(0, self.plan.servers, tries)
 
@@ -104,46 +104,46 @@ class Farm:
         return self._take(places[(places >= 0) & (places < self.count)])
 
     def _take(self, places: Indices) -> Indices:
-        fallen: Indices = places[self.has_hole[places] & (self.condition[places] == Condition.HEALTHY)]
-        self.condition[fallen] = Condition.INFECTED
+        fallen: Indices = places[self.has_hole[places] & (self.condition[places] == ServerCondition.HEALTHY)]
+        self.condition[fallen] = ServerCondition.INFECTED
         self.fallen += len(fallen)
         return fallen
 
     def isolate(self, places: Sequence[int]) -> None:
         """Cut off; one that was healthy is none the worse when it is patched. What is patched is safe."""
         chosen = np.asarray(places, np.int64)
-        self.condition[chosen[self.condition[chosen] != Condition.PATCHED]] = Condition.ISOLATED
+        self.condition[chosen[self.condition[chosen] != ServerCondition.PATCHED]] = ServerCondition.ISOLATED
 
     def patch(self, places: Sequence[int]) -> None:
         """Cleaned and given a version without the hole. The worm in a running server prevents it."""
         chosen = np.asarray(places, np.int64)
-        self.condition[chosen[self.condition[chosen] != Condition.INFECTED]] = Condition.PATCHED
+        self.condition[chosen[self.condition[chosen] != ServerCondition.INFECTED]] = ServerCondition.PATCHED
 
     @property
     def at_risk(self) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = self.has_hole & (self.condition == Condition.HEALTHY)
+        found: npt.NDArray[np.bool_] = self.has_hole & (self.condition == ServerCondition.HEALTHY)
         return found
 
     def tally(self) -> dict[str, Any]:
         """How many are in each condition, and the infected by region."""
-        counts = np.bincount(self.condition, minlength=len(Condition))
+        counts = np.bincount(self.condition, minlength=len(ServerCondition))
         infected = np.bincount(
-            self.region[self.condition == Condition.INFECTED], minlength=len(self.plan.regions)
+            self.region[self.condition == ServerCondition.INFECTED], minlength=len(self.plan.regions)
         )
         return {
-            **{one.word: int(counts[one]) for one in Condition},
+            **{one.word: int(counts[one]) for one in ServerCondition},
             "at_risk": int(self.at_risk.sum()),
             "fallen": self.fallen,
             "regions": dict(zip(self.plan.regions, infected.tolist(), strict=True)),
         }
 
 
-def unhindered(plan: Plan, seconds: float, *, step_s: float = 0.5) -> list[int]:
+def spread_unchecked(plan: WormPlan, seconds: float, *, step_s: float = 0.5) -> list[int]:
     """How many are infected after each step where nobody does anything."""
-    farm = Farm(plan)
+    farm = WormFarm(plan)
     farm.release()
     found = []
     for _ in range(round(seconds / step_s)):
         farm.struck(farm.attempts(step_s))
-        found.append(int((farm.condition == Condition.INFECTED).sum()))
+        found.append(int((farm.condition == ServerCondition.INFECTED).sum()))
     return found

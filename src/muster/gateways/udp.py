@@ -63,7 +63,7 @@ def _control(topic: topics.Topic) -> str:
     return topics.Topic(("udp", *topic.levels)).subject
 
 
-class Sender(asyncio.DatagramProtocol):
+class UdpSender(asyncio.DatagramProtocol):
     """``sent`` counts datagrams, one for each message and receiver."""
 
     def __init__(self, connection: client_api.Connection, topic: destinations.Destination) -> None:
@@ -114,7 +114,7 @@ class Sender(asyncio.DatagramProtocol):
         await message.respond(msgspec.json.encode(_Key(self._id, self._key, self._number)))
 
     def send(self, body: producers.Body) -> None:
-        message = producers.message_of(body)
+        message = producers.to_message(body)
         message.destination, message.persistent = self._destination, False
         message.message_id = self._connection.next_message_id()
         message.timestamp_ms = time.time_ns() // 1_000_000
@@ -155,7 +155,7 @@ class _From:
         self.heard_at = 0.0  # over the bus
 
 
-class Receiver(asyncio.DatagramProtocol):
+class UdpReceiver(asyncio.DatagramProtocol):
     """Iterate it. ``lost`` counts datagrams that never came (or came too late to be told apart)."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Receiver(asyncio.DatagramProtocol):
         self._subject = _control(topics.Topic.parse(topic.name))
         self._host = host
         self._senders: dict[int, _From] = {}
-        self._waiting: asyncio.Queue[messages.Message] = asyncio.Queue(WAITING_MAX)
+        self._waiting: asyncio.Queue[messages.JmsMessage] = asyncio.Queue(WAITING_MAX)
         self._wake = asyncio.Event()
         self.received = self.lost = self.reordered = self.refused = self.dropped = 0
 
@@ -186,7 +186,7 @@ class Receiver(asyncio.DatagramProtocol):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> messages.Message:
+    async def __anext__(self) -> messages.JmsMessage:
         return await self._waiting.get()
 
     def _news(self, message: api.Message) -> None:
@@ -247,7 +247,7 @@ class Receiver(asyncio.DatagramProtocol):
             return
         try:
             (size,) = struct.unpack_from(">I", text)
-            message = messages.rebuild(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
+            message = messages.message_from_meta(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
             self._waiting.put_nowait(message)
             self.received += 1
         except (errors.MusterError, struct.error, asyncio.QueueFull):

@@ -25,7 +25,7 @@ EVERYBODY = "*"
 OWNER = "owner"
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: str
     read: tuple[str, ...] = (EVERYBODY,)
     write: tuple[str, ...] = (EVERYBODY,)
@@ -51,11 +51,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 #: After the settings' own: what somebody published is theirs, unless the settings say otherwise.
 BUILT_IN = (
-    Rule("service/*", write=(OWNER, "role:operator")),
-    Rule("uddi/*", write=(OWNER, "role:operator")),
+    AccessRule("service/*", write=(OWNER, "role:operator")),
+    AccessRule("uddi/*", write=(OWNER, "role:operator")),
 )
-DEFAULT = Rule("*")
+DEFAULT = AccessRule("*")
 
 
-def rule_for(rules: Sequence[Rule], key: str) -> Rule:
+def rule_for(rules: Sequence[AccessRule], key: str) -> AccessRule:
     return next((rule for rule in rules if rule.covers(key)), DEFAULT)

@@ -35,13 +35,13 @@ REMEMBERED_S = 3_600.0  # how long a completed one can still be asked about
 ATTEMPTS = 8
 
 
-class Status(enum.Enum):
+class ActivityStatus(enum.Enum):
     ACTIVE = "ACTIVE"
     COMPLETED = "COMPLETED"
     NO_ACTIVITY = "NO_ACTIVITY"
 
 
-class InvalidState(errors.Conflict):
+class InvalidActivityState(errors.Conflict):
     """The activity has completed, or its parent has."""
 
     code = "invalid-state"
@@ -51,19 +51,19 @@ class ChildActivityPending(errors.Conflict):
     code = "child-activity-pending"
 
 
-class NoActivity(errors.NotFound):
+class UnknownActivity(errors.NotFound):
     code = "no-activity"
 
 
-class TimeoutOutOfRange(errors.InvalidInput):
+class ActivityTimeoutOutOfRange(errors.InvalidInput):
     code = "timeout-out-of-range"
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     contents: bytes = b""
     parent: str = ""
-    status: Status = Status.ACTIVE
+    status: ActivityStatus = ActivityStatus.ACTIVE
     expires_at_ns: int = 0
     version: int = 0
     owner: str = ""
@@ -76,37 +76,37 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_timeout(timeout_s: float) -> float:
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise TimeoutOutOfRange(
+        raise ActivityTimeoutOutOfRange(
             f"a timeout of {timeout_s:,.15g} s: it is above 0 and at most {TIMEOUT_S_MAX:,.0f} s"
         )
     return timeout_s
 
 
-def begin(id: str, parent: Session | None, timeout_s: float, now_ns: int) -> Session:
+def begin(id: str, parent: Activity | None, timeout_s: float, now_ns: int) -> Activity:
     """A new activity, inside ``parent`` where there is one."""
     expires_at_ns = now_ns + int(check_timeout(timeout_s) * 1e9)
     if parent is None:
-        return Session(id=id, expires_at_ns=expires_at_ns)
+        return Activity(id=id, expires_at_ns=expires_at_ns)
     check_open(parent)
-    return Session(id=id, parent=parent.id, expires_at_ns=min(expires_at_ns, parent.expires_at_ns))
+    return Activity(id=id, parent=parent.id, expires_at_ns=min(expires_at_ns, parent.expires_at_ns))
 
 
-def check_open(parent: Session) -> None:
+def check_open(parent: Activity) -> None:
     """Whether something may begin inside it."""
-    if parent.status is not Status.ACTIVE or parent.completing:
+    if parent.status is not ActivityStatus.ACTIVE or parent.completing:
         state = "completing" if parent.completing else parent.status.value
-        raise InvalidState(f"the activity {parent.id} is {state}: nothing begins inside it")
+        raise InvalidActivityState(f"the activity {parent.id} is {state}: nothing begins inside it")
 
 
-def begin_completing(session: Session) -> Session:
-    if session.status is not Status.ACTIVE:
-        raise InvalidState(f"the activity {session.id} is {session.status.value} already")
+def begin_completing(session: Activity) -> Activity:
+    if session.status is not ActivityStatus.ACTIVE:
+        raise InvalidActivityState(f"the activity {session.id} is {session.status.value} already")
     return msgspec.structs.replace(session, completing=True)
 
 
-def complete(session: Session, active_children: Sequence[str], now_ns: int) -> Session:
-    if session.status is not Status.ACTIVE:
-        raise InvalidState(f"the activity {session.id} is {session.status.value} already")
+def complete(session: Activity, active_children: Sequence[str], now_ns: int) -> Activity:
+    if session.status is not ActivityStatus.ACTIVE:
+        raise InvalidActivityState(f"the activity {session.id} is {session.status.value} already")
     if active_children:
         raise ChildActivityPending(
             f"{len(active_children)} inside {session.id} are active: {', '.join(active_children[:5])}",
@@ -114,18 +114,18 @@ def complete(session: Session, active_children: Sequence[str], now_ns: int) -> S
         )
     expires_at_ns = now_ns + int(REMEMBERED_S * 1e9)
     return msgspec.structs.replace(
-        session, status=Status.COMPLETED, expires_at_ns=expires_at_ns, completing=False
+        session, status=ActivityStatus.COMPLETED, expires_at_ns=expires_at_ns, completing=False
     )
 
 
-def replace(session: Session, contents: bytes) -> Session:
-    if session.status is not Status.ACTIVE:
-        raise InvalidState(f"the activity {session.id} is {session.status.value}: its contents stay")
+def replace(session: Activity, contents: bytes) -> Activity:
+    if session.status is not ActivityStatus.ACTIVE:
+        raise InvalidActivityState(f"the activity {session.id} is {session.status.value}: its contents stay")
     return msgspec.structs.replace(session, contents=contents)
 
 
-class Sessions:
-    def __init__(self, contexts: client.Client, now_ns: Callable[[], int]) -> None:
+class Activities:
+    def __init__(self, contexts: client.InformClient, now_ns: Callable[[], int]) -> None:
         self._contexts = contexts
         self._now_ns = now_ns
         self._timeout_s = TIMEOUT_S
@@ -139,7 +139,7 @@ class Sessions:
     def timeout_s(self, timeout_s: float) -> None:
         self._timeout_s = check_timeout(timeout_s)
 
-    async def begin(self, *, parent: str = "", timeout_s: float | None = None) -> Session:
+    async def begin(self, *, parent: str = "", timeout_s: float | None = None) -> Activity:
         outer = await self.get(parent) if parent else None
         wanted_s = self._timeout_s if timeout_s is None else timeout_s
         made = begin(str(uuid.uuid4()), outer, wanted_s, self._now_ns())
@@ -152,35 +152,35 @@ class Sessions:
                 raise
         return stored
 
-    async def _withdraw(self, session: Session) -> None:
+    async def _withdraw(self, session: Activity) -> None:
         with contextlib.suppress(errors.MusterError):  # then it ends with its timeout
             await self._contexts.delete(PREFIX + session.id, expected_version=session.version)
 
-    async def get(self, id: str) -> Session:
+    async def get(self, id: str) -> Activity:
         """As it is at this moment; `NoActivity` if there is none, or it has timed out."""
         try:
             found = await self._contexts.get(PREFIX + id, max_staleness_s=0.0)
         except errors.NotFound as error:
-            raise NoActivity(f"no activity {id!r}: it was never begun, or has timed out") from error
+            raise UnknownActivity(f"no activity {id!r}: it was never begun, or has timed out") from error
         attributes = found.attributes
-        return Session(
+        return Activity(
             id=id,
             contents=found.value,
             parent=str(attributes.get("parent", "")),
-            status=Status(attributes.get("status", Status.ACTIVE.value)),
+            status=ActivityStatus(attributes.get("status", ActivityStatus.ACTIVE.value)),
             expires_at_ns=found.expires_at_ns,
             version=found.version,
             owner=found.writer,
             completing=bool(attributes.get("completing", False)),
         )
 
-    async def status(self, id: str) -> Status:
+    async def status(self, id: str) -> ActivityStatus:
         try:
             return (await self.get(id)).status
-        except NoActivity:
-            return Status.NO_ACTIVITY
+        except UnknownActivity:
+            return ActivityStatus.NO_ACTIVITY
 
-    async def complete(self, id: str) -> Session:
+    async def complete(self, id: str) -> Activity:
         session = await self.get(id)
         completing = begin_completing(session)
         try:
@@ -201,7 +201,7 @@ class Sessions:
         with contextlib.suppress(errors.MusterError):
             for _ in range(ATTEMPTS):
                 session = await self.get(id)
-                if session.status is not Status.ACTIVE or not session.completing:
+                if session.status is not ActivityStatus.ACTIVE or not session.completing:
                     return
                 with contextlib.suppress(errors.Conflict):  # its contents were set meanwhile
                     await self._put(
@@ -209,7 +209,7 @@ class Sessions:
                     )
                     return
 
-    async def set_contents(self, id: str, contents: bytes) -> Session:
+    async def set_contents(self, id: str, contents: bytes) -> Activity:
         session = await self.get(id)
         return await self._put(replace(session, contents), expected_version=session.version)
 
@@ -217,17 +217,17 @@ class Sessions:
         quoted = id.replace("'", "''")
         found = await self._contexts.find(
             f"key LIKE '{PREFIX}%' AND kind = '{KIND}' AND parent = '{quoted}' "
-            f"AND status = '{Status.ACTIVE.value}'",
+            f"AND status = '{ActivityStatus.ACTIVE.value}'",
             limit=1_000,
         )
         if found.silent:
             raise errors.Unavailable(f"no answer from {found.silent_text}: there may be children there")
         return found.contexts
 
-    async def _put(self, session: Session, *, expected_version: int) -> Session:
+    async def _put(self, session: Activity, *, expected_version: int) -> Activity:
         left_s = (session.expires_at_ns - self._now_ns()) / 1e9
         if left_s <= 0:
-            raise NoActivity(f"the activity {session.id!r} has timed out")
+            raise UnknownActivity(f"the activity {session.id!r} has timed out")
         written = await self._contexts.put(
             PREFIX + session.id,
             session.contents,

@@ -32,8 +32,8 @@ WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
 
 
 async def watch(
-    connected: Callable[[], Awaitable[Client]], key: str, *, after_version: int = 0
-) -> AsyncIterator[protocol.Change]:
+    connected: Callable[[], Awaitable[InformClient]], key: str, *, after_version: int = 0
+) -> AsyncIterator[protocol.ContextChange]:
     """As `Client.watch`, each step over a client that is good at that moment."""
     position, is_deleted = after_version, False
     while True:
@@ -50,7 +50,7 @@ async def watch(
             yield change
 
 
-class Client:
+class InformClient:
     def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
         """``node``: always ask this one; else whichever the brokers find nearest."""
         self._bus = bus
@@ -67,13 +67,13 @@ class Client:
         lease_s: float = 0.0,
         expected_version: int | None = None,
         ack: Literal["logged", "replicated"] = "logged",
-    ) -> protocol.Written:
+    ) -> protocol.WriteResult:
         """Returns when the context's log has it (``replicated``: when its permanent copies have it as well).
 
         Without a ``key`` the system assigns one.  ``expected_version``: `errors.Conflict` unless it is the
         context's (0: there must be none).
         """
-        asked = protocol.Put(
+        asked = protocol.PutContext(
             "" if key is None else protocol.check_key(key),
             value,
             dict(attributes or {}),
@@ -84,16 +84,16 @@ class Client:
         )
         return await self.write(asked)
 
-    async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.Written:
-        return await self.write(protocol.Delete(key, expected_version, next(self._requests)))
+    async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.WriteResult:
+        return await self.write(protocol.DeleteContext(key, expected_version, next(self._requests)))
 
-    async def write(self, asked: protocol.Put | protocol.Delete) -> protocol.Written:
+    async def write(self, asked: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
         """Send a write whose ``request`` the caller has chosen; again, to any node, where no answer comes.
 
         With ``repeat`` it may be one that was sent before: within two minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
-        verb = "put" if isinstance(asked, protocol.Put) else "delete"
+        verb = "put" if isinstance(asked, protocol.PutContext) else "delete"
         subject = protocol.asked(self._bus.identity, verb, self._node)
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + self._timeout_s
@@ -112,7 +112,7 @@ class Client:
                     raise copy.copy(_ABSENT) from error
                 raise errors.TimedOut(f"{asked.key!r} may have been written: {error}") from error
             else:
-                return protocol.result_of(message.data, protocol.Written)
+                return protocol.result_of(message.data, protocol.WriteResult)
             asked = msgspec.structs.replace(asked, repeat=True)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
@@ -122,11 +122,11 @@ class Client:
         ``max_staleness_s`` a copy of at most that age, and with 0 a linearizable read: the log confirms after
         the request came that there is nothing newer.
         """
-        return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
+        return await self._ask("get", protocol.GetContext(key, max_staleness_s), protocol.Context)
 
     async def find(
         self, predicate: str, *, limit: int = 100, after: str = "", within_s: float = float("inf")
-    ) -> protocol.Found:
+    ) -> protocol.FindResult:
         """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000.
 
         Fewer where their values are large (`FOUND_BYTES_MAX`), or where going through all keys takes longer
@@ -144,8 +144,8 @@ class Client:
         while True:
             # More names than that might not fit into a request: the rest is waited for again.
             without = (*itertools.islice(silent, protocol.SILENT_MAX), *failed)
-            asked = protocol.Find(predicate, limit - len(contexts), after, without)
-            found = await self._ask("find", asked, protocol.Found)
+            asked = protocol.FindContexts(predicate, limit - len(contexts), after, without)
+            found = await self._ask("find", asked, protocol.FindResult)
             contexts += found.contexts
             silent |= dict.fromkeys(found.silent)
             failed |= found.failed
@@ -155,37 +155,44 @@ class Client:
             enough = len(contexts) >= limit or size > FOUND_BYTES_MAX or (after and now_s() > until_s)
             if enough or not found.more:
                 named = sorted(silent)
-                return protocol.Found(
+                return protocol.FindResult(
                     contexts, named, found.more, failed, after, sorted(cut), found.silent_more
                 )
 
-    async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
+    async def history(self, key: str, *, after_version: int = 0) -> protocol.ContextHistory:
         """Its changes after that version as far back as the log goes, oldest first."""
-        found = await self._ask("history", protocol.Changes(key, after_version), protocol.History)
+        found = await self._ask(
+            "history", protocol.WaitForChanges(key, after_version), protocol.ContextHistory
+        )
         changes, more = list(found.changes), found.more
         while more:
-            rest = await self._ask("history", protocol.Changes(key, changes[-1].version), protocol.History)
+            rest = await self._ask(
+                "history", protocol.WaitForChanges(key, changes[-1].version), protocol.ContextHistory
+            )
             changes += rest.changes
             more = rest.more
-        return protocol.History(changes, found.complete)
+        return protocol.ContextHistory(changes, found.complete)
 
-    async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.Change]:
+    async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.ContextChange]:
         """Every change after that version, in order, without end; goes on where it was when a node is lost.
 
         `errors.NotFound` if it fell behind further than the log reaches back.
         """
 
-        async def always() -> Client:
+        async def always() -> InformClient:
             return self
 
         async for change in watch(always, key, after_version=after_version):
             yield change
 
-    async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.Change]:
+    async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.ContextChange]:
         """One step of `watch`: what came after that version, or nothing when some seconds have passed."""
         try:
             found = await self._ask(
-                "changes", protocol.Changes(key, after_version, WAIT_S), protocol.History, WAIT_S + 2.0
+                "changes",
+                protocol.WaitForChanges(key, after_version, WAIT_S),
+                protocol.ContextHistory,
+                WAIT_S + 2.0,
             )
         except errors.TimedOut:
             return ()
@@ -199,24 +206,24 @@ class Client:
             )
         return found.changes
 
-    async def where(self, key: str) -> list[protocol.CopyView]:
+    async def where(self, key: str) -> list[protocol.ReplicaInfo]:
         """Its copies: the primary first."""
-        views: list[protocol.CopyView] = []
+        views: list[protocol.ReplicaInfo] = []
         after: str | None = ""
         while after is not None:
-            page = await self._ask("where", protocol.Where(key, after), protocol.Page[protocol.CopyView])
+            page = await self._ask("where", protocol.Where(key, after), protocol.Page[protocol.ReplicaInfo])
             views += page.items
             after = page.next
         return views
 
-    async def nodes(self) -> list[protocol.NodeView]:
+    async def nodes(self) -> list[protocol.NodeInfo]:
         """All nodes, as one of them sees them."""
-        views: list[protocol.NodeView] = []
+        views: list[protocol.NodeInfo] = []
         after: str | None = ""
         node = self._node
         while after is not None:
             asked = protocol.Nodes(after)
-            page = await self._ask("nodes", asked, protocol.Page[protocol.NodeView], node=node)
+            page = await self._ask("nodes", asked, protocol.Page[protocol.NodeInfo], node=node)
             views += page.items
             after, node = page.next, page.source
         return views

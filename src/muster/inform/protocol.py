@@ -52,11 +52,11 @@ Attributes = dict[str, Attribute]
 T = TypeVar("T")
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class InformMessage(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages here. Fields are only ever added at the end, with a default."""
 
 
-class Record(Frame, frozen=True, gc=False):
+class ContextRecord(InformMessage, frozen=True, gc=False):
     """One entry of a context's log. ``value`` is None where the context was deleted or has expired."""
 
     key: str
@@ -73,7 +73,7 @@ class Record(Frame, frozen=True, gc=False):
     acknowledge: bool = False  # holders tell the primary when they have it
 
 
-class Context(Frame, frozen=True):
+class Context(InformMessage, frozen=True):
     """What a reader gets: a context, its version, and how old this copy's knowledge may be."""
 
     key: str
@@ -91,10 +91,10 @@ class Context(Frame, frozen=True):
     @property
     def stamp(self) -> str:
         """When its primary wrote it, by its hybrid logical clock: sorts as time does. Empty in a mount."""
-        return str(clock.Stamp(self.stamp_time, self.stamped_by)) if self.stamped_by else ""
+        return str(clock.HybridTimestamp(self.stamp_time, self.stamped_by)) if self.stamped_by else ""
 
 
-class Change(Frame, frozen=True):
+class ContextChange(InformMessage, frozen=True):
     """One step of a context's history. ``value`` is None for a deletion or expiry."""
 
     key: str
@@ -106,7 +106,7 @@ class Change(Frame, frozen=True):
     reason: str
 
 
-class Put(Frame, frozen=True, tag="put"):
+class PutContext(InformMessage, frozen=True, tag="put"):
     key: str  # empty: the system assigns one
     value: bytes
     attributes: Attributes = {}
@@ -117,14 +117,14 @@ class Put(Frame, frozen=True, tag="put"):
     repeat: bool = False  # it was sent before, and may have been stored
 
 
-class Delete(Frame, frozen=True, tag="delete"):
+class DeleteContext(InformMessage, frozen=True, tag="delete"):
     key: str
     expected_version: int | None = None
     request: str = ""
     repeat: bool = False
 
 
-class Written(Frame, frozen=True):
+class WriteResult(InformMessage, frozen=True):
     key: str
     version: int
     stamp: str
@@ -133,7 +133,7 @@ class Written(Frame, frozen=True):
     status: str = "normal"  # "updated" until the permanent copies have it
 
 
-class Get(Frame, frozen=True):
+class GetContext(InformMessage, frozen=True):
     """``max_staleness_s`` names the freshness of a read: None for any age; a maximum age; or 0 for a
     linearizable read, which the log confirms after the request came."""
 
@@ -142,7 +142,7 @@ class Get(Frame, frozen=True):
     origin: str = ""  # the node that asks, where one does
 
 
-class Find(Frame, frozen=True):
+class FindContexts(InformMessage, frozen=True):
     predicate: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     after: str = ""  # only keys behind this one
@@ -151,7 +151,7 @@ class Find(Frame, frozen=True):
     bytes_max: int = ANSWER_BYTES_MAX  # of values in the answer of one node; set by the node that asks
 
 
-class Found(Frame, frozen=True):
+class FindResult(InformMessage, frozen=True):
     """In the order of their keys."""
 
     contexts: list[Context]
@@ -170,7 +170,7 @@ class Found(Frame, frozen=True):
         return f"{shown} and {further:,} more" if further else shown
 
 
-class FoundHere(Frame, frozen=True):
+class PartialFindResult(InformMessage, frozen=True):
     """What one node found among its primaries (or a mount has), as far as one answer holds it."""
 
     node: str
@@ -181,7 +181,7 @@ class FoundHere(Frame, frozen=True):
     moved: list[str] = []  # keys that would have been found while we were their primary, a moment ago
 
 
-class Changes(Frame, frozen=True):
+class WaitForChanges(InformMessage, frozen=True):
     """What happened to a context after ``after_version``, waiting up to ``wait_s`` for it."""
 
     key: str
@@ -189,13 +189,13 @@ class Changes(Frame, frozen=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
 
 
-class History(Frame, frozen=True):
-    changes: list[Change]
+class ContextHistory(InformMessage, frozen=True):
+    changes: list[ContextChange]
     complete: bool = True  # False: older ones than the log keeps were asked for, and are gone
     more: bool = False  # there are further ones: ask again after the last of these
 
 
-class Load(Frame, frozen=True):
+class NodeLoad(InformMessage, frozen=True):
     """The paper's two factors: topics held (ours: permanent copies), and messages of users in a second."""
 
     contexts: int = 0
@@ -203,19 +203,19 @@ class Load(Frame, frozen=True):
     ratio: float = 0.0  # of what the node's settings call full
 
 
-class ServerInformation(Frame, frozen=True):
+class ServerInformation(InformMessage, frozen=True):
     node: str
-    load: Load
+    load: NodeLoad
     zone: str = "default"
     temporary: int = 0
     memory_bytes: int = 0
 
 
-class NodeView(Frame, frozen=True):
+class NodeInfo(InformMessage, frozen=True):
     """A node as the answering one sees it."""
 
     node: str
-    load: Load
+    load: NodeLoad
     proximity_ms: float
     heard_s_ago: float
     zone: str = "default"
@@ -223,7 +223,7 @@ class NodeView(Frame, frozen=True):
     memory_bytes: int = 0
 
 
-class CopyView(Frame, frozen=True):
+class ReplicaInfo(InformMessage, frozen=True):
     node: str
     copy: str
     version: int
@@ -232,16 +232,16 @@ class CopyView(Frame, frozen=True):
     demand_others: int = 0  # requests from all further nodes
 
 
-class Nodes(Frame, frozen=True):
+class Nodes(InformMessage, frozen=True):
     after: str = ""  # only nodes behind this one
 
 
-class Where(Frame, frozen=True):
+class Where(InformMessage, frozen=True):
     key: str
     after: str = ""  # the ``next`` of the page before
 
 
-class Page(Frame, Generic[T], frozen=True):
+class Page(InformMessage, Generic[T], frozen=True):
     """A part of a list."""
 
     items: list[T]
@@ -249,22 +249,22 @@ class Page(Frame, Generic[T], frozen=True):
     source: str = ""  # the node that answered, where the rest must come from the same one
 
 
-class Update(Frame, frozen=True):
+class UpdateContext(InformMessage, frozen=True):
     """From the initiator to the primary. ``holders`` is set for a context that is new."""
 
-    write: Put | Delete
+    write: PutContext | DeleteContext
     writer: str
     holders: tuple[str, ...] = ()
 
 
-class Name(Frame, frozen=True):
+class ContextQuery(InformMessage, frozen=True):
     """A context by its key, in a question of one node to others; ``silent`` is a primary thought dead."""
 
     key: str
     silent: str = ""
 
 
-class Applied(Frame, frozen=True):
+class ReplicaApplied(InformMessage, frozen=True):
     """From a holder to the primary: the record with this stamp is here."""
 
     node: str
@@ -272,15 +272,15 @@ class Applied(Frame, frozen=True):
     stamp: int
 
 
-class Reply(Frame, Generic[T], frozen=True):
+class Reply(InformMessage, Generic[T], frozen=True):
     """A result, or what went wrong."""
 
     result: T | None = None
-    fault: error_replies.Fault | None = None
+    fault: error_replies.ErrorReply | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_record = msgspec.msgpack.Decoder(ContextRecord).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
@@ -310,7 +310,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     return found
 
 
-def decode_record(data: bytes) -> Record:
+def decode_record(data: bytes) -> ContextRecord:
     try:
         return _decode_record(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -326,7 +326,7 @@ def answer_bytes(value: bytes | None, attributes: bytes) -> int:
     return len(value or b"") + len(attributes) + 256
 
 
-def fitting(found: list[Context]) -> list[Context]:
+def fit_to_reply(found: list[Context]) -> list[Context]:
     """The first of them, as many as one answer holds."""
     size = 0
     for number, one in enumerate(found):
@@ -359,7 +359,7 @@ def bucket(key: str) -> int:
     return int(token(key)[:8], 16) % BUCKETS
 
 
-_LOG = subjects.logged(PART, "context")
+_LOG = subjects.log_subject(PART, "context")
 LOG_SUBJECTS = f"{_LOG}.*.*"
 
 
@@ -370,27 +370,27 @@ def log_subject(key: str) -> str:
 
 @functools.lru_cache(2 * BUCKETS)
 def topic(of_bucket: int, kind: str) -> str:
-    return subjects.announced(PART, "context", str(of_bucket), kind)
+    return subjects.to_all(PART, "context", str(of_bucket), kind)
 
 
 def to_all(kind: str) -> str:
-    return subjects.announced(PART, "nodes", kind)
+    return subjects.to_all(PART, "nodes", kind)
 
 
 @functools.lru_cache(1024)
 def to_node(node: str, kind: str) -> str:
-    return subjects.addressed_to(PART, node, kind)
+    return subjects.to_identity(PART, node, kind)
 
 
 @functools.lru_cache(1024)
 def asked(identity: str, verb: str, node: str = ANY) -> str:
-    return subjects.said_by(PART, identity, "read" if verb in READS else "write", node, verb)
+    return subjects.from_identity(PART, identity, "read" if verb in READS else "write", node, verb)
 
 
 # Replies.
 
 
-class Moved(errors.Conflict):
+class PrimaryMoved(errors.Conflict):
     """This node is no longer the context's primary: find out who is, and ask again."""
 
     code = "moved"
@@ -406,7 +406,7 @@ def result_of(data: bytes, kind: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"this is no reply: {error}") from error
     if reply.fault is not None:
-        raise error_replies.error_of(reply.fault)
+        raise error_replies.from_error_reply(reply.fault)
     return cast("T", reply.result)
 
 
@@ -415,10 +415,10 @@ def reply(result: object) -> bytes:
 
 
 def refusal(error: errors.MusterError) -> bytes:
-    return encode(Reply(fault=error_replies.fault_of(error)))
+    return encode(Reply(fault=error_replies.to_error_reply(error)))
 
 
-class Codec:
+class InformCodec:
     """The form of replies, for `muster.bus.rpc`."""
 
     def result(self, value: object) -> bytes:

@@ -24,7 +24,7 @@ from muster.predicates.syntax import parser
 OWN = frozenset({"key", "version", "writer"})  # what every context has, beside its attributes
 
 
-class Plan(NamedTuple):
+class SearchPlan(NamedTuple):
     begins: str  # all keys do
     keys: tuple[str, ...] | None  # these only, in their order
     bytes: tuple[bytes, ...]  # each stands in the packed attributes
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(64)
-def plan(predicate: str) -> Plan:
+def plan(predicate: str) -> SearchPlan:
     """`errors.ParseError` where it is none."""
     condition = parser.parse(predicate)
     tree = normal_forms.negation_normal(condition)
@@ -67,7 +67,7 @@ def plan(predicate: str) -> Plan:
             case _:
                 needed |= dict.fromkeys(_bytes(clause))
     asked = {name.key for name in ast.names(condition)}
-    return Plan(begins, keys, tuple(needed), tuple(asked - OWN), python.compile(condition))
+    return SearchPlan(begins, keys, tuple(needed), tuple(asked - OWN), python.compile(condition))
 
 
 def _beginning(clause: ast.Like) -> str:

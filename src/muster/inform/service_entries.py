@@ -22,7 +22,7 @@ KIND = "service"
 RESERVED = frozenset({"kind", "name", "access", "categories", "key", "version", "writer"})
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""  # empty: assigned
     name: str
     access: tuple[str, ...] = ()  # where it can be called
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
 
 
-class Box(NamedTuple):
+class GeoBox(NamedTuple):
     """Degrees. A box may cross the date line: then west is above east."""
 
     west: float
@@ -42,7 +42,7 @@ class Box(NamedTuple):
     north: float
 
 
-def to_attributes(entry: Entry) -> protocol.Attributes:
+def to_attributes(entry: ServiceEntry) -> protocol.Attributes:
     taken = RESERVED.intersection(entry.metadata)
     if taken:
         raise errors.InvalidInput(f"{', '.join(sorted(taken))} cannot be metadata: the entry itself has it")
@@ -57,9 +57,9 @@ def to_attributes(entry: Entry) -> protocol.Attributes:
     return {**entry.metadata, **own}
 
 
-def from_context(context: protocol.Context) -> Entry:
+def from_context(context: protocol.Context) -> ServiceEntry:
     attributes = dict(context.attributes)
-    return Entry(
+    return ServiceEntry(
         id=context.key.removeprefix(PREFIX),
         name=str(attributes.get("name", "")),
         access=_words(attributes.get("access")),
@@ -71,7 +71,7 @@ def from_context(context: protocol.Context) -> Entry:
     )
 
 
-def predicate(where: str = "", box: Box | None = None) -> str:
+def predicate(where: str = "", box: GeoBox | None = None) -> str:
     """The search for entries: the user's own condition, and the box."""
     clauses = [f"kind = '{KIND}'"]
     if box is not None:
@@ -89,11 +89,13 @@ def predicate(where: str = "", box: Box | None = None) -> str:
     return " AND ".join(clauses)
 
 
-class Services:
-    def __init__(self, contexts: client.Client) -> None:
+class ServiceEntries:
+    def __init__(self, contexts: client.InformClient) -> None:
         self._contexts = contexts
 
-    async def save(self, entry: Entry, *, lease_s: float = 0.0, expected_version: int | None = None) -> Entry:
+    async def save(
+        self, entry: ServiceEntry, *, lease_s: float = 0.0, expected_version: int | None = None
+    ) -> ServiceEntry:
         made = entry if entry.id else msgspec.structs.replace(entry, id=str(uuid.uuid4()))
         written = await self._contexts.put(
             PREFIX + made.id,
@@ -104,10 +106,12 @@ class Services:
         )
         return msgspec.structs.replace(made, version=written.version)
 
-    async def get(self, id: str) -> Entry:
+    async def get(self, id: str) -> ServiceEntry:
         return from_context(await self._contexts.get(PREFIX + id))
 
-    async def find(self, where: str = "", *, box: Box | None = None, limit: int = 100) -> Sequence[Entry]:
+    async def find(
+        self, where: str = "", *, box: GeoBox | None = None, limit: int = 100
+    ) -> Sequence[ServiceEntry]:
         found = await self.search(where, box=box, limit=limit)
         return [from_context(context) for context in found.contexts]
 
@@ -115,11 +119,11 @@ class Services:
         self,
         where: str = "",
         *,
-        box: Box | None = None,
+        box: GeoBox | None = None,
         limit: int = 100,
         after: str = "",
         within_s: float = float("inf"),
-    ) -> protocol.Found:
+    ) -> protocol.FindResult:
         """As `find`, with what the search says of itself: each context is one entry (`from_context`)."""
         return await self._contexts.find(predicate(where, box), limit=limit, after=after, within_s=within_s)
 

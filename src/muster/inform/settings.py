@@ -10,14 +10,14 @@ from muster.inform import access_rules
 from muster.inform.mounts import registry
 from muster.inform.node.replicas import demand
 
-doc = sections.doc
+doc = sections.field_doc
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 _DAY_S = 86400.0
 
 
-class Inform(sections.Section, frozen=True, kw_only=True):
+class InformSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Information nodes: where contexts are kept, how many copies, and when copies move."""
 
     enabled: Annotated[bool, doc("Whether information nodes run in this process.")] = True
@@ -132,14 +132,14 @@ class Inform(sections.Section, frozen=True, kw_only=True):
         ),
     ] = _DAY_S
     mounts: Annotated[
-        tuple[registry.Mount, ...],
+        tuple[registry.MountSettings, ...],
         doc(
             "Other registries that are searched beside our own: a name, a kind (etcd, uddi), a url, and for "
             "etcd a prefix. Their entries are read under mount/NAME/, and each search asks all of them anew."
         ),
     ] = ()
     rules: Annotated[
-        tuple[access_rules.Rule, ...],
+        tuple[access_rules.AccessRule, ...],
         doc("Who may read and write which keys; the first rule that covers a key decides."),
     ] = ()
 
@@ -161,8 +161,8 @@ class Inform(sections.Section, frozen=True, kw_only=True):
             )
 
     @property
-    def thresholds(self) -> demand.Thresholds:
-        return demand.Thresholds(
+    def thresholds(self) -> demand.DemandThresholds:
+        return demand.DemandThresholds(
             self.interval_s,
             self.replicate_per_s,
             self.delete_per_s,
@@ -171,4 +171,4 @@ class Inform(sections.Section, frozen=True, kw_only=True):
         )
 
 
-DEFAULT = Inform()
+DEFAULT = InformSettings()

@@ -49,14 +49,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ResourcePage:
     """Some of a list; the rest is behind ``next``, None at the end."""
 
     items: list[Row]
     next: str | None
 
 
-class Client:
+class ManageClient:
     def __init__(self, bus: api.Bus, *, timeout_s: float = TIMEOUT_S, on_behalf_of: str = "") -> None:
         self._bus = bus
         self._timeout_s = timeout_s
@@ -156,18 +156,18 @@ class Client:
     ) -> Any:
         """The operation's result; raises where it was refused, failed, or is in doubt (`errors.TimedOut`)."""
         (answer,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
-        match messages.Outcome(answer["outcome"]):
-            case messages.Outcome.DONE:
+        match messages.DecisionOutcome(answer["outcome"]):
+            case messages.DecisionOutcome.DONE:
                 return answer["result"]
-            case messages.Outcome.IN_DOUBT:
+            case messages.DecisionOutcome.IN_DOUBT:
                 raise errors.TimedOut(f"{name}: {operation} is in doubt: {answer['reason']}")
-        fault = error_replies.Fault(
+        fault = error_replies.ErrorReply(
             code=answer["code"] or errors.Refused.code,
             kind=errors.Refused.code,
             message=f"{name}: {answer['reason']}",
             exit_code=errors.Refused.exit_code,
         )
-        raise error_replies.error_of(fault)
+        raise error_replies.from_error_reply(fault)
 
     async def logs(self, name: str) -> str:
         return str(await self.execute(name, "logs"))
@@ -187,10 +187,10 @@ class Client:
             rows += await self._read("get", names=list(names[len(rows) :]))
         return rows
 
-    async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> Page:
+    async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> ResourcePage:
         """Rows in the order of their names, those behind ``after``; at most ``limit``, and as many as fit."""
         found = await self._read("enumerate", where=where, after=after, limit=limit)
-        return Page(found["items"], found["next"])
+        return ResourcePage(found["items"], found["next"])
 
     async def _rows(self, where: str) -> AsyncIterator[Row]:
         async for row in self._pages("enumerate", where=where):
@@ -269,7 +269,9 @@ class Client:
 
     # What happens
 
-    async def subscribe(self, *names: str, where: str = "") -> AsyncIterator[protocol.State | protocol.Event]:
+    async def subscribe(
+        self, *names: str, where: str = ""
+    ) -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
         """Changes of health as managers say them, and events of the resources' own, as they come.
 
         Of those named, or all; and of these, those of which ``where`` is true: a predicate on the fields
@@ -283,7 +285,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def listening(
         self, *names: str, where: str = ""
-    ) -> AsyncIterator[AsyncIterator[protocol.State | protocol.Event]]:
+    ) -> AsyncIterator[AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]]:
         """As `subscribe`; nothing is missed that happens once it is entered."""
         matches = python.compile(parser.parse(where)) if where else None
         wanted = set(names)
@@ -296,14 +298,14 @@ class Client:
                     queue.get_nowait()  # the newest matter most
                 queue.put_nowait(message)
 
-        async def told() -> AsyncIterator[protocol.State | protocol.Event]:
+        async def told() -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
             while True:
                 message = await queue.get()
                 try:
-                    one: protocol.State | protocol.Event = (
-                        messages.decode(message.data, protocol.State)
+                    one: protocol.ResourceStateChange | protocol.ResourceEvent = (
+                        messages.decode(message.data, protocol.ResourceStateChange)
                         if message.subject.startswith(_STATE)
-                        else messages.decode(message.data, protocol.Event)
+                        else messages.decode(message.data, protocol.ResourceEvent)
                     )
                 except errors.InvalidInput:
                     continue  # of a version that this does not know
@@ -317,10 +319,10 @@ class Client:
             await self._bus.flush()
             yield told()
 
-    async def watch(self) -> AsyncIterator[protocol.State]:
+    async def watch(self) -> AsyncIterator[protocol.ResourceStateChange]:
         """Changes of health alone."""
         async for one in self.subscribe():
-            if isinstance(one, protocol.State):
+            if isinstance(one, protocol.ResourceStateChange):
                 yield one
 
     async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> Row:
@@ -418,7 +420,7 @@ class Client:
         if not value or len(value.encode()) > sections.MAX_SECRET_BYTES:
             raise errors.InvalidInput(f"a secret has 1 to {sections.MAX_SECRET_BYTES} bytes")
         public: str = await self._read("secret-key")
-        box = sealed_box.seal(public, value.encode(), manage_secrets.kept_about(subjects.token(name)))
+        box = sealed_box.seal(public, value.encode(), manage_secrets.storage_context(subjects.token(name)))
         found: Row = await self._ask("secret-set", name=name, box=box)
         return found
 
@@ -493,17 +495,17 @@ def _is_in(row: Row, state: str | None) -> bool:
 
 
 def _entries(text: str) -> list[Any]:
-    found: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.checks()))
+    found: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.config_validators()))
     return found
 
 
 def _check(entry: Mapping[str, Any]) -> None:
     """As a manifest's entries are: fields, type, configuration, open secrets."""
-    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), plugins.checks())
+    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), plugins.config_validators())
 
 
-def _fields(one: protocol.State | protocol.Event) -> dict[str, Any]:
-    if isinstance(one, protocol.Event):
+def _fields(one: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:
+    if isinstance(one, protocol.ResourceEvent):
         return {**one.details, "resource": one.resource, "what": one.what}
     return {
         "resource": one.resource,

@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Iterable, Mapping
 
 
-def circle(needs: Mapping[str, Iterable[str]]) -> list[str] | None:
+def find_cycle(needs: Mapping[str, Iterable[str]]) -> list[str] | None:
     """Names that depend on each other in a circle, first and last the same; None where there is none."""
     try:
         graphlib.TopologicalSorter(needs).prepare()
@@ -16,7 +16,7 @@ def circle(needs: Mapping[str, Iterable[str]]) -> list[str] | None:
     return None
 
 
-def waves(needs: Mapping[str, Iterable[str]]) -> list[list[str]]:
+def dependency_waves(needs: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Names in the order in which they may be acted upon: those of one wave at the same time."""
     known = {name: [other for other in others if other in needs] for name, others in needs.items()}
     sorter = graphlib.TopologicalSorter(known)

@@ -46,7 +46,7 @@ REFERENCES = ("file:", "env:", "store:")
 _SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key|private_?key)$")
 
 
-class Fault(errors.InvalidInput):
+class ManifestError(errors.InvalidInput):
     """``line`` and ``field`` of the manifest say where."""
 
     code = "bad-manifest"
@@ -57,7 +57,7 @@ class Fault(errors.InvalidInput):
         self.field = field
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     type: Name
     agent: Name | None = None
@@ -66,19 +66,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     group: Name = "default"
     labels: dict[Name, str] = {}
     depends_on: tuple[str, ...] = ()
-    wanted: protocol.Wanted = protocol.Wanted.UP
-    restart: protocol.Restart = msgspec.field(default_factory=protocol.Restart)
+    wanted: protocol.DesiredState = protocol.DesiredState.UP
+    restart: protocol.RestartPolicy = msgspec.field(default_factory=protocol.RestartPolicy)
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    resources: tuple[Entry, ...] = ()
+class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    resources: tuple[ManifestEntry, ...] = ()
     topologies: tuple[topologies.Topology, ...] = ()
 
 
 Lines = dict[tuple[str | int, ...], int]
 
 
-def read(text: str, checks: Mapping[str, Check]) -> list[Entry]:
+def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
     """The entries of a manifest, topologies unfolded, dependencies checked. Raises `Fault`.
 
     ``checks`` has, for each known type, what refuses a wrong configuration with an error that names a path.
@@ -88,7 +88,7 @@ def read(text: str, checks: Mapping[str, Check]) -> list[Entry]:
     lines: Lines = {}
     plain = _plain(_compose(text), lines)
     try:
-        document = msgspec.convert(plain, Document)
+        document = msgspec.convert(plain, ManifestDocument)
     except msgspec.ValidationError as error:
         raise _fault(str(error), lines) from error
     entries = [_checked(entry, number, checks, lines) for number, entry in enumerate(document.resources)]
@@ -98,9 +98,9 @@ def read(text: str, checks: Mapping[str, Check]) -> list[Entry]:
     for number, topology in enumerate(document.topologies):
         path = ("topologies", number)
         try:
-            unfolded = [msgspec.convert(one, Entry) for one in topologies.unfold(topology)]
+            unfolded = [msgspec.convert(one, ManifestEntry) for one in topologies.expand(topology)]
         except errors.InvalidInput as error:
-            raise Fault(error.message, line=_line(lines, path), field=_dotted(path)) from error
+            raise ManifestError(error.message, line=_line(lines, path), field=_dotted(path)) from error
         for one in unfolded:
             places.setdefault(one.name, path)
         entries += unfolded
@@ -109,7 +109,9 @@ def read(text: str, checks: Mapping[str, Check]) -> list[Entry]:
     return entries
 
 
-def specification(entry: Entry, agent: str, names_of: Callable[[str], Iterable[str]]) -> protocol.Spec:
+def specification(
+    entry: ManifestEntry, agent: str, names_of: Callable[[str], Iterable[str]]
+) -> protocol.ResourceSpec:
     """``names_of`` a group: its members, for dependencies upon all of it."""
     needed: dict[str, None] = {}
     for one in entry.depends_on:
@@ -117,7 +119,7 @@ def specification(entry: Entry, agent: str, names_of: Callable[[str], Iterable[s
         needed |= dict.fromkeys(names)
         if len(needed.keys() - {entry.name}) > protocol.DEPENDENCIES_MAX:
             raise too_many(entry.name)
-    return protocol.Spec(
+    return protocol.ResourceSpec(
         name=entry.name,
         type=entry.type,
         agent=agent,
@@ -152,11 +154,11 @@ def _compose(text: str) -> yaml.Node | None:
         return found
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise Fault(
+        raise ManifestError(
             f"not YAML: {error.problem or error.context}", line=(mark.line + 1) if mark else 1, field=""
         ) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise Fault(f"not YAML: {error}", line=1, field="") from error
+        raise ManifestError(f"not YAML: {error}", line=1, field="") from error
 
 
 def _plain(root: yaml.Node | None, lines: Lines) -> Any:
@@ -168,7 +170,9 @@ def _plain(root: yaml.Node | None, lines: Lines) -> Any:
         left -= 1
         line = node.start_mark.line + 1
         if left < 0 or len(path) > DEPTH_MAX:
-            raise Fault("the manifest is too large once its aliases are followed", line=line, field="")
+            raise ManifestError(
+                "the manifest is too large once its aliases are followed", line=line, field=""
+            )
         lines.setdefault(path, line)
         if isinstance(node, yaml.MappingNode):
             found: dict[str, Any] = {}
@@ -176,7 +180,7 @@ def _plain(root: yaml.Node | None, lines: Lines) -> Any:
                 key = key_node.value
                 if not isinstance(key, str) or key in found:
                     problem = f"the field {key!r} stands twice" if isinstance(key, str) else "no plain name"
-                    raise Fault(problem, line=key_node.start_mark.line + 1, field=_dotted(path))
+                    raise ManifestError(problem, line=key_node.start_mark.line + 1, field=_dotted(path))
                 lines[(*path, key)] = key_node.start_mark.line + 1
                 found[key] = walk(value_node, (*path, key))
             return found
@@ -185,19 +189,23 @@ def _plain(root: yaml.Node | None, lines: Lines) -> Any:
         try:
             value = constructor.construct_object(node)
         except (yaml.YAMLError, ValueError, AttributeError) as error:
-            raise Fault(f"cannot be read: {error}", line=line, field=_dotted(path)) from error
+            raise ManifestError(f"cannot be read: {error}", line=line, field=_dotted(path)) from error
         if not isinstance(value, str | int | float | bool | None):
-            raise Fault("dates and binaries are not used here: quote it", line=line, field=_dotted(path))
+            raise ManifestError(
+                "dates and binaries are not used here: quote it", line=line, field=_dotted(path)
+            )
         return value
 
     return {} if root is None else walk(root, ())
 
 
-def _checked(entry: Entry, number: int, checks: Mapping[str, Check], lines: Lines) -> Entry:
+def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lines: Lines) -> ManifestEntry:
     path: tuple[str | int, ...] = ("resources", number)
 
-    def refuse(field: str, message: str, hint: str | None = None) -> Fault:
-        return Fault(message, line=_line(lines, (*path, field)), field=_dotted((*path, field)), hint=hint)
+    def refuse(field: str, message: str, hint: str | None = None) -> ManifestError:
+        return ManifestError(
+            message, line=_line(lines, (*path, field)), field=_dotted((*path, field)), hint=hint
+        )
 
     if entry.type not in checks:
         near = difflib.get_close_matches(entry.type, checks, 1)
@@ -215,10 +223,10 @@ def _checked(entry: Entry, number: int, checks: Mapping[str, Check], lines: Line
             subjects.token(one.removeprefix(GROUP))
         except errors.InvalidInput as error:
             raise refuse("depends_on", error.message) from error
-    found = open_secret(entry.config)
+    found = find_plaintext_secret(entry.config)
     if found is not None:
         where = ("config", *found)
-        raise Fault(
+        raise ManifestError(
             "a secret's value must not stand in a manifest",
             line=_line(lines, (*path, *where)),
             field=_dotted((*path, *where)),
@@ -231,7 +239,7 @@ def _checked(entry: Entry, number: int, checks: Mapping[str, Check], lines: Line
     return entry
 
 
-def open_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+def find_plaintext_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
     """Where something that is called like a secret holds plain text."""
     inside: Iterable[tuple[str | int, Any]] = ()
     if isinstance(config, dict):
@@ -242,22 +250,26 @@ def open_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | in
         referred = key == "secret" and isinstance(value, str) and value.startswith(REFERENCES)
         if isinstance(key, str) and isinstance(value, str) and _SECRET.search(key) and not referred:
             return (*path, key)
-        found = open_secret(value, (*path, key))
+        found = find_plaintext_secret(value, (*path, key))
         if found is not None:
             return found
     return None
 
 
-def _distinct(entries: list[Entry], places: Mapping[str, tuple[str | int, ...]], lines: Lines) -> None:
+def _distinct(
+    entries: list[ManifestEntry], places: Mapping[str, tuple[str | int, ...]], lines: Lines
+) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:
             path = (*places[entry.name], "name")
-            raise Fault(f"{entry.name!r} is there twice", line=_line(lines, path), field=_dotted(path))
+            raise ManifestError(
+                f"{entry.name!r} is there twice", line=_line(lines, path), field=_dotted(path)
+            )
         seen.add(entry.name)
 
 
-def _ordered(entries: list[Entry], places: Mapping[str, tuple[str | int, ...]], lines: Lines) -> None:
+def _ordered(entries: list[ManifestEntry], places: Mapping[str, tuple[str | int, ...]], lines: Lines) -> None:
     groups: dict[str, list[str]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry.name)
@@ -268,19 +280,19 @@ def _ordered(entries: list[Entry], places: Mapping[str, tuple[str | int, ...]], 
         if sum(map(len, named)) - itself > protocol.DEPENDENCIES_MAX:
             path = (*places[entry.name], "depends_on")
             error = too_many(entry.name)
-            raise Fault(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
+            raise ManifestError(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
         needs[entry.name] = [name for names in named for name in names if name != entry.name]
         needs[entry.name] += [one for one in entry.depends_on if not one.startswith(GROUP)]
-    circle = dependencies.circle(needs)
+    circle = dependencies.find_cycle(needs)
     if circle is not None:
         path = (*places[circle[0]], "depends_on")
-        raise Fault(f"a circle: {' -> '.join(circle)}", line=_line(lines, path), field=_dotted(path))
+        raise ManifestError(f"a circle: {' -> '.join(circle)}", line=_line(lines, path), field=_dotted(path))
 
 
 # Where a fault is
 
 
-def _fault(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> Fault:
+def _fault(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> ManifestError:
     """msgspec says ``Expected `int` … - at `$.resources[0].restart.attempts```."""
     said, _, where = message.partition(" - at `$")
     path = base
@@ -289,7 +301,7 @@ def _fault(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> Faul
     field = re.search(r"unknown field `([^`]+)`", said)
     if field:
         path = (*path, field[1])
-    return Fault(said, line=_line(lines, path), field=_dotted(path))
+    return ManifestError(said, line=_line(lines, path), field=_dotted(path))
 
 
 def _line(lines: Lines, path: tuple[str | int, ...]) -> int:

@@ -18,7 +18,7 @@ RESULTS_BYTES_MAX = 640 << 10  # of all in one message
 REASON_BYTES_MAX = 400  # of one that has to be cut
 
 
-def bounded(answer: protocol.Answer) -> protocol.Answer:
+def bounded(answer: protocol.OperationResult) -> protocol.OperationResult:
     """As its agent remembers and sends it; an adapter is others' code."""
     reason = answer.reason.encode("utf-8", "replace").decode()
     answer = msgspec.structs.replace(answer, reason=reason)
@@ -30,7 +30,7 @@ def bounded(answer: protocol.Answer) -> protocol.Answer:
     return answer if size <= RESULT_BYTES_MAX else _truncated(answer, RESULT_BYTES_MAX)
 
 
-def fitting(answers: Sequence[protocol.Answer]) -> list[protocol.Answer]:
+def fitting(answers: Sequence[protocol.OperationResult]) -> list[protocol.OperationResult]:
     """Those of one message.  Where they do not fit together, each has an equal share of the room."""
     sizes = [len(msgspec.json.encode(answer)) for answer in answers]
     if sum(sizes) <= RESULTS_BYTES_MAX:
@@ -42,7 +42,7 @@ def fitting(answers: Sequence[protocol.Answer]) -> list[protocol.Answer]:
     ]
 
 
-def _truncated(answer: protocol.Answer, size: int) -> protocol.Answer:
+def _truncated(answer: protocol.OperationResult, size: int) -> protocol.OperationResult:
     reason = answer.reason
     if len(reason.encode()) > REASON_BYTES_MAX:
         reason = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore") + "…"

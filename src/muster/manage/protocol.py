@@ -59,13 +59,13 @@ class Verb(enum.Enum):
     OUTCOME = "outcome"  # of an earlier operation, by its id: does nothing
 
 
-class Wanted(enum.Enum):
+class DesiredState(enum.Enum):
     UP = "up"
     DOWN = "down"
     DRAINED = "drained"  # finish what there is, then down
 
 
-class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
+class ObservedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an adapter sees of its resource. ``digest`` is of the configuration that the resource has.
 
     ``ran``: the generation that its last run was started for (0: it never ran), None where the adapter cannot
@@ -74,7 +74,7 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     exists: bool
-    state: health.State = health.State.DOWN
+    state: health.HealthState = health.HealthState.DOWN
     reason: str = ""
     digest: str = ""
     properties: Values = {}
@@ -83,7 +83,7 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
     sequence: int = 0
 
 
-class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", omit_defaults=True):
+class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/1", omit_defaults=True):
     id: messages.Name
     verb: Verb
     resource: messages.Name
@@ -98,66 +98,68 @@ class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", 
     generation: messages.Count = 0  # of the wish that it is to bring about; 0: of none
 
 
-class Answer(messages.Message, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
+class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
     """What became of an operation. ``epoch``: the highest that the adapter has obeyed.
 
     ``truncated``: the result, or the reason, is longer than what is here (see `results`).
     """
 
     id: messages.Name
-    outcome: messages.Outcome
+    outcome: messages.DecisionOutcome
     result: Any = None
     code: messages.Text = ""
     reason: messages.Text = ""
-    observed: Observed | None = None
+    observed: ObservedState | None = None
     epoch: messages.Count = 0
     truncated: bool = False
 
 
-class Claim(messages.Message, frozen=True, kw_only=True, tag="claim/1"):
+class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1"):
     manager: messages.Name
     resources: dict[str, int]  # name: epoch
 
 
-class Claimed(messages.Message, frozen=True, kw_only=True, tag="claimed/1", omit_defaults=True):
+class ClaimResult(messages.WireMessage, frozen=True, kw_only=True, tag="claimed/1", omit_defaults=True):
     """``observed`` of what was claimed; ``superseded``: the epochs of those that a later manager has."""
 
-    observed: dict[str, Observed] = msgspec.field(default_factory=dict)
+    observed: dict[str, ObservedState] = msgspec.field(default_factory=dict)
     superseded: dict[str, int] = msgspec.field(default_factory=dict)
     period_s: float = 5.0
     zone: str = "default"
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class ResourceHeartbeat(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One resource in a message of heartbeats: see `core.messages.Heartbeat` for the words."""
 
     name: str
-    state: health.State
+    state: health.HealthState
     epoch: int
     digest: str = ""
     reason: str = ""
 
 
-class Beats(messages.Message, frozen=True, kw_only=True, tag="beats/1", omit_defaults=True):
+class HeartbeatBatch(messages.WireMessage, frozen=True, kw_only=True, tag="beats/1", omit_defaults=True):
     """Heartbeats of the resources that one agent hosts for one manager."""
 
     sequence: messages.Count
     at_ms: messages.TimeMs
     period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
     zone: str = "default"
-    beats: tuple[Beat, ...] = ()
+    beats: tuple[ResourceHeartbeat, ...] = ()
 
 
-class Event(messages.Message, frozen=True, kw_only=True, tag="resource-event/1", omit_defaults=True):
+class ResourceEvent(
+    messages.WireMessage, frozen=True, kw_only=True, tag="resource-event/1", omit_defaults=True
+):
     resource: messages.Name
     what: messages.Name
-    observed: Observed | None = None
+    observed: ObservedState | None = None
     epoch: messages.Count = 0
     at_ms: messages.TimeMs = 0
     details: messages.Labels = msgspec.field(default_factory=dict)
 
 
-class Hello(messages.Message, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
+class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
     """``boot`` grows with each start; ``machine`` stays, and differs on a machine that was set up anew."""
 
     boot: messages.Count
@@ -169,7 +171,7 @@ class Hello(messages.Message, frozen=True, kw_only=True, tag="agent-hello/1", om
     resources: tuple[str, ...] = ()
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What should be of one resource: a manifest's entry, checked and complete."""
 
     name: str
@@ -179,12 +181,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str = "default"
     labels: dict[str, str] = {}
     depends_on: tuple[str, ...] = ()
-    wanted: Wanted = Wanted.UP
-    restart: Restart = msgspec.field(default_factory=lambda: Restart())
+    wanted: DesiredState = DesiredState.UP
+    restart: RestartPolicy = msgspec.field(default_factory=lambda: RestartPolicy())
     digest: str = ""
 
 
-class Restart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RestartPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """How often and how soon a resource that fell is started again."""
 
     policy: Annotated[str, msgspec.Meta(pattern="^(always|on-failure|never)$")] = "always"
@@ -197,19 +201,19 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource for one manager."""
 
-    spec: Spec
+    spec: ResourceSpec
     epoch: int
     generation: int
     deleting: bool = False
     formerly: str = ""  # it is there under this name, from which it is to be renamed
     waits_for: tuple[str, ...] = ()  # dependencies that are not up yet (or dependants that are not gone yet)
-    status: Status | None = None  # the last checkpoint, of whichever manager
+    status: ResourceStatus | None = None  # the last checkpoint, of whichever manager
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A resource's runtime state as its manager checkpoints it."""
 
-    state: health.State = health.State.STARTING
+    state: health.HealthState = health.HealthState.STARTING
     reason: str = ""
     since_ms: int = 0
     generation: int = 0  # the last that was brought to the resource
@@ -225,7 +229,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     superseded_by: int = 0  # the higher epoch that the agent obeys; nothing else of this status holds then
 
 
-class Renew(messages.Message, frozen=True, kw_only=True, tag="renew/1", omit_defaults=True):
+class RenewRequest(messages.WireMessage, frozen=True, kw_only=True, tag="renew/1", omit_defaults=True):
     """``revision``: how far this manager knows its assignments, as ``term`` and ``session`` count them."""
 
     boot: messages.Count
@@ -237,7 +241,7 @@ class Renew(messages.Message, frozen=True, kw_only=True, tag="renew/1", omit_def
     leaving: bool = False
 
 
-class Granted(messages.Message, frozen=True, kw_only=True, tag="granted/1", omit_defaults=True):
+class RenewResult(messages.WireMessage, frozen=True, kw_only=True, tag="granted/1", omit_defaults=True):
     term: messages.Count
     session: messages.Count = 0
     revision: messages.Count
@@ -248,11 +252,11 @@ class Granted(messages.Message, frozen=True, kw_only=True, tag="granted/1", omit
     released: tuple[str, ...] = ()
 
 
-class Checkpoints(messages.Message, frozen=True, kw_only=True, tag="checkpoints/1"):
-    items: dict[str, tuple[int, Status]]  # resource: epoch and status
+class CheckpointBatch(messages.WireMessage, frozen=True, kw_only=True, tag="checkpoints/1"):
+    items: dict[str, tuple[int, ResourceStatus]]  # resource: epoch and status
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OperationOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     resource: str
     operation: str
@@ -260,95 +264,97 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_s: float = OPERATION_TIMEOUT_S
 
 
-class Orders(messages.Message, frozen=True, kw_only=True, tag="orders/1"):
-    orders: tuple[Order, ...]
+class OrderBatch(messages.WireMessage, frozen=True, kw_only=True, tag="orders/1"):
+    orders: tuple[OperationOrder, ...]
     by: str = ""
 
 
-class Results(messages.Message, frozen=True, kw_only=True, tag="results/1"):
-    results: tuple[Answer, ...]
+class OrderResults(messages.WireMessage, frozen=True, kw_only=True, tag="results/1"):
+    results: tuple[OperationResult, ...]
 
 
-class State(messages.Message, frozen=True, kw_only=True, tag="resource-state/1", omit_defaults=True):
+class ResourceStateChange(
+    messages.WireMessage, frozen=True, kw_only=True, tag="resource-state/1", omit_defaults=True
+):
     """Said to all when a resource's health changed."""
 
     resource: messages.Name
-    state: health.State
+    state: health.HealthState
     reason: messages.Text = ""
     since_ms: messages.TimeMs = 0
-    was: health.State | None = None
+    was: health.HealthState | None = None
     manager: messages.Text = ""
     epoch: messages.Count = 0
 
 
 def request(user: str, verb: str) -> str:
-    return subjects.said_by(PART, user, "request", verb)
+    return subjects.from_identity(PART, user, "request", verb)
 
 
 def read(user: str, verb: str) -> str:
-    return subjects.said_by(PART, user, "read", verb)
+    return subjects.from_identity(PART, user, "read", verb)
 
 
-RENEWALS = subjects.said_by(PART, "*", RENEW)
-STATES = subjects.announced(PART, "state", "*")
-EVENTS = subjects.announced(PART, "event", "*")
+RENEWALS = subjects.from_identity(PART, "*", RENEW)
+STATES = subjects.to_all(PART, "state", "*")
+EVENTS = subjects.to_all(PART, "event", "*")
 
 
 def renew(manager: str) -> str:
-    return subjects.said_by(PART, manager, RENEW)
+    return subjects.from_identity(PART, manager, RENEW)
 
 
 def checkpoint(manager: str) -> str:
-    return subjects.said_by(PART, manager, "checkpoint")
+    return subjects.from_identity(PART, manager, "checkpoint")
 
 
 def to_manager(manager: str, kind: str) -> str:
-    return subjects.addressed_to(PART, manager, kind)
+    return subjects.to_identity(PART, manager, kind)
 
 
 def hello(agent: str) -> str:
-    return subjects.said_by(PART, agent, HELLO)
+    return subjects.from_identity(PART, agent, HELLO)
 
 
-def vouch(manager: str, agent: str, *what: str) -> str:
-    return subjects.said_by(PART, manager, "vouch", agent, *what)
+def vouch_subject(manager: str, agent: str, *what: str) -> str:
+    return subjects.from_identity(PART, manager, "vouch", agent, *what)
 
 
 def claim(agent: str) -> str:
-    return subjects.addressed_to(PART, agent, "claim")
+    return subjects.to_identity(PART, agent, "claim")
 
 
 def operation(agent: str, resource: str) -> str:
-    return subjects.addressed_to(PART, agent, "operation", resource)
+    return subjects.to_identity(PART, agent, "operation", resource)
 
 
 def operations_of(agent: str) -> str:
-    return subjects.addressed_to(PART, agent, "operation", "*")
+    return subjects.to_identity(PART, agent, "operation", "*")
 
 
 def beat(agent: str, manager: str) -> str:
-    return subjects.said_by(PART, agent, "beat", manager)
+    return subjects.from_identity(PART, agent, "beat", manager)
 
 
 def beats_to(manager: str) -> str:
-    return subjects.said_by(PART, "*", "beat", manager)
+    return subjects.from_identity(PART, "*", "beat", manager)
 
 
 def event(agent: str, manager: str) -> str:
-    return subjects.said_by(PART, agent, "event", manager)
+    return subjects.from_identity(PART, agent, "event", manager)
 
 
 def events_to(manager: str) -> str:
-    return subjects.said_by(PART, "*", "event", manager)
+    return subjects.from_identity(PART, "*", "event", manager)
 
 
 def state(resource: str) -> str:
-    return subjects.announced(PART, "state", resource)
+    return subjects.to_all(PART, "state", resource)
 
 
-def happened(resource: str) -> str:
-    return subjects.announced(PART, "event", resource)
+def resource_event_subject(resource: str) -> str:
+    return subjects.to_all(PART, "event", resource)
 
 
 def decision(what: str) -> str:
-    return subjects.logged(PART, "decision", what)
+    return subjects.log_subject(PART, "decision", what)

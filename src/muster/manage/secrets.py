@@ -30,10 +30,10 @@ STORE = "store:"
 USERS_MAX = 100  # resources named with a secret; all are counted
 BOX_CHARACTERS_MAX = 2 * sections.MAX_SECRET_BYTES
 
-OpenKey = Callable[[], sealed_box.Key]  # reads files
+OpenKey = Callable[[], sealed_box.SealedBoxKey]  # reads files
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SealedSecret(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored of one. ``box`` opens with the domain's key of secrets alone."""
 
     box: str
@@ -41,12 +41,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
 
 
-def kept_about(name: str) -> str:
+def storage_context(name: str) -> str:
     """What the box in the store is about."""
     return f"kept/{name}"
 
 
-def given_about(agent: str, resource: str, name: str) -> str:
+def delivery_context(agent: str, resource: str, name: str) -> str:
     """What the box that an agent is given is about."""
     return f"given/{agent}/{resource}/{name}"
 
@@ -65,7 +65,7 @@ def references(config: Any) -> Iterator[str]:
         yield from references(one)
 
 
-def users(state: assignments.Processor) -> dict[str, list[str]]:
+def users(state: assignments.AssignmentProcessor) -> dict[str, list[str]]:
     """Of each secret that resources refer to: those resources, in the order of their names."""
     found: dict[str, list[str]] = {}
     for name in state.ordered:
@@ -78,13 +78,13 @@ def _used_by(using: list[str]) -> dict[str, Any]:
     return {"used_by": using[:USERS_MAX], "used_by_count": len(using)}
 
 
-class Secrets:
+class SecretStore:
     """The registry's side."""
 
-    def __init__(self, registry: endpoint.Registry, open_key: OpenKey | None) -> None:
+    def __init__(self, registry: endpoint.RegistryEndpoint, open_key: OpenKey | None) -> None:
         self._registry = registry
         self._open_key = open_key
-        self._key: sealed_box.Key | None = None
+        self._key: sealed_box.SealedBoxKey | None = None
 
     async def public_key(self) -> str:
         return (await self._opened_key()).public
@@ -95,8 +95,8 @@ class Secrets:
         if len(box) > BOX_CHARACTERS_MAX:
             raise errors.LimitExceeded(f"a secret has at most {sections.MAX_SECRET_BYTES} bytes")
         key = await self._opened_key()
-        key.open(box, kept_about(name))  # a box that does not open now never would
-        kept = Kept(box=box, by=by, at_ms=int(time.time() * 1000))
+        key.open(box, storage_context(name))  # a box that does not open now never would
+        kept = SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
             await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
             return _used_by((await asyncio.to_thread(users, state)).get(name, []))
@@ -119,12 +119,12 @@ class Secrets:
         using = await asyncio.to_thread(users, self._registry.state.snapshot())
 
         def row(name: str) -> dict[str, Any]:
-            kept = msgspec.json.decode(values[name], type=Kept)
+            kept = msgspec.json.decode(values[name], type=SealedSecret)
             return {"name": name, "by": kept.by, "at_ms": kept.at_ms, **_used_by(using.get(name, []))}
 
         return views.page(values, row, limit)
 
-    async def check(self, specs: list[protocol.Spec]) -> None:
+    async def check(self, specs: list[protocol.ResourceSpec]) -> None:
         """That what these refer to is there."""
         wanted = {name: spec.name for spec in specs for name in references(spec.config)}
         for name, resource in wanted.items():
@@ -139,18 +139,18 @@ class Secrets:
         known = self._registry.state.resources.get(resource)
         if known is None or known.spec.agent != agent or name not in references(known.spec.config):
             raise errors.Forbidden(f"no resource {resource!r} of {agent} refers to the secret {name!r}")
-        opened = (await self._opened_key()).open((await self._kept(name)).box, kept_about(name))
-        return {"box": sealed_box.seal(key, opened, given_about(agent, resource, name))}
+        opened = (await self._opened_key()).open((await self._kept(name)).box, storage_context(name))
+        return {"box": sealed_box.seal(key, opened, delivery_context(agent, resource, name))}
 
-    async def _kept(self, name: str) -> Kept:
+    async def _kept(self, name: str) -> SealedSecret:
         record = await self._registry.store.get(SECRETS, name)
         if record is None:
             raise errors.NotFound(f"no secret {name!r} in the store", hint=f"`muster secret set {name}`")
-        return msgspec.json.decode(record.value, type=Kept)
+        return msgspec.json.decode(record.value, type=SealedSecret)
 
-    async def _opened_key(self) -> sealed_box.Key:
+    async def _opened_key(self) -> sealed_box.SealedBoxKey:
         if self._open_key is None:
-            raise errors.MissingPart("this registry keeps no secrets: it has no key to open them")
+            raise errors.MissingDependency("this registry keeps no secrets: it has no key to open them")
         if self._key is None:
             self._key = await asyncio.to_thread(self._open_key)
         return self._key

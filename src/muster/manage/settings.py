@@ -6,12 +6,12 @@ from typing import Annotated
 
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 LOCAL = "local"  # this machine's agent, where it is the only one
 
 
-class Manage(sections.Section, frozen=True, kw_only=True):
+class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Management: registry endpoints, managers and this machine's agent, each a process of its own."""
 
     enabled: Annotated[bool, doc("Whether this domain manages resources.")] = True

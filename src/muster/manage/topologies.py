@@ -69,7 +69,7 @@ def broker_name(topology: Topology, number: int) -> str:
     return f"{topology.name}-{number + 1}"
 
 
-def unfold(topology: Topology) -> list[dict[str, Any]]:
+def expand(topology: Topology) -> list[dict[str, Any]]:
     """The entries of a manifest that make this network."""
     if topology.shape == "ring" and topology.size == 2:
         raise errors.InvalidInput("a ring has one broker, or three and more")

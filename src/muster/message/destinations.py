@@ -24,7 +24,7 @@ DEAD_LETTERS: Final = queue_names.DEAD_LETTERS
 QUEUE_NAME_BYTES_MAX: Final = 300
 
 
-class Kind(enum.StrEnum):
+class DestinationKind(enum.StrEnum):
     QUEUE = "queue"
     TOPIC = "topic"
     TEMPORARY_QUEUE = "temporary-queue"
@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    kind: Kind
+    kind: DestinationKind
     name: str
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Destination:
 
     @property
     def is_queue(self) -> bool:
-        return self.kind in (Kind.QUEUE, Kind.TEMPORARY_QUEUE)
+        return self.kind in (DestinationKind.QUEUE, DestinationKind.TEMPORARY_QUEUE)
 
     @property
     def is_temporary(self) -> bool:
@@ -78,7 +78,7 @@ class Destination:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The subjects to which a consumer of a topic, or of a pattern of topics, subscribes."""
-        return (self.subject,) if self.is_temporary else tuple(topics.Pattern.parse(self.name).subjects)
+        return (self.subject,) if self.is_temporary else tuple(topics.TopicPattern.parse(self.name).subjects)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
@@ -96,8 +96,8 @@ class Destination:
 def _parse(text: str) -> Destination:
     kind, colon, name = text.partition(":")
     if colon and kind in _KINDS:
-        return Destination(Kind(kind), name)
-    return Destination(Kind.TOPIC, text)
+        return Destination(DestinationKind(kind), name)
+    return Destination(DestinationKind.TOPIC, text)
 
 
 @functools.lru_cache(8192)
@@ -119,19 +119,19 @@ def _temporary_subject(name: str) -> str:
         raise message_errors.InvalidDestination(f"{name!r} is no temporary topic") from error
 
 
-_KINDS: Final = frozenset(Kind)
+_KINDS: Final = frozenset(DestinationKind)
 
 
 def queue(name: str) -> Destination:
-    return Destination(Kind.QUEUE, name)
+    return Destination(DestinationKind.QUEUE, name)
 
 
 def topic(name: str) -> Destination:
-    return Destination(Kind.TOPIC, name)
+    return Destination(DestinationKind.TOPIC, name)
 
 
 def temporary_topic(connection: str, number: int) -> Destination:
-    return Destination(Kind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{connection}/{number}")
+    return Destination(DestinationKind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{connection}/{number}")
 
 
 _REPLIES: Final = f"{subjects.REPLY_PREFIX}.{subjects.APP}."
@@ -141,7 +141,7 @@ def of_subject(subject: str) -> Destination:
     """The topic on which a message arrived."""
     if subject.startswith(_REPLIES):
         identity, session, number = subject.removeprefix(_REPLIES).split(".")
-        return Destination(Kind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{identity}-{session}/{number}")
+        return Destination(DestinationKind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{identity}-{session}/{number}")
     return topic(str(topics.Topic.from_subject(subject)))
 
 

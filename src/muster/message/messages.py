@@ -32,7 +32,7 @@ MAY_BE_DELAYED: Final = '"due":'  # stands in the header of a message with a del
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
+class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """What a message has besides its body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
 
     kind: str = msgspec.field(default="b", name="t")
@@ -80,7 +80,7 @@ class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
         return get
 
 
-_HEADERS: Final[dict[str, Callable[[Meta], object]]] = {
+_HEADERS: Final[dict[str, Callable[[MessageMeta], object]]] = {
     "JMSDeliveryMode": lambda meta: "PERSISTENT" if meta.persistent else "NON_PERSISTENT",
     "JMSPriority": lambda meta: meta.priority,
     "JMSMessageID": lambda meta: meta.message_id,
@@ -90,10 +90,10 @@ _HEADERS: Final[dict[str, Callable[[Meta], object]]] = {
 }
 
 encode_meta: Final = msgspec.json.Encoder().encode
-_decoder: Final = msgspec.json.Decoder(Meta)
+_decoder: Final = msgspec.json.Decoder(MessageMeta)
 
 
-def decode_meta(raw: bytes | str) -> Meta:
+def decode_meta(raw: bytes | str) -> MessageMeta:
     """`faults.FormatError` where it is none: anybody may have written it."""
     try:
         return _decoder.decode(raw)
@@ -101,7 +101,7 @@ def decode_meta(raw: bytes | str) -> Meta:
         raise message_errors.FormatError(f"the header {HEADER} is malformed: {error}") from error
 
 
-class Message:
+class JmsMessage:
     """A message without a body, and what all messages have.
 
     The sender's side sets ``correlation_id``, ``reply_to``, ``type`` and `properties`; sending sets the
@@ -157,16 +157,16 @@ class Message:
         if self.frozen:
             raise message_errors.NotWriteable("a received message is read-only: clear_body first")
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         return b""
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         pass
 
-    def meta(self) -> tuple[Meta, bytes]:
+    def meta(self) -> tuple[MessageMeta, bytes]:
         """Everything, ready to travel."""
         properties, kinds = _plain(self.properties.typed.items())
-        meta = Meta(
+        meta = MessageMeta(
             kind=self.kind,
             message_id=self.message_id,
             timestamp_ms=self.timestamp_ms,
@@ -189,7 +189,7 @@ class Message:
         return f"<{type(self).__name__} {self.message_id} {self.body()!r:.60}>"
 
 
-class TextMessage(Message):
+class TextMessage(JmsMessage):
     kind = "t"
     _text: str | None = None
 
@@ -213,15 +213,15 @@ class TextMessage(Message):
         super().clear_body()
         self._text = None
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         meta.null = self._text is None
         return (self._text or "").encode()
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         self._text = None if meta.null else data.decode()
 
 
-class BytesMessage(Message):
+class BytesMessage(JmsMessage):
     kind = "b"
     _data = b""
 
@@ -245,14 +245,14 @@ class BytesMessage(Message):
         super().clear_body()
         self._data = b""
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         return self._data
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         self._data = data
 
 
-class MapMessage(Message):
+class MapMessage(JmsMessage):
     kind = "m"
 
     def __init__(self, items: Mapping[str, values.Value] | None = None, **headers: Any) -> None:
@@ -266,12 +266,12 @@ class MapMessage(Message):
         super().clear_body()
         self.items = values.Values()
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         plain, kinds = _plain(self.items.typed.items())
         meta.body = kinds or None
         return msgspec.json.encode(plain)
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, dict) else {}
         found = _json(data, dict[str, Any])
         self.items = values.Values.received(
@@ -279,7 +279,7 @@ class MapMessage(Message):
         )
 
 
-class StreamMessage(Message):
+class StreamMessage(JmsMessage):
     """Written first; from `reset`, or when it is received, on it is read, value by value."""
 
     kind = "s"
@@ -289,11 +289,11 @@ class StreamMessage(Message):
         self.items = [values.typed(item) for item in items]
         self._next = 0
 
-    def write(self, value: values.Value, kind: values.Kind | None = None) -> None:
+    def write(self, value: values.Value, kind: values.JavaType | None = None) -> None:
         self._check_writeable()
         self.items.append(values.typed(value, kind))
 
-    def read(self, kind: values.Kind) -> values.Value:
+    def read(self, kind: values.JavaType) -> values.Value:
         """The next value. A read that fails does not move on."""
         if not self.frozen:
             raise message_errors.NotReadable("a stream message that is being written is read after its reset")
@@ -315,18 +315,18 @@ class StreamMessage(Message):
         super().clear_body()
         self.items, self._next = [], 0
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         meta.body = "".join(kind for kind, _ in self.items) or None
         return msgspec.json.encode([_plain_value(item) for item in self.items])
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, str) else ""
         found = _json(data, list[Any])
         self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(found)]
         self._next = 0
 
 
-class ObjectMessage(Message):
+class ObjectMessage(JmsMessage):
     """An object: any value that JSON has. One that another language serialised stays ``serialized`` bytes."""
 
     kind = "o"
@@ -354,7 +354,7 @@ class ObjectMessage(Message):
         super().clear_body()
         self._value, self.serialized, self.content_type = None, None, JSON
 
-    def _write(self, meta: Meta) -> bytes:
+    def _write(self, meta: MessageMeta) -> bytes:
         meta.content_type = self.content_type
         if self.serialized is not None:
             return self.serialized
@@ -363,7 +363,7 @@ class ObjectMessage(Message):
         except TypeError as error:
             raise message_errors.FormatError(f"an object message holds what JSON can say: {error}") from error
 
-    def _read(self, meta: Meta, data: bytes) -> None:
+    def _read(self, meta: MessageMeta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
         if self.content_type == JSON:
             self._value = _json(data, Any)
@@ -371,12 +371,15 @@ class ObjectMessage(Message):
             self.serialized = data
 
 
-_TYPES: Final[dict[str, type[Message]]] = {
-    kind.kind: kind for kind in (Message, TextMessage, BytesMessage, MapMessage, StreamMessage, ObjectMessage)
+_TYPES: Final[dict[str, type[JmsMessage]]] = {
+    kind.kind: kind
+    for kind in (JmsMessage, TextMessage, BytesMessage, MapMessage, StreamMessage, ObjectMessage)
 }
 
 
-def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None = None) -> Message:
+def message_from_meta(
+    meta: MessageMeta, data: bytes, destination: destinations.Destination | None = None
+) -> JmsMessage:
     """The message of a `Meta` and a payload; a `errors.MusterError` where they do not fit together."""
     try:
         return _rebuild(meta, data, destination)
@@ -386,9 +389,9 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
         ) from error
 
 
-def unreadable(meta: Meta) -> Meta:
+def unreadable(meta: MessageMeta) -> MessageMeta:
     """For what `rebuild` refuses, so that it can be looked at all the same: its body is bytes."""
-    return Meta(
+    return MessageMeta(
         message_id=meta.message_id,
         timestamp_ms=meta.timestamp_ms,
         persistent=meta.persistent,
@@ -396,7 +399,7 @@ def unreadable(meta: Meta) -> Meta:
     )
 
 
-def _rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None) -> Message:
+def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destination | None) -> JmsMessage:
     kind = _TYPES.get(meta.kind)
     if kind is None:
         raise message_errors.FormatError(f"there is no message type {meta.kind!r}")
@@ -432,7 +435,7 @@ def _rebuild(meta: Meta, data: bytes, destination: destinations.Destination | No
     return message
 
 
-def from_plain(data: bytes, headers: Mapping[str, str]) -> Meta:
+def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
     """What a client without JMS said, as a message."""
     try:
         data.decode()
@@ -446,54 +449,54 @@ def from_plain(data: bytes, headers: Mapping[str, str]) -> Meta:
         except errors.InvalidInput:
             continue
         properties[name] = value
-    return Meta(kind=kind, properties=properties)
+    return MessageMeta(kind=kind, properties=properties)
 
 
-def meta_of(data: bytes, headers: Mapping[str, str]) -> Meta:
+def meta_of(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
     raw = headers.get(HEADER)
-    return from_plain(data, headers) if raw is None else meta_said(data, raw)
+    return from_plain(data, headers) if raw is None else decode_meta_header(data, raw)
 
 
-def meta_said(data: bytes, raw: str) -> Meta:
+def decode_meta_header(data: bytes, raw: str) -> MessageMeta:
     """What the header `HEADER` says."""
     if raw.startswith(FOREIGN):
         from muster.message.amqp_format import message_codec  # it is built on this module, and seldom needed
 
-        return message_codec.meta_of_foreign(raw, data, time.time_ns() // 1_000_000)
+        return message_codec.decode_foreign_meta(raw, data, time.time_ns() // 1_000_000)
     return decode_meta(raw)
 
 
 # -- values in JSON ----------------------------------------------------------------------------------------
 
 
-def _plain_value(item: values.Typed) -> Any:
+def _plain_value(item: values.TypedValue) -> Any:
     value = item.value
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):
-        return values.read(item, values.Kind.STRING)
+        return values.read(item, values.JavaType.STRING)
     return value
 
 
-def _plain(items: Iterable[tuple[str, values.Typed]]) -> tuple[dict[str, Any], dict[str, str]]:
+def _plain(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, Any], dict[str, str]]:
     plain: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for name, item in items:
         found = plain[name] = _plain_value(item)
-        if item.kind is not values.natural(found):
+        if item.kind is not values.infer_type(found):
             kinds[name] = item.kind.value
     return plain, kinds
 
 
-def _rich(value: Any, kind: str | None) -> values.Typed:
+def _rich(value: Any, kind: str | None) -> values.TypedValue:
     if kind is None:
-        return values.Typed(values.natural(value), value)
-    of = values.Kind(kind)
-    if of is values.Kind.BYTES and isinstance(value, str):
+        return values.TypedValue(values.infer_type(value), value)
+    of = values.JavaType(kind)
+    if of is values.JavaType.BYTES and isinstance(value, str):
         value = base64.b64decode(value)
-    elif of in (values.Kind.FLOAT, values.Kind.DOUBLE):
+    elif of in (values.JavaType.FLOAT, values.JavaType.DOUBLE):
         value = float(value)
-    return values.Typed(of, value)
+    return values.TypedValue(of, value)
 
 
 def _json(data: bytes, kind: Any) -> Any:

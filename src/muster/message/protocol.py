@@ -32,19 +32,19 @@ PART: Final = "message"
 STREAM: Final = "messages"
 LEASE: Final = "message.dispatcher"
 LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
-BEGAN: Final = subjects.announced(PART, "dispatcher")
-SLOW: Final = subjects.announced(PART, "slow")
+BEGAN: Final = subjects.to_all(PART, "dispatcher")
+SLOW: Final = subjects.to_all(PART, "slow")
 READ: Final = ("read", "log")
-DELAY: Final = subjects.logged(PART, "delay")
-RECORD: Final = subjects.logged(PART, "record")
-CHECKPOINT: Final = subjects.logged(PART, "checkpoint")
+DELAY: Final = subjects.log_subject(PART, "delay")
+RECORD: Final = subjects.log_subject(PART, "record")
+CHECKPOINT: Final = subjects.log_subject(PART, "checkpoint")
 # By name, not "all that this part logs": decisions of every part are kept in the audit's own stream.
 LOGS: Final = (
     DELAY,
     RECORD,
     CHECKPOINT,
-    subjects.logged(PART, "queue", ">"),
-    subjects.logged(PART, subjects.TOPIC_PREFIX, ">"),
+    subjects.log_subject(PART, "queue", ">"),
+    subjects.log_subject(PART, subjects.TOPIC_PREFIX, ">"),
 )
 
 CLIENT_ID_BYTES_MAX: Final = 1024
@@ -55,28 +55,28 @@ ACK_BYTES: Final = 10  # of one acknowledgement
 
 
 def ask_subject(identity: str) -> str:
-    return subjects.said_by(PART, identity, "ask")
+    return subjects.from_identity(PART, identity, "ask")
 
 
 def tell_subject(identity: str) -> str:
-    return subjects.said_by(PART, identity, "tell")
+    return subjects.from_identity(PART, identity, "tell")
 
 
 def read_subject(identity: str) -> str:
-    return subjects.said_by(PART, identity, *READ)
+    return subjects.from_identity(PART, identity, *READ)
 
 
 def deliver_subject(identity: str, connection: str) -> str:
-    return subjects.addressed_to(PART, identity, "deliver", connection)
+    return subjects.to_identity(PART, identity, "deliver", connection)
 
 
 def queue_subject(name: str) -> str:
-    return subjects.logged(PART, "queue", destinations.token(name))
+    return subjects.log_subject(PART, "queue", destinations.token(name))
 
 
 def topic_subject(subject: str) -> str:
     """Where the log keeps what was said on a users' subject, or pattern of them."""
-    return subjects.logged(PART, subject)
+    return subjects.log_subject(PART, subject)
 
 
 def origin(identity: str, client_id: str) -> str:
@@ -84,7 +84,7 @@ def origin(identity: str, client_id: str) -> str:
     return f"{identity}:{client_id}"
 
 
-class Send(msgspec.Struct, frozen=True, array_like=True):
+class SendMessage(msgspec.Struct, frozen=True, array_like=True):
     """``spoken``: who listens to the topic hears it from the sender, when it is stored."""
 
     destination: str
@@ -97,7 +97,7 @@ class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
     pass
 
 
-class Hello(_Ask, frozen=True, tag="hello"):
+class ClientHello(_Ask, frozen=True, tag="hello"):
     """``connection``: the identity, ``-``, and a token.
 
     ``client_id``: of the sender's identity; other identities may use the same text for clients of their own.
@@ -122,13 +122,13 @@ class Ping(_Ask, frozen=True, tag="ping"):
     consumers: list[int] = []
 
 
-class Quiet(_Ask, frozen=True, tag="quiet"):
+class EchoOff(_Ask, frozen=True, tag="quiet"):
     """From now on this connection does not hear what it says itself."""
 
     connection: str
 
 
-class Said(_Ask, frozen=True, tag="said"):
+class DelayedPublished(_Ask, frozen=True, tag="said"):
     """Of a delayed message whose time has come: its sender has said it, or could not."""
 
     connection: str
@@ -136,7 +136,7 @@ class Said(_Ask, frozen=True, tag="said"):
     said: bool
 
 
-class Bye(_Ask, frozen=True, tag="bye"):
+class Disconnect(_Ask, frozen=True, tag="bye"):
     """``lost``: the application behind the connection is gone, so what it held may have been seen.
 
     ``seen``: otherwise, of what it held, the application saw these, by backlog.
@@ -147,16 +147,16 @@ class Bye(_Ask, frozen=True, tag="bye"):
     seen: dict[str, list[int]] = {}
 
 
-class Stage(_Ask, frozen=True, tag="stage"):
+class StageMessages(_Ask, frozen=True, tag="stage"):
     """Messages of a work that is too large for one request; they wait for it. ``after`` so many others."""
 
     connection: str
     work: int
     after: int
-    sends: list[Send]
+    sends: list[SendMessage]
 
 
-class Work(_Ask, frozen=True, tag="work"):
+class CommitWork(_Ask, frozen=True, tag="work"):
     """A connection's works have growing numbers, and one is under way at a time.
 
     ``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
@@ -166,13 +166,13 @@ class Work(_Ask, frozen=True, tag="work"):
 
     connection: str
     number: int
-    sends: list[Send] = []
+    sends: list[SendMessage] = []
     acks: dict[str, list[int]] = {}
     strict: bool = False
     staged: int = 0
 
 
-class Attach(_Ask, frozen=True, tag="attach"):
+class AttachConsumer(_Ask, frozen=True, tag="attach"):
     """A consumer of a queue or a subscription. Of those that are not durable the dispatcher keeps the shared
     ones' names and nothing else: their consumers listen to the topic themselves.
     """
@@ -189,7 +189,7 @@ class Attach(_Ask, frozen=True, tag="attach"):
     everyone: bool = False  # a shared subscription outside the client id
 
 
-class Detach(_Ask, frozen=True, tag="detach"):
+class DetachConsumer(_Ask, frozen=True, tag="detach"):
     """``seen``: of what was delivered, the client saw these, by backlog; the rest comes again uncounted."""
 
     connection: str
@@ -197,13 +197,13 @@ class Detach(_Ask, frozen=True, tag="detach"):
     seen: dict[str, list[int]] = {}
 
 
-class Credit(_Ask, frozen=True, tag="credit"):
+class GrantCredit(_Ask, frozen=True, tag="credit"):
     connection: str
     consumer: int
     more: int
 
 
-class Slow(_Ask, frozen=True, tag="slow"):
+class SlowConsumer(_Ask, frozen=True, tag="slow"):
     """A consumer of this topic, or pattern of topics, has too much waiting; ``eased``: no more."""
 
     connection: str
@@ -211,14 +211,14 @@ class Slow(_Ask, frozen=True, tag="slow"):
     eased: bool = False
 
 
-class Stop(_Ask, frozen=True, tag="stop"):
+class StopDelivery(_Ask, frozen=True, tag="stop"):
     """No more deliveries: when it is answered, all there were have been sent."""
 
     connection: str
     consumers: list[int]
 
 
-class Release(_Ask, frozen=True, tag="release"):
+class ReleaseMessages(_Ask, frozen=True, tag="release"):
     """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so a dead letter."""
 
     connection: str
@@ -227,7 +227,7 @@ class Release(_Ask, frozen=True, tag="release"):
     reason: str | None = None
 
 
-class Unsubscribe(_Ask, frozen=True, tag="unsubscribe"):
+class EndSubscription(_Ask, frozen=True, tag="unsubscribe"):
     """Of the connection's own client id, or with ``everyone`` of none.
 
     ``of``: instead, the identity and the client id whose subscription it is.
@@ -239,13 +239,13 @@ class Unsubscribe(_Ask, frozen=True, tag="unsubscribe"):
     of: tuple[str, str] | None = None
 
 
-class DropQueue(_Ask, frozen=True, tag="drop-queue"):
+class DeleteQueue(_Ask, frozen=True, tag="drop-queue"):
     """A temporary queue is no more."""
 
     name: str
 
 
-class Browse(_Ask, frozen=True, tag="browse"):
+class BrowseQueue(_Ask, frozen=True, tag="browse"):
     queue: str
     selector: str | None = None
     after: int = 0
@@ -260,7 +260,7 @@ class ListSubscriptions(_Ask, frozen=True, tag="subscriptions"):
     """The durable subscriptions that the sender made; for those who may see them, all."""
 
 
-class Purge(_Ask, frozen=True, tag="purge"):
+class PurgeQueue(_Ask, frozen=True, tag="purge"):
     """``epoch``: only the dispatcher of this epoch does it; 0: any.
 
     So a repetition that finds another dispatcher is not carried out a second time.
@@ -271,7 +271,7 @@ class Purge(_Ask, frozen=True, tag="purge"):
     epoch: int = 0
 
 
-class Move(_Ask, frozen=True, tag="move"):
+class MoveMessages(_Ask, frozen=True, tag="move"):
     """``to`` None: each back to where it came from before it died. ``epoch``: as with `Purge`."""
 
     queue: str
@@ -282,50 +282,50 @@ class Move(_Ask, frozen=True, tag="move"):
 
 
 Ask = (
-    Hello
+    ClientHello
     | Ping
-    | Quiet
-    | Said
-    | Bye
-    | Stage
-    | Work
-    | Attach
-    | Detach
-    | Credit
-    | Slow
-    | Stop
-    | Release
-    | Unsubscribe
-    | DropQueue
-    | Browse
+    | EchoOff
+    | DelayedPublished
+    | Disconnect
+    | StageMessages
+    | CommitWork
+    | AttachConsumer
+    | DetachConsumer
+    | GrantCredit
+    | SlowConsumer
+    | StopDelivery
+    | ReleaseMessages
+    | EndSubscription
+    | DeleteQueue
+    | BrowseQueue
     | ListQueues
     | ListSubscriptions
-    | Purge
-    | Move
+    | PurgeQueue
+    | MoveMessages
 )
-READS: Final = (Browse, ListQueues, ListSubscriptions)
+READS: Final = (BrowseQueue, ListQueues, ListSubscriptions)
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
+class DispatcherReply(msgspec.Struct, omit_defaults=True):
     """``error``: it was not done, for this reason.
 
     ``epoch``: of the dispatcher that answers.  One that has been replaced may not know it yet, and answer
     first; its answers do not count.
     """
 
-    error: rpc_faults.Fault | None = None
+    error: rpc_faults.ErrorReply | None = None
     epoch: int = 0
     key: str = ""  # of the backlog attached to
     count: int = 0
-    messages: list[Delivery] = []
+    messages: list[MessageDelivery] = []
     rows: list[dict[str, Any]] = []
 
 
-def failed(error: errors.MusterError) -> Answer:
-    return Answer(error=rpc_faults.fault_of(error))
+def failed(error: errors.MusterError) -> DispatcherReply:
+    return DispatcherReply(error=rpc_faults.to_error_reply(error))
 
 
-class Delivery(msgspec.Struct, frozen=True, array_like=True):
+class MessageDelivery(msgspec.Struct, frozen=True, array_like=True):
     consumer: int
     key: str
     sequence: int
@@ -334,24 +334,24 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class Deliveries(msgspec.Struct, frozen=True, array_like=True):
+class DeliveryBatch(msgspec.Struct, frozen=True, array_like=True):
     """``due``: of the connection's own delayed messages those that it is to say now, numbers and marks."""
 
     epoch: int
-    deliveries: list[Delivery]
+    deliveries: list[MessageDelivery]
     due: list[tuple[int, str]] = []
 
 
-class Began(msgspec.Struct, frozen=True):
+class DispatcherStarted(msgspec.Struct, frozen=True):
     epoch: int
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _asks: Final = msgspec.msgpack.Decoder(Ask)
-decode_began: Final = msgspec.msgpack.Decoder(Began).decode
-decode_slow: Final = msgspec.msgpack.Decoder(Slow).decode
-decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
-decode_deliveries: Final = msgspec.msgpack.Decoder(Deliveries).decode
+decode_began: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode
+decode_slow: Final = msgspec.msgpack.Decoder(SlowConsumer).decode
+decode_answer: Final = msgspec.msgpack.Decoder(DispatcherReply).decode
+decode_deliveries: Final = msgspec.msgpack.Decoder(DeliveryBatch).decode
 
 
 def decode_ask(data: bytes) -> Ask:

@@ -28,7 +28,7 @@ def compiled(selector: str) -> Matches:
     return python.compile(parser.parse(selector, strict=True))
 
 
-def accepts(selector: str | None, meta: messages.Meta) -> bool:
+def accepts(selector: str | None, meta: messages.MessageMeta) -> bool:
     return not selector or compiled(selector)(meta.lookup())
 
 
@@ -46,7 +46,7 @@ def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
     return None
 
 
-class Index(Generic[K]):
+class SelectorIndex(Generic[K]):
     """Keys with their selectors; `matching` costs with what is filed under the message's values."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Index(Generic[K]):
         if not by_value:
             del self._filed[name]
 
-    def matching(self, meta: messages.Meta) -> Iterator[K]:
+    def matching(self, meta: messages.MessageMeta) -> Iterator[K]:
         get = meta.lookup()
         for name, by_value in self._filed.items():
             value = get(name)

@@ -22,7 +22,7 @@ from muster.message import errors as message_errors
 Value: TypeAlias = bool | int | float | str | bytes | None
 
 
-class Kind(enum.StrEnum):
+class JavaType(enum.StrEnum):
     BOOLEAN = "z"
     BYTE = "b"
     SHORT = "s"
@@ -35,86 +35,86 @@ class Kind(enum.StrEnum):
     BYTES = "B"  # in maps and streams only
 
 
-class Typed(NamedTuple):
-    kind: Kind
+class TypedValue(NamedTuple):
+    kind: JavaType
     value: Value
 
 
-_BITS: Final = {Kind.BYTE: 8, Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
+_BITS: Final = {JavaType.BYTE: 8, JavaType.SHORT: 16, JavaType.INT: 32, JavaType.LONG: 64}
 _WIDER: Final = {
-    Kind.BOOLEAN: {Kind.BOOLEAN},
-    Kind.BYTE: {Kind.BYTE, Kind.SHORT, Kind.INT, Kind.LONG},
-    Kind.SHORT: {Kind.SHORT, Kind.INT, Kind.LONG},
-    Kind.INT: {Kind.INT, Kind.LONG},
-    Kind.LONG: {Kind.LONG},
-    Kind.FLOAT: {Kind.FLOAT, Kind.DOUBLE},
-    Kind.DOUBLE: {Kind.DOUBLE},
-    Kind.STRING: set(Kind) - {Kind.CHAR, Kind.BYTES},
-    Kind.CHAR: {Kind.CHAR},
-    Kind.BYTES: {Kind.BYTES},
+    JavaType.BOOLEAN: {JavaType.BOOLEAN},
+    JavaType.BYTE: {JavaType.BYTE, JavaType.SHORT, JavaType.INT, JavaType.LONG},
+    JavaType.SHORT: {JavaType.SHORT, JavaType.INT, JavaType.LONG},
+    JavaType.INT: {JavaType.INT, JavaType.LONG},
+    JavaType.LONG: {JavaType.LONG},
+    JavaType.FLOAT: {JavaType.FLOAT, JavaType.DOUBLE},
+    JavaType.DOUBLE: {JavaType.DOUBLE},
+    JavaType.STRING: set(JavaType) - {JavaType.CHAR, JavaType.BYTES},
+    JavaType.CHAR: {JavaType.CHAR},
+    JavaType.BYTES: {JavaType.BYTES},
 }
 _NAME: Final = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 _RESERVED: Final = {"null", "true", "false", "not", "and", "or", "between", "like", "in", "is", "escape"}
 _SETTABLE_JMSX: Final = {"JMSXGroupID", "JMSXGroupSeq"}
 
 
-def natural(value: Value) -> Kind:
+def infer_type(value: Value) -> JavaType:
     """The type of a value that is not said otherwise. A null is a null string."""
     match value:
         case bool():
-            return Kind.BOOLEAN
+            return JavaType.BOOLEAN
         case int():
-            return Kind.INT if -(2**31) <= value < 2**31 else Kind.LONG
+            return JavaType.INT if -(2**31) <= value < 2**31 else JavaType.LONG
         case float():
-            return Kind.DOUBLE
+            return JavaType.DOUBLE
         case bytes():
-            return Kind.BYTES
+            return JavaType.BYTES
         case str() | None:
-            return Kind.STRING
+            return JavaType.STRING
         case _:
             raise message_errors.FormatError(f"a {type(value).__name__} cannot be a value of a message")
 
 
-def typed(value: Value, kind: Kind | None = None) -> Typed:
+def typed(value: Value, kind: JavaType | None = None) -> TypedValue:
     """``value`` as ``kind``; `FormatError` where it is no value of it."""
     if kind is None or value is None:
-        kind = kind or Kind.STRING if value is None else natural(value)
+        kind = kind or JavaType.STRING if value is None else infer_type(value)
     if kind in _BITS:
         bits = _BITS[kind]
         if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()} of {bits} bits")
-    elif kind in (Kind.FLOAT, Kind.DOUBLE):
+    elif kind in (JavaType.FLOAT, JavaType.DOUBLE):
         if type(value) not in (int, float):
             raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
         number = float(value)  # type: ignore[arg-type]
-        return Typed(kind, _single(number) if kind is Kind.FLOAT else number)
+        return TypedValue(kind, _single(number) if kind is JavaType.FLOAT else number)
     else:
-        wanted = {Kind.BOOLEAN: bool, Kind.BYTES: bytes}.get(kind, str)
+        wanted = {JavaType.BOOLEAN: bool, JavaType.BYTES: bytes}.get(kind, str)
         if value is not None and type(value) is not wanted:
             raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
-        if kind is Kind.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
+        if kind is JavaType.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
             raise message_errors.FormatError(f"{value!r} is not one character")
-    return Typed(kind, value)
+    return TypedValue(kind, value)
 
 
-def read(given: Typed | None, kind: Kind) -> Value:
+def read(given: TypedValue | None, kind: JavaType) -> Value:
     """The value read as another type, by the table of the specification. A missing one is read as null."""
     if given is None or given.value is None:
-        if kind in (Kind.STRING, Kind.BYTES):
+        if kind in (JavaType.STRING, JavaType.BYTES):
             return None
-        if kind is Kind.BOOLEAN:
+        if kind is JavaType.BOOLEAN:
             return False  # what Boolean.valueOf(null) gives
         raise message_errors.FormatError(f"null cannot be read as {kind.name.lower()}")
-    if kind is Kind.STRING and given.kind is not Kind.BYTES:
+    if kind is JavaType.STRING and given.kind is not JavaType.BYTES:
         return _text(given)
     if kind not in _WIDER[given.kind]:
         raise message_errors.FormatError(f"a {given.kind.name.lower()} cannot be read as {kind.name.lower()}")
-    if given.kind is Kind.STRING:
+    if given.kind is JavaType.STRING:
         return _parse(str(given.value), kind)
     return given.value
 
 
-def _text(given: Typed) -> str:
+def _text(given: TypedValue) -> str:
     match given.value:
         case bool():
             return "true" if given.value else "false"
@@ -123,7 +123,7 @@ def _text(given: Typed) -> str:
                 return "NaN"
             if math.isinf(given.value):
                 return "Infinity" if given.value > 0 else "-Infinity"
-            return _decimal(given.value, single=given.kind is Kind.FLOAT)
+            return _decimal(given.value, single=given.kind is JavaType.FLOAT)
     return str(given.value)
 
 
@@ -150,8 +150,8 @@ def _single(number: float) -> float:
     return found
 
 
-def _parse(text: str, kind: Kind) -> Value:
-    if kind is Kind.BOOLEAN:
+def _parse(text: str, kind: JavaType) -> Value:
+    if kind is JavaType.BOOLEAN:
         return text.lower() == "true"
     try:
         if kind in _BITS:
@@ -169,19 +169,19 @@ class Values(MutableMapping[str, Value]):
     __slots__ = ("frozen", "typed")
 
     def __init__(self, given: Mapping[str, Value] | None = None) -> None:
-        self.typed: dict[str, Typed] = {}
+        self.typed: dict[str, TypedValue] = {}
         self.frozen = False
         for name, value in (given or {}).items():
             self.set(name, value)
 
     @classmethod
-    def received(cls, typed: dict[str, Typed]) -> Self:
+    def received(cls, typed: dict[str, TypedValue]) -> Self:
         made = cls.__new__(cls)
         made.typed = typed
         made.frozen = True
         return made
 
-    def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
+    def set(self, name: str, value: Value, kind: JavaType | None = None) -> None:
         self._check_writeable()
         self.check_name(name)
         self.typed[name] = typed(value, kind)
@@ -194,7 +194,7 @@ class Values(MutableMapping[str, Value]):
         if not name:
             raise errors.InvalidInput("a name may not be empty")
 
-    def get_as(self, name: str, kind: Kind) -> Value:
+    def get_as(self, name: str, kind: JavaType) -> Value:
         return read(self.typed.get(name), kind)
 
     def __getitem__(self, name: str) -> Value:
@@ -228,7 +228,7 @@ class Properties(Values):
         if name.startswith("JMSX") and name not in _SETTABLE_JMSX:
             raise errors.InvalidInput(f"{name[:60]!r} is set by the provider")
 
-    def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
-        if isinstance(value, bytes) or kind in (Kind.BYTES, Kind.CHAR):
+    def set(self, name: str, value: Value, kind: JavaType | None = None) -> None:
+        if isinstance(value, bytes) or kind in (JavaType.BYTES, JavaType.CHAR):
             raise message_errors.FormatError("a property holds a boolean, a number or a string")
         super().set(name, value, kind)

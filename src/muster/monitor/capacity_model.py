@@ -33,7 +33,7 @@ ROOT_SENDERS_MAX = 64
 TARGET_LOAD = 0.7  # of a core: above that a queue is more often long than not
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
+class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of one core."""
 
     message_s: float  # to take a message in, besides its rows
@@ -42,16 +42,18 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     out_row_s: float = 0.0
 
 
-PAPER = Costs(message_s=0.0675, row_s=0.005, out_message_s=0.01, out_row_s=0.001)  # XML; inferred, see above
+PAPER = CostParameters(
+    message_s=0.0675, row_s=0.005, out_message_s=0.01, out_row_s=0.001
+)  # XML; inferred, see above
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class HierarchyLevel:
     """One level of channels. ``senders``: how many send to each channel of it (n_i)."""
 
     senders: int
     hold_s: float
-    costs: Costs
+    costs: CostParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Hierarchy:
 
     name: str
     period_s: float  # hold(0): how often a sensor reports
-    levels: tuple[Level, ...]
+    levels: tuple[HierarchyLevel, ...]
     latest: bool = False
 
     @property
@@ -77,7 +79,7 @@ class Hierarchy:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelFigures:
+class ModelLevelFigures:
     messages_s: float  # that a channel of it receives
     rows_s: float
     load: float  # of one core; 1 and above: saturated
@@ -86,9 +88,9 @@ class LevelFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ModelFigures:
     machines: int
-    levels: tuple[LevelFigures, ...]
+    levels: tuple[ModelLevelFigures, ...]
     propagation_s: float  # until it is in the root; infinite where a level is saturated
     staleness_s: float
     limit: int | None  # the first level that is saturated
@@ -98,9 +100,9 @@ class Figures:
         return self.levels[-1].load
 
 
-def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> Figures:
+def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> ModelFigures:
     """Equations (1) to (5) for a balanced tree. ``service_period_s``: how often an application reports."""
-    found: list[LevelFigures] = []
+    found: list[ModelLevelFigures] = []
     machines_below = 1
     sent_every_s = hierarchy.period_s
     for level in hierarchy.levels:
@@ -114,12 +116,12 @@ def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> Figures:
         rows_out = machines if hierarchy.latest else rows_s * forward_every_s
         out_s = level.costs.out_message_s + rows_out * level.costs.out_row_s
         load = messages_s * service_s + out_s / forward_every_s
-        found.append(LevelFigures(messages_s, rows_s, load, queue_s(service_s, load), out_s))
+        found.append(ModelLevelFigures(messages_s, rows_s, load, queue_s(service_s, load), out_s))
         machines_below, sent_every_s = machines, max(sent_every_s, level.hold_s)
     holds = [hierarchy.period_s, *(level.hold_s for level in hierarchy.levels)]
     propagation = propagation_s(holds, [one.in_s for one in found], [one.out_s for one in found])
     limit = next((place for place, one in enumerate(found, start=1) if one.load >= 1), None)
-    return Figures(machines_below, tuple(found), propagation, propagation + service_period_s, limit)
+    return ModelFigures(machines_below, tuple(found), propagation, propagation + service_period_s, limit)
 
 
 def propagation_s(holds_s: Sequence[float], ins_s: Sequence[float], outs_s: Sequence[float]) -> float:
@@ -156,7 +158,7 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
     return low * math.prod(level.senders for level in hierarchy.levels[:-1])
 
 
-def table_2(costs: Costs = PAPER, *, first: Costs | None = None) -> tuple[Hierarchy, ...]:
+def table_2(costs: CostParameters = PAPER, *, first: CostParameters | None = None) -> tuple[Hierarchy, ...]:
     """The paper's four hierarchies. What it varied is the number of senders of the top level: here it is 1.
 
     ``first``: the costs of the level that hears the sensors, where they differ from the others'.
@@ -164,7 +166,7 @@ def table_2(costs: Costs = PAPER, *, first: Costs | None = None) -> tuple[Hierar
 
     def made(name: str, period_s: float, *below: tuple[int, float]) -> Hierarchy:
         shape = (*below, (1, 0.0))
-        levels = [Level(senders, hold_s, costs) for senders, hold_s in shape]
+        levels = [HierarchyLevel(senders, hold_s, costs) for senders, hold_s in shape]
         levels[0] = replace(levels[0], costs=first or costs)
         return Hierarchy(name, period_s, tuple(levels), latest=True)
 
@@ -180,20 +182,20 @@ def table_2(costs: Costs = PAPER, *, first: Costs | None = None) -> tuple[Hierar
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """What our parts cost, as ``bench-monitor`` and ``bench-pipeline`` measured on 2 shared cores."""
 
-    channel: Costs = Costs(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
-    inner: Costs = Costs(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009
-    root: Costs = Costs(message_s=1e-4, row_s=7e-6)  # noqa: RUF009  (Spark: roll-up, staleness, history)
+    channel: CostParameters = CostParameters(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
+    inner: CostParameters = CostParameters(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009
+    root: CostParameters = CostParameters(message_s=1e-4, row_s=7e-6)  # noqa: RUF009  (Spark: roll-up, staleness, history)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     machines: int
     period_s: float
     hierarchy: Hierarchy
-    figures: Figures
+    figures: ModelFigures
     channels: tuple[int, ...]  # how many at each level, the root not counted
     root_cores: float
     limits: str  # in words: what would have to grow first
@@ -207,8 +209,8 @@ def plan(
     trigger_s: float = 10.0,
     root_cores: float = 2.0,
     load: float = TARGET_LOAD,
-    measured: Measured | None = None,
-) -> Plan:
+    measured: MeasuredCosts | None = None,
+) -> CapacityPlan:
     """The smallest tree that carries the fleet, with Spark as its root (its trigger is the holding time).
 
     Sensors go to as few first-level channels as the load allows; a level is put between where there are more
@@ -216,27 +218,27 @@ def plan(
     """
     if machines < 1 or period_s <= 0 or hold_s <= 0 or trigger_s <= 0 or root_cores <= 0:
         raise errors.InvalidInput("machines, period, holding time, trigger and cores must be above zero")
-    costs = measured or Measured()
+    costs = measured or MeasuredCosts()
     a_row_s = costs.channel.message_s + costs.channel.row_s + costs.channel.out_row_s
     per_channel = max(1, int((load - costs.channel.out_message_s / hold_s) * period_s / a_row_s))
     counts = [math.ceil(machines / per_channel)]
-    levels = [Level(math.ceil(machines / counts[0]), hold_s, costs.channel)]
+    levels = [HierarchyLevel(math.ceil(machines / counts[0]), hold_s, costs.channel)]
     rows_s = machines / period_s
     while counts[-1] > ROOT_SENDERS_MAX and (
         above := _between(counts[-1], rows_s, hold_s, load, costs.inner)
     ):
-        levels.append(Level(math.ceil(counts[-1] / above), hold_s, costs.inner))
+        levels.append(HierarchyLevel(math.ceil(counts[-1] / above), hold_s, costs.inner))
         counts.append(above)
     root = msgspec.structs.replace(
         costs.root, message_s=costs.root.message_s / root_cores, row_s=costs.root.row_s / root_cores
     )
-    tree = Hierarchy("plan", period_s, (*levels, Level(counts[-1], trigger_s, root)))
+    tree = Hierarchy("plan", period_s, (*levels, HierarchyLevel(counts[-1], trigger_s, root)))
     found = figures(tree, service_period_s=period_s)
     # In our root a report counts once its batch has been computed: the trigger is waited for as well.
     batch_s = rows_s * trigger_s * root.row_s
     total_s = found.propagation_s + trigger_s + batch_s
     found = replace(found, propagation_s=total_s, staleness_s=total_s + period_s)
-    return Plan(
+    return CapacityPlan(
         machines=machines,
         period_s=period_s,
         hierarchy=tree,
@@ -247,14 +249,14 @@ def plan(
     )
 
 
-def _between(below: int, rows_s: float, hold_s: float, load: float, costs: Costs) -> int:
+def _between(below: int, rows_s: float, hold_s: float, load: float, costs: CostParameters) -> int:
     """How many channels to put above ``below`` ones; 0 where that would not make them fewer."""
     a_sender_s = costs.message_s / hold_s + rows_s / below * (costs.row_s + costs.out_row_s)
     senders = int((load - costs.out_message_s / hold_s) / a_sender_s)
     return math.ceil(below / senders) if senders > 1 else 0
 
 
-def _limits(found: Figures, load: float, root_cores: float) -> str:
+def _limits(found: ModelFigures, load: float, root_cores: float) -> str:
     if found.root_load >= 1:
         needed = math.ceil(found.root_load * root_cores / load)
         return f"the root: {root_cores:g} cores are not enough, {needed} would be"
@@ -268,23 +270,23 @@ def _limits(found: Figures, load: float, root_cores: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ModelCheck:
     predicted_s: float
     measured_s: float
     ratio: float
     holds: bool
 
 
-def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2) -> Check:
+def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2) -> ModelCheck:
     """The model's worst case against the oldest measured: it holds if it is within ``tolerance`` of it."""
     if not ages_s:
         raise errors.InvalidInput("nothing was measured")
     worst_s = max(ages_s)
     ratio = predicted_s / worst_s if worst_s > 0 else math.inf
-    return Check(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= tolerance * worst_s)
+    return ModelCheck(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= tolerance * worst_s)
 
 
-def fit(points: Sequence[tuple[float, float, float]]) -> Costs:
+def fit(points: Sequence[tuple[float, float, float]]) -> CostParameters:
     """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
     if len(points) < 2:
         raise errors.InvalidInput("two measurements at least, with different rows in a message")
@@ -295,4 +297,4 @@ def fit(points: Sequence[tuple[float, float, float]]) -> Costs:
         raise errors.InvalidInput("every message had as many rows: the two costs cannot be told apart")
     message_s = (mc * rr - rc * mr) / determinant
     row_s = (rc * mm - mc * mr) / determinant
-    return Costs(message_s=max(0.0, message_s), row_s=max(0.0, row_s))
+    return CostParameters(message_s=max(0.0, message_s), row_s=max(0.0, row_s))

@@ -32,11 +32,11 @@ SENSOR_URL = "http://127.0.0.1:9125"
 PUSH_TIMEOUT_S = 2.0
 
 
-class Recent(NamedTuple):
+class RecentReports(NamedTuple):
     """A batch, and when it reached the top (or, listened to, this process)."""
 
     batch: pa.RecordBatch
-    facts: columns.Facts
+    facts: columns.BatchInfo
     stored_at_ms: int
 
 
@@ -55,10 +55,10 @@ def push(
     """
     try:
         report = messages.ServiceReport(
-            name=service, state=health.State(state), reason=reason, metrics=dict(metrics)
+            name=service, state=health.HealthState(state), reason=reason, metrics=dict(metrics)
         )
     except ValueError:
-        known = ", ".join(one.value for one in health.State)
+        known = ", ".join(one.value for one in health.HealthState)
         raise errors.InvalidInput(f"no state {state[:40]!r}: one of {known}") from None
     address = url or os.environ.get(SENSOR_VARIABLE) or SENSOR_URL
     host = urllib.parse.urlsplit(address)
@@ -80,7 +80,7 @@ def push(
 
 async def find(
     bus: api.Bus, *, group: str | None = None, level: int | None = None, produces: str | None = None
-) -> list[protocol.Producer]:
+) -> list[protocol.ReportProducer]:
     """Producers of the domain, by what they carry; those of the highest level first."""
     registry = await bus.key_value(api.KeyValueSettings(bucket=protocol.BUCKET))
     found = []
@@ -89,7 +89,7 @@ async def find(
         if entry is None or entry.value is None:
             continue
         try:
-            producer = messages.decode(entry.value, protocol.Producer)
+            producer = messages.decode(entry.value, protocol.ReportProducer)
         except errors.InvalidInput:
             continue  # of a version that this does not know
         if (
@@ -101,16 +101,18 @@ async def find(
     return sorted(found, key=lambda one: (-one.level, one.name))
 
 
-async def listen(bus: api.Bus, producer: protocol.Producer) -> AsyncGenerator[Recent, None]:
+async def follow_reports(
+    bus: api.Bus, producer: protocol.ReportProducer
+) -> AsyncGenerator[RecentReports, None]:
     """What a producer sends from now on, without end. Rubbish is passed over."""
     async with await bus.subscribe(producer.subject) as subscription:
         async for message in subscription:
             with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
                 batch, facts = columns.decode(message.data)
-                yield Recent(batch, facts, time.time_ns() // 1_000_000)
+                yield RecentReports(batch, facts, time.time_ns() // 1_000_000)
 
 
-async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[Recent]:
+async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[RecentReports]:
     """The batches that reached the top in the ``window_s`` before ``at_ms`` (now, if None), oldest first.
 
     `errors.NotFound` where no channel ever stored one.
@@ -135,7 +137,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
             batch, facts = columns.decode(message.data)
         except errors.MusterError:
             continue  # rubbish in the stream is the pipeline's to count
-        found.append(Recent(batch, facts, message.stored_at_ns // 1_000_000))
+        found.append(RecentReports(batch, facts, message.stored_at_ns // 1_000_000))
     return found
 
 

@@ -57,9 +57,9 @@ def _rolled(nodes: pa.Table, from_ms: int, to_ms: int) -> dict[str, Any]:
     age_s = pc.divide(pc.subtract(pa.scalar(to_ms), reported_ms).cast(pa.float64()), 1000.0)
     is_stale = pc.greater(age_s, pc.multiply(nodes.column("period_s"), STALE_AFTER_PERIODS))
     fresh = nodes.filter(pc.invert(is_stale))
-    merged: dict[str, interpreters.Summary] = {}
+    merged: dict[str, interpreters.MetricSummary] = {}
     for (_, _, metric), summary in interpreters.summarise(fresh).items():
-        merged.setdefault(metric, interpreters.Summary()).merge(summary)
+        merged.setdefault(metric, interpreters.MetricSummary()).merge(summary)
     states = pc.value_counts(fresh.column("state")).to_pylist() if fresh.num_rows else []
     return {
         "from_ms": from_ms,

@@ -18,13 +18,13 @@ from muster.monitor import protocol
 SILENT_BEATS = 2.5
 
 
-class Parents:
+class ParentSelector:
     def __init__(self, child: str, wanted: Sequence[str] = ()) -> None:
         self._child = child
         self._wanted = tuple(wanted)
-        self._heard: dict[str, tuple[protocol.Beat, float]] = {}
+        self._heard: dict[str, tuple[protocol.ChannelHeartbeat, float]] = {}
 
-    def heard(self, channel: str, beat: protocol.Beat, now_s: float) -> None:
+    def heard(self, channel: str, beat: protocol.ChannelHeartbeat, now_s: float) -> None:
         known = self._heard.get(channel)
         # A channel that restarted has another boot, which is higher or lower as its clock was corrected.
         if known is None or beat.boot != known[0].boot or beat.sequence > known[0].sequence:

@@ -27,7 +27,9 @@ BUCKET = PART
 MAX_REPORT_BYTES = 64 << 10  # of one sensor's row: a dozen metrics and a dozen services are 2 kB
 
 
-class Beat(messages.Message, frozen=True, kw_only=True, tag="channel-beat/1", omit_defaults=True):
+class ChannelHeartbeat(
+    messages.WireMessage, frozen=True, kw_only=True, tag="channel-beat/1", omit_defaults=True
+):
     """A channel lives. Its children choose among those they hear, and leave one that falls silent."""
 
     boot: messages.Count
@@ -41,7 +43,7 @@ class Beat(messages.Message, frozen=True, kw_only=True, tag="channel-beat/1", om
     """What arrived longer ago than this has been forwarded, durably where the parent is the stream."""
 
 
-class Producer(messages.Message, frozen=True, kw_only=True, tag="producer/1", omit_defaults=True):
+class ReportProducer(messages.WireMessage, frozen=True, kw_only=True, tag="producer/1", omit_defaults=True):
     """An entry of the registry: who produces what, and where to listen for it (GMA, level 3)."""
 
     name: messages.Name
@@ -58,32 +60,34 @@ class Producer(messages.Message, frozen=True, kw_only=True, tag="producer/1", om
 
 
 def report(sensor: str, channel: str) -> str:
-    return subjects.said_by(PART, sensor, "report", channel)
+    return subjects.from_identity(PART, sensor, "report", channel)
 
 
 def reports_to(channel: str) -> str:
-    return subjects.said_by(PART, "*", "report", channel)
+    return subjects.from_identity(PART, "*", "report", channel)
 
 
 def batch(channel: str, parent: str, *, shard: int = 0, schema: str = columns.NODE_SCHEMA) -> str:
     kind = "batch" if schema == columns.NODE_SCHEMA else "summary"
     where = (ROOT, str(shard)) if parent == ROOT else (parent,)
-    return subjects.said_by(PART, channel, kind, *where)
+    return subjects.from_identity(PART, channel, kind, *where)
 
 
 def batches_to(parent: str) -> tuple[str, ...]:
-    return subjects.said_by(PART, "*", "batch", parent), subjects.said_by(PART, "*", "summary", parent)
+    return subjects.from_identity(PART, "*", "batch", parent), subjects.from_identity(
+        PART, "*", "summary", parent
+    )
 
 
 def beat(channel: str) -> str:
-    return subjects.announced(PART, "channel", channel)
+    return subjects.to_all(PART, "channel", channel)
 
 
 def channel_of(beat_subject: str) -> str:
     return beat_subject.rpartition(".")[2]
 
 
-BEATS = subjects.announced(PART, "channel", "*")
+BEATS = subjects.to_all(PART, "channel", "*")
 
 
 def streams(

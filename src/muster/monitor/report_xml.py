@@ -50,34 +50,38 @@ def encode(report: Report) -> bytes:
     element.set("xmlns", NAMESPACE)
     data = etree.tostring(element, encoding="utf-8", xml_declaration=True)
     if len(data) > MAX_BYTES:
-        raise messages.TooLarge(f"a report of {len(data)} bytes of XML is over {MAX_BYTES}")
+        raise messages.MessageTooLarge(f"a report of {len(data)} bytes of XML is over {MAX_BYTES}")
     return data
 
 
 def decode(data: bytes) -> Report:
     """The report. Errors have a reason in ``code``: too-large, malformed, wrong-version, unknown-kind."""
     if len(data) > MAX_BYTES:
-        raise messages.TooLarge(f"{len(data)} bytes of XML are over {MAX_BYTES}")
+        raise messages.MessageTooLarge(f"{len(data)} bytes of XML are over {MAX_BYTES}")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise messages.Malformed("XML that is not UTF-8") from error
+        raise messages.MalformedMessage("XML that is not UTF-8") from error
     if _DECLARES.search(text):
-        raise messages.Malformed("XML with a document type or entities, which no report has")
+        raise messages.MalformedMessage("XML with a document type or entities, which no report has")
     try:
         root = etree.fromstring(data, _parser())
     except (etree.LxmlError, ValueError) as error:
-        raise messages.Malformed(f"not XML: {str(error)[:200]}") from error
+        raise messages.MalformedMessage(f"not XML: {str(error)[:200]}") from error
     name = etree.QName(root)
     if name.namespace != NAMESPACE:
-        raise columns.WrongVersion(f"XML of the namespace {str(name.namespace)[:80]!r}, not {NAMESPACE!r}")
+        raise columns.ReportVersionMismatch(
+            f"XML of the namespace {str(name.namespace)[:80]!r}, not {NAMESPACE!r}"
+        )
     if name.localname not in _ELEMENTS:
-        raise messages.UnknownKind(f"no report: {name.localname[:60]!r}; there are {', '.join(_ELEMENTS)}")
+        raise messages.UnknownMessageKind(
+            f"no report: {name.localname[:60]!r}; there are {', '.join(_ELEMENTS)}"
+        )
     kind = _ELEMENTS[name.localname]
     try:
         return msgspec.convert(_fields(root, name.localname), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise messages.Malformed(f"no {name.localname}: {str(error)[:200]}") from error
+        raise messages.MalformedMessage(f"no {name.localname}: {str(error)[:200]}") from error
 
 
 def _parser() -> Any:
@@ -116,9 +120,9 @@ def _element(report: Report) -> Any:
     return element
 
 
-def _metric(parent: Any, name: str, figure: float | columns.Rollup) -> None:
+def _metric(parent: Any, name: str, figure: float | columns.MetricRollup) -> None:
     child = etree.SubElement(parent, "metric", {"name": _escape(name)})
-    if isinstance(figure, columns.Rollup):
+    if isinstance(figure, columns.MetricRollup):
         for field in figure.__struct_fields__:
             if (value := getattr(figure, field)) is not None:
                 child.set(field, _text(value))

@@ -9,10 +9,10 @@ import msgspec
 from muster.core.net import hosts
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 
-class Channel(sections.Section, frozen=True, kw_only=True):
+class ChannelSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """A channel inside the domain's own process. Further ones run as `muster channel`."""
 
     enabled: Annotated[bool, doc("Whether this machine runs one. Needs the extra `monitor`.")] = False
@@ -50,7 +50,7 @@ class Channel(sections.Section, frozen=True, kw_only=True):
     ] = "lz4"
 
 
-class Sensor(sections.Section, frozen=True, kw_only=True):
+class SensorSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """The sensor of the domain's own machine. Other machines run `muster sensor`."""
 
     enabled: Annotated[bool, doc("Whether to report this machine. Needs the extra `monitor`.")] = False

@@ -23,26 +23,28 @@ REGION = "region"  # the attribute in which a receiver says where it is; scopes 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GrantedAttribute:
     """A restricted attribute of a party, and why it is believed."""
 
     value: types.Value
-    granted: grants.Granted
+    granted: grants.VerifiedGrant
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class EffectiveAttributes:
     """Of one party: what everybody believes, and what only some receivers do, the prevailing ones last."""
 
-    everywhere: dict[str, Held]
-    within: tuple[protocol.Within, ...] = ()
-    scoped: tuple[tuple[documents.Scope, dict[str, Held]], ...] = ()  # the same with its reasons, for people
+    everywhere: dict[str, GrantedAttribute]
+    within: tuple[protocol.ScopedAttributes, ...] = ()
+    scoped: tuple[
+        tuple[documents.GrantScope, dict[str, GrantedAttribute]], ...
+    ] = ()  # the same with its reasons, for people
 
 
-NOTHING = Believed({})
+NOTHING = EffectiveAttributes({})
 
 
-class Known:
+class AuthorityView:
     def __init__(self, *, root: str = "", domain: str = "") -> None:
         self.vocabulary = models.Vocabulary()
         self.revocations = grants.Revocations()
@@ -52,8 +54,10 @@ class Known:
         self._regional: set[str] = set()  # holders with a grant that holds in some region only
         self._particular: set[str] = set()  # holders with a grant for some of their parties only
         self._authorities = {root} if root else set()
-        self._believed: dict[tuple[str, str], tuple[float, Believed]] = {}
-        self._verdicts: dict[str, tuple[float, documents.Scope, grants.Granted | None]] = {}  # until when
+        self._believed: dict[tuple[str, str], tuple[float, EffectiveAttributes]] = {}
+        self._verdicts: dict[
+            str, tuple[float, documents.GrantScope, grants.VerifiedGrant | None]
+        ] = {}  # until when
 
     # -- what is kept: key and value of the bucket
 
@@ -61,7 +65,7 @@ class Known:
         """The holders of whom something else may be believed now."""
         kind = key.partition(".")[0]
         if kind == "model":
-            self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.Define)))
+            self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.DefineModel)))
         elif kind == "grant":
             chain = tuple(msgspec.json.decode(value, type=list[str]))
             grant, serial = documents.open_sealed(chain[0], documents.Grant)
@@ -115,7 +119,7 @@ class Known:
 
     # -- what comes in: the key under which it is to be kept
 
-    def model_key(self, define: protocol.Define) -> str:
+    def model_key(self, define: protocol.DefineModel) -> str:
         """`errors.Conflict` if it is not what is known under that name, or has become more."""
         draft = model_of(define)
         self.vocabulary.require_growth(draft)
@@ -129,11 +133,11 @@ class Known:
         """
         try:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
-        except documents.No as no:
+        except documents.DocumentRefused as no:
             raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
         begins = min(grant.issued_at, now + grants.SKEW_S)
         found = self._verify(chain, self._anywhere(grant), max(now, begins))
-        if isinstance(found, grants.Refusal):
+        if isinstance(found, grants.GrantRefused):
             raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
         for_s = grant.expires_at + SHOWN_S - now
         return f"grant.{serial}", for_s if for_s < KEPT_S_MAX else None
@@ -146,9 +150,9 @@ class Known:
 
     # -- what is believed
 
-    def _anywhere(self, grant: documents.Grant) -> documents.Situation:
+    def _anywhere(self, grant: documents.Grant) -> documents.GrantSituation:
         """Somewhere in this domain where it holds, if it does anywhere."""
-        return documents.Situation(
+        return documents.GrantSituation(
             holder=grant.holder,
             domain=self._domain,
             region=grant.scope.region,
@@ -157,22 +161,24 @@ class Known:
         )
 
     def _verify(
-        self, chain: tuple[str, ...], where: documents.Situation, now: float
-    ) -> grants.Granted | grants.Refusal:
+        self, chain: tuple[str, ...], where: documents.GrantSituation, now: float
+    ) -> grants.VerifiedGrant | grants.GrantRefused:
         return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
 
-    def believed(self, process: str, party: str, *, now: float) -> Believed:
+    def believed(self, process: str, party: str, *, now: float) -> EffectiveAttributes:
         """The restricted attributes of a party at this moment."""
         if process not in self._chains:
             return NOTHING
         known = self._believed.get((process, party))
         if known is not None and now < known[0]:
             return known[1]
-        everywhere: dict[str, Held] = {}
-        scoped: list[tuple[documents.Scope, dict[str, Held]]] = []
+        everywhere: dict[str, GrantedAttribute] = {}
+        scoped: list[tuple[documents.GrantScope, dict[str, GrantedAttribute]]] = []
         listed, until = self._granted(process, party, now)
         for scope, granted in listed:
-            held = {name: Held(_value(value), granted) for name, value in granted.attributes.items()}
+            held = {
+                name: GrantedAttribute(_value(value), granted) for name, value in granted.attributes.items()
+            }
             if scope.region or scope.audience:
                 scoped.append((scope, held))
             else:
@@ -182,7 +188,7 @@ class Known:
                     (before, {name: one for name, one in those.items() if name not in held})
                     for before, those in scoped
                 ]
-        found = Believed(everywhere, *_in_scopes(scoped))
+        found = EffectiveAttributes(everywhere, *_in_scopes(scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
         self._believed[process, party] = (min(until, now + 60.0), found)
@@ -204,14 +210,14 @@ class Known:
 
     def _granted(
         self, process: str, party: str, now: float, region: str | None = None
-    ) -> tuple[list[tuple[documents.Scope, grants.Granted]], float]:
+    ) -> tuple[list[tuple[documents.GrantScope, grants.VerifiedGrant]], float]:
         """The grants that hold for a party (without a region, in any), the prevailing last; until when."""
-        found: list[tuple[documents.Scope, grants.Granted]] = []
+        found: list[tuple[documents.GrantScope, grants.VerifiedGrant]] = []
         until = float("inf")
         for serial, chain in self._chains.get(process, {}).items():
             ends, scope, granted = self._verified(serial, chain, now)
             until = min(until, ends)
-            where = documents.Situation(
+            where = documents.GrantSituation(
                 holder=process,
                 domain=self._domain,
                 party=party,
@@ -225,7 +231,7 @@ class Known:
 
     def _verified(
         self, serial: str, chain: tuple[str, ...], now: float
-    ) -> tuple[float, documents.Scope, grants.Granted | None]:
+    ) -> tuple[float, documents.GrantScope, grants.VerifiedGrant | None]:
         """Until when, where, and what.
 
         Remembered: signatures take long, and a process may have a million parties.
@@ -234,16 +240,16 @@ class Known:
         if known is None or now >= known[0]:
             grant = documents.open_sealed(chain[0], documents.Grant)[0]
             found = self._verify(chain, self._anywhere(grant), now)
-            if isinstance(found, grants.Granted):
+            if isinstance(found, grants.VerifiedGrant):
                 known = (found.expires_at, grant.scope, found)
-            elif found.reason is documents.Reason.NOT_YET_VALID:
+            elif found.reason is documents.RefusalReason.NOT_YET_VALID:
                 known = (now + EARLY_S, grant.scope, None)
             else:
                 known = (float("inf"), grant.scope, None)
             self._verdicts[serial] = known
         return known
 
-    def issued_at(self, granted: grants.Granted) -> int:
+    def issued_at(self, granted: grants.VerifiedGrant) -> int:
         """When its authority made a grant."""
         chain = self._chains[granted.holder][granted.serial]
         return documents.open_sealed(chain[0], documents.Grant)[0].issued_at
@@ -266,7 +272,7 @@ class Known:
             "authority": authority or "root",
             "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
             "expires_at": grant.expires_at,
-            "status": str(found.reason) if isinstance(found, grants.Refusal) else "valid",
+            "status": str(found.reason) if isinstance(found, grants.GrantRefused) else "valid",
         }
 
 
@@ -275,12 +281,15 @@ def _value(value: documents.Value) -> types.Value:
 
 
 def _in_scopes(
-    scoped: list[tuple[documents.Scope, dict[str, Held]]],
-) -> tuple[tuple[protocol.Within, ...], tuple[tuple[documents.Scope, dict[str, Held]], ...]]:
+    scoped: list[tuple[documents.GrantScope, dict[str, GrantedAttribute]]],
+) -> tuple[
+    tuple[protocol.ScopedAttributes, ...],
+    tuple[tuple[documents.GrantScope, dict[str, GrantedAttribute]], ...],
+]:
     """For the event, and for people."""
     listed = tuple((scope, held) for scope, held in scoped if held)
     within = tuple(
-        protocol.Within(
+        protocol.ScopedAttributes(
             attributes=protocol.to_wire({name: one.value for name, one in held.items()}),
             region=scope.region,
             audience=scope.audience,
@@ -290,13 +299,13 @@ def _in_scopes(
     return within, listed
 
 
-def model_of(define: protocol.Define) -> models.Model:
+def model_of(define: protocol.DefineModel) -> models.Model:
     attributes = {name: types.parse_type(text) for name, text in define.attributes.items()}
-    return models.Model(define.name, attributes, models.Kind(define.of))
+    return models.Model(define.name, attributes, models.ModelKind(define.of))
 
 
-def define_of(made: models.Model) -> protocol.Define:
-    return protocol.Define(
+def define_of(made: models.Model) -> protocol.DefineModel:
+    return protocol.DefineModel(
         name=made.name,
         attributes={name: str(declared) for name, declared in made.attributes.items()},
         of=made.kind.value,

@@ -45,7 +45,7 @@ CHANGES_PER_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ReceivedEvent:
     """An event as its receiver sees it. What stands in ``sender`` was believed when it was admitted."""
 
     id: str
@@ -59,10 +59,10 @@ class Event:
         return self.content[name]
 
 
-OnEvent = Callable[[Sequence[str], Event], None]
+OnEvent = Callable[[Sequence[str], ReceivedEvent], None]
 
 
-class Parties:
+class NotifyClient:
     """The parties that one process speaks for.
 
     ``on_event`` is called with the names of receivers and an event, in place of iterating each party; its
@@ -73,15 +73,15 @@ class Parties:
         self._bus = bus
         self._on_event = on_event
         self._queue_max = queue_max
-        self._parties: dict[str, Party] = {}
+        self._parties: dict[str, ReceiverHandle] = {}
         self._vocabulary: models.Vocabulary | None = None
-        self._receipts = receipts.Receipts(bus)
+        self._receipts = receipts.EventReceipts(bus)
         self._subscription: api.Subscription | None = None
         self.counts: collections.Counter[str] = collections.Counter()
 
     async def __aenter__(self) -> Self:
         self._subscription = await self._bus.subscribe(
-            subjects.addressed_to(PART, self._bus.identity, "event"), handler=self._delivered
+            subjects.to_identity(PART, self._bus.identity, "event"), handler=self._delivered
         )
         return self
 
@@ -96,19 +96,23 @@ class Parties:
 
     async def define(self, model: models.Model) -> None:
         """Make a model of parties or of events known to the domain."""
-        await self._ask(subjects.said_by(PART, self._bus.identity, "define"), authorities.define_of(model))
+        await self._ask(
+            subjects.from_identity(PART, self._bus.identity, "define"), authorities.define_of(model)
+        )
         self._vocabulary = None  # to be asked for anew
 
     async def present(self, chain: Sequence[str]) -> None:
         """Hand in a grant, as an authority made it."""
         await self._ask(
-            subjects.said_by(PART, self._bus.identity, "trust"), protocol.Present(chain=tuple(chain))
+            subjects.from_identity(PART, self._bus.identity, "trust"),
+            protocol.PresentGrant(chain=tuple(chain)),
         )
 
     async def revoke(self, sealed: str) -> None:
         """Hand in an authority's list of revocations."""
         await self._ask(
-            subjects.said_by(PART, self._bus.identity, "trust"), protocol.Present(revocations=sealed)
+            subjects.from_identity(PART, self._bus.identity, "trust"),
+            protocol.PresentGrant(revocations=sealed),
         )
 
     async def advertise(
@@ -119,9 +123,9 @@ class Parties:
         *,
         policy: str = "",
         durable: bool = False,
-    ) -> Party:
+    ) -> ReceiverHandle:
         """Join, or join again with all of this in place of what was."""
-        join = protocol.Join(
+        join = protocol.JoinReceiver(
             party=subjects.token(name),
             model=model,
             state=protocol.to_wire(state or {}),
@@ -130,25 +134,25 @@ class Parties:
         )
         party = self._parties.get(name)
         if party is None:
-            party = self._parties[name] = Party(self, name, self._queue_max)
+            party = self._parties[name] = ReceiverHandle(self, name, self._queue_max)
         await self.change([join])
         return party
 
-    def sender(self, name: str) -> Party:
+    def sender(self, name: str) -> ReceiverHandle:
         """A party that only sends: it advertises nothing, and has what authorities granted."""
-        return self._parties.setdefault(subjects.token(name), Party(self, name, self._queue_max))
+        return self._parties.setdefault(subjects.token(name), ReceiverHandle(self, name, self._queue_max))
 
     async def change(self, changes: Sequence[protocol.Change]) -> None:
         """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
         by_shard: dict[int, list[protocol.Change]] = {}
         for change in changes:
-            if isinstance(change, protocol.Update | protocol.Joins):
+            if isinstance(change, protocol.UpdateReceivers | protocol.JoinReceivers):
                 for name, cells in change.values.items():
                     models.require_finite(name, cells)
                 for shard, part in self._split(change).items():
                     by_shard.setdefault(shard, []).append(part)
                 continue
-            if isinstance(change, protocol.Join):
+            if isinstance(change, protocol.JoinReceiver):
                 for name, value in change.state.items():
                     models.require_finite(name, (value,))
             by_shard.setdefault(self._shard(change.party), []).append(change)
@@ -157,13 +161,13 @@ class Parties:
 
     async def _change(self, turns: asyncio.Semaphore, shard: int, changes: Sequence[protocol.Change]) -> None:
         """All changes of one shard, in their order: a message is sent when the one before is answered."""
-        subject = subjects.said_by(PART, self._bus.identity, "change", str(shard))
+        subject = subjects.from_identity(PART, self._bus.identity, "change", str(shard))
         refusal: errors.MusterError | None = None
         for start in range(0, len(changes), CHANGES_PER_MESSAGE):
             some = tuple(changes[start : start + CHANGES_PER_MESSAGE])
             async with turns:
                 try:
-                    await self._ask(subject, protocol.Changes(changes=some))
+                    await self._ask(subject, protocol.ReceiverChanges(changes=some))
                 except errors.Unavailable:
                     raise
                 except errors.MusterError as error:  # of one change; the others of its message hold
@@ -174,14 +178,14 @@ class Parties:
     async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
         """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""
         columns = {name: [protocol.cell(one) for one in cells] for name, cells in values.items()}
-        await self.change([protocol.Update(parties=tuple(parties), values=columns)])
+        await self.change([protocol.UpdateReceivers(parties=tuple(parties), values=columns)])
 
     def _shard(self, party: str) -> int:
         return protocol.shard_of(protocol.party_id(self._bus.identity, party))
 
     def _split(
-        self, change: protocol.Update | protocol.Joins
-    ) -> Mapping[int, protocol.Update | protocol.Joins]:
+        self, change: protocol.UpdateReceivers | protocol.JoinReceivers
+    ) -> Mapping[int, protocol.UpdateReceivers | protocol.JoinReceivers]:
         places: dict[int, list[int]] = {}
         for place, party in enumerate(change.parties):
             places.setdefault(self._shard(party), []).append(place)
@@ -202,7 +206,7 @@ class Parties:
     ) -> str:
         """The event's id, once it was admitted; a durable one is stored then."""
         await self._check(kind, content or {})
-        event = protocol.Send(
+        event = protocol.SendEvent(
             id=id or secrets.token_hex(12),
             party=subjects.token(name),
             type=kind,
@@ -211,7 +215,7 @@ class Parties:
             delivery="durable" if durable else "transient",
             at_ms=int(time.time() * 1000),
         )
-        subject = subjects.said_by(PART, self._bus.identity, "event", str(self._shard(name)))
+        subject = subjects.from_identity(PART, self._bus.identity, "event", str(self._shard(name)))
         await self._ask(subject, event, timeout_s=timeout_s)
         return event.id
 
@@ -234,12 +238,12 @@ class Parties:
         # Whoever admits the event checks it as well.
         with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
             for one in await queries.defined(self._bus):
-                vocabulary.add(authorities.model_of(msgspec.convert(one, protocol.Define)))
+                vocabulary.add(authorities.model_of(msgspec.convert(one, protocol.DefineModel)))
         return vocabulary
 
     async def _ask(
-        self, subject: str, message: messages.Message, *, timeout_s: float = PATIENCE_S
-    ) -> protocol.Answer:
+        self, subject: str, message: messages.WireMessage, *, timeout_s: float = PATIENCE_S
+    ) -> protocol.NotifyReply:
         """Until there is an answer: a shard that moves is nobody's for a moment. Repeats do no harm."""
         data = messages.encode(message)
         loop = asyncio.get_running_loop()
@@ -248,10 +252,10 @@ class Parties:
         while True:
             left_s = max(0.1, deadline - loop.time())
             reply = await rpc.exchange(self._bus, subject, data, timeout_s=left_s, try_s=TRY_S)
-            answer = messages.decode(reply.data, protocol.Answer)
+            answer = messages.decode(reply.data, protocol.NotifyReply)
             try:
                 for _, fault in answer.refused:
-                    raise error_replies.error_of(fault)
+                    raise error_replies.from_error_reply(fault)
                 return answer
             except errors.Overloaded:
                 raise
@@ -265,7 +269,7 @@ class Parties:
 
     def _delivered(self, message: api.Message) -> None:
         try:
-            delivered = messages.decode(message.data, protocol.Delivered)
+            delivered = messages.decode(message.data, protocol.EventDelivery)
         except errors.MusterError:
             self.counts["malformed"] += 1
             return
@@ -273,7 +277,7 @@ class Parties:
             self.counts["stale-epoch"] += 1
             return
         came = delivered.event
-        event = Event(
+        event = ReceivedEvent(
             came.id,
             came.type,
             protocol.from_wire(came.content),
@@ -296,7 +300,7 @@ class Parties:
             elif not party._has(event.sequence):
                 self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
 
-    def _call(self, delivered: protocol.Delivered, event: Event) -> None:
+    def _call(self, delivered: protocol.EventDelivery, event: ReceivedEvent) -> None:
         assert self._on_event is not None
         names: Sequence[str] = delivered.to
         if delivered.sequence:
@@ -310,24 +314,24 @@ class Parties:
             for name in delivered.to:
                 self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
 
-    def _is_repeat(self, name: str, delivered: protocol.Delivered) -> bool:
+    def _is_repeat(self, name: str, delivered: protocol.EventDelivery) -> bool:
         repeated = self._receipts.has(name, delivered)
         self.counts["repeats"] += repeated
         return repeated
 
 
-class Party:
+class ReceiverHandle:
     """One party: iterate it to receive."""
 
-    def __init__(self, parties: Parties, name: str, queue_max: int) -> None:
+    def __init__(self, parties: NotifyClient, name: str, queue_max: int) -> None:
         self.name = name
         self._all = parties
-        self._queue: collections.deque[tuple[Event, int]] = collections.deque()
+        self._queue: collections.deque[tuple[ReceivedEvent, int]] = collections.deque()
         self._queue_max = queue_max
         self._waiting: set[int] = set()  # durable events that were not handled yet
         self._some = asyncio.Event()
         self._closed = False
-        self._handled: tuple[Event, int] | None = None
+        self._handled: tuple[ReceivedEvent, int] | None = None
         self.dropped = 0  # transient events that came while too many waited
 
     @property
@@ -338,10 +342,10 @@ class Party:
         await self._all.update([self.name], **{name: [value] for name, value in values.items()})
 
     async def policy(self, text: str) -> None:
-        await self._all.change([protocol.SetPolicy(party=self.name, policy=text)])
+        await self._all.change([protocol.SetReceiverPolicy(party=self.name, policy=text)])
 
     async def leave(self) -> None:
-        await self._all.change([protocol.Leave(party=self.name)])
+        await self._all.change([protocol.LeaveReceiver(party=self.name)])
         self._all._parties.pop(self.name, None)
         self._close()
 
@@ -359,7 +363,7 @@ class Party:
             self.name, kind, content, to=to, durable=durable, id=id, timeout_s=timeout_s
         )
 
-    async def next(self, *, timeout_s: float | None = None) -> Event:
+    async def next(self, *, timeout_s: float | None = None) -> ReceivedEvent:
         """`errors.TimedOut` if none came; asking for it acknowledges the one before."""
         self._finish()
         try:
@@ -374,7 +378,7 @@ class Party:
         self._handled = self._queue.popleft()
         return self._handled[0]
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
         try:
             while True:
                 yield await self.next()
@@ -396,7 +400,7 @@ class Party:
     def _has(self, sequence: int) -> bool:
         return sequence in self._waiting
 
-    def _take(self, event: Event, shard: int) -> bool:
+    def _take(self, event: ReceivedEvent, shard: int) -> bool:
         """False if too many wait already: a durable event comes again, a transient one is lost."""
         if len(self._queue) >= self._queue_max:
             if event.sequence:
@@ -417,20 +421,20 @@ class Party:
 
 
 def _some(
-    change: protocol.Update | protocol.Joins, places: Sequence[int]
-) -> protocol.Update | protocol.Joins:
+    change: protocol.UpdateReceivers | protocol.JoinReceivers, places: Sequence[int]
+) -> protocol.UpdateReceivers | protocol.JoinReceivers:
     """The part of a change that is about the parties at these places."""
     parties = tuple(change.parties[place] for place in places)
     values = {name: [cells[place] for place in places] for name, cells in change.values.items()}
-    if isinstance(change, protocol.Update):
-        return protocol.Update(parties=parties, values=values)
+    if isinstance(change, protocol.UpdateReceivers):
+        return protocol.UpdateReceivers(parties=parties, values=values)
     durable = set(change.durable)
     which = [change.which[place] for place in places] if change.which else []
     if not all(0 <= one < len(change.policies) for one in which):
         raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
     # Only the policies that are theirs: there may be as many as parties.
     own = {policy: number for number, policy in enumerate(dict.fromkeys(which))}
-    return protocol.Joins(
+    return protocol.JoinReceivers(
         parties=parties,
         model=change.model,
         values=values,

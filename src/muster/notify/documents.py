@@ -40,26 +40,26 @@ _REAL: Final = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateDocument:
     party: str
     model: str
     values: Mapping[str, types.Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class NotifyDocument:
     models: tuple[models.Model, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[StateDocument, ...] = ()
     policies: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*(state.party for state in self.states), *self.policies):
             subjects.token(name)
-        known = {model.name: model for model in self.models if model.kind is models.Kind.PARTY}
+        known = {model.name: model for model in self.models if model.kind is models.ModelKind.PARTY}
         for state in self.states:
             for name, held in ((state.model, None), *state.values.items()):
                 models.require_name(name)
-                models.require_sayable(name, held)
+                models.require_encodable(name, held)
             if state.model in known:
                 known[state.model].require(state.values)
 
@@ -87,7 +87,7 @@ def _unquoted(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
-def written(value: types.Value) -> str:
+def format_value(value: types.Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -99,14 +99,14 @@ def written(value: types.Value) -> str:
 
 
 def _set(words: Iterable[str]) -> str:
-    listed = (word if _PLAIN.match(word) else written(word) for word in words)
+    listed = (word if _PLAIN.match(word) else format_value(word) for word in words)
     return f"{{{', '.join(listed)}}}"
 
 
 # -- reading
 
 
-def read(data: bytes) -> Document:
+def read(data: bytes) -> NotifyDocument:
     """A document in any of the forms, told by how it begins."""
     if len(data) > SIZE_MAX:
         raise errors.LimitExceeded(f"a document of {len(data):,} bytes is over {SIZE_MAX:,}")
@@ -159,15 +159,15 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     policies: dict[str, str] = {}
 
 
-def _plain(tree: Any) -> Document:
+def _plain(tree: Any) -> NotifyDocument:
     try:
         found = msgspec.convert(tree or {}, _Document)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"not a document of models, states and policies: {error}") from None
-    return Document(
+    return NotifyDocument(
         tuple(_model(one.name, one.attributes, one.of) for one in found.models),
         tuple(
-            State(
+            StateDocument(
                 one.party,
                 one.model,
                 {
@@ -184,7 +184,7 @@ def _plain(tree: Any) -> Document:
 
 def _model(name: str, attributes: Mapping[str, str], of: str) -> models.Model:
     declared = {key: types.parse_type(text) for key, text in attributes.items()}
-    return models.Model(name, declared, models.Kind(of))
+    return models.Model(name, declared, models.ModelKind(of))
 
 
 class _Notation:
@@ -194,9 +194,9 @@ class _Notation:
         self._text = text
         self._at = 0
 
-    def document(self) -> Document:
+    def document(self) -> NotifyDocument:
         found: list[models.Model] = []
-        states: list[State] = []
+        states: list[StateDocument] = []
         policies: dict[str, str] = {}
         while self._peek():
             word = self._take("word")
@@ -211,7 +211,7 @@ class _Notation:
                 party = self._take("word")
                 self._mark("=")
                 kind = self._take("word")
-                states.append(State(party, kind, self._values()))
+                states.append(StateDocument(party, kind, self._values()))
             elif word == "event":
                 name = self._take("word")
                 self._mark("=")
@@ -220,7 +220,7 @@ class _Notation:
                 raise self._fault("expected =")
             if self._peek() == ";":
                 self._mark(";")
-        return Document(tuple(found), tuple(states), policies)
+        return NotifyDocument(tuple(found), tuple(states), policies)
 
     def _attributes(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -310,16 +310,16 @@ class _Notation:
 # -- writing
 
 
-def write(document: Document, form: Form) -> str:
+def write(document: NotifyDocument, form: Form) -> str:
     return _WRITERS[form](document)
 
 
-def _tree(document: Document) -> dict[str, Any]:
+def _tree(document: NotifyDocument) -> dict[str, Any]:
     return {
         "models": [
             {
                 "name": one.name,
-                **({"of": "event"} if one.kind is models.Kind.EVENT else {}),
+                **({"of": "event"} if one.kind is models.ModelKind.EVENT else {}),
                 "attributes": {name: str(declared) for name, declared in one.attributes.items()},
             }
             for one in document.models
@@ -340,7 +340,7 @@ def _tree(document: Document) -> dict[str, Any]:
     }
 
 
-def _yaml(document: Document) -> str:
+def _yaml(document: NotifyDocument) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -355,19 +355,21 @@ def _yaml(document: Document) -> str:
     return made
 
 
-def _json(document: Document) -> str:
+def _json(document: NotifyDocument) -> str:
     return msgspec.json.format(msgspec.json.encode(_tree(document)), indent=2).decode() + "\n"
 
 
-def _notation(document: Document) -> str:
+def _notation(document: NotifyDocument) -> str:
     lines = []
     for model in document.models:
-        event = "event " if model.kind is models.Kind.EVENT else ""
+        event = "event " if model.kind is models.ModelKind.EVENT else ""
         inside = ";\n".join(f"  {_type(kind)} {name}" for name, kind in model.attributes.items())
         lines.append(f"{event}{model.name} = {{\n{inside}\n}}")
     for state in document.states:
         inside = ";\n".join(
-            f"  {name} = {written(held)}" for name, held in state.values.items() if not types.is_null(held)
+            f"  {name} = {format_value(held)}"
+            for name, held in state.values.items()
+            if not types.is_null(held)
         )
         lines.append(f"state {state.party} = {state.model} {{\n{inside}\n}}")
     for name, text in document.policies.items():
@@ -380,19 +382,19 @@ def _notation(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _type(declared: types.Type) -> str:
-    if declared.kind is types.Kind.SET:
+def _type(declared: types.AttributeType) -> str:
+    if declared.kind is types.ValueKind.SET:
         return f"DomainedSet{_set(declared.domain)}"
     return _TYPES[declared.kind.value]
 
 
-def _xml(document: Document) -> str:
+def _xml(document: NotifyDocument) -> str:
     from muster.notify import documents_xml
 
     return documents_xml.write(document)
 
 
-_WRITERS: Final[dict[str, Callable[[Document], str]]] = {
+_WRITERS: Final[dict[str, Callable[[NotifyDocument], str]]] = {
     "yaml": _yaml,
     "json": _json,
     "notation": _notation,

@@ -41,12 +41,12 @@ class _Element:
         return self.children
 
 
-def read(text: str) -> documents.Document:
+def read(text: str) -> documents.NotifyDocument:
     root = _tree(text)
     if root.name != "notify":
         raise errors.InvalidInput(f'expected <notify xmlns="{NAMESPACE}">, not <{root.name}>')
     found: list[models.Model] = []
-    states: list[documents.State] = []
+    states: list[documents.StateDocument] = []
     policies: dict[str, str] = {}
     for child in root.children:
         match child.name:
@@ -55,23 +55,23 @@ def read(text: str) -> documents.Document:
                 of = child.attributes.get("of", "party")
                 if of not in ("party", "event"):
                     raise errors.InvalidInput(f"a model is of a party or an event, not of {of[:80]!r}")
-                found.append(models.Model(child.get("name"), declared, models.Kind(of)))
+                found.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
             case "state":
                 said = ((one.get("name"), _value(one)) for one in child.named("value"))
                 values = {name: held for name, held in said if not types.is_null(held)}
-                states.append(documents.State(child.get("party"), child.get("model"), values))
+                states.append(documents.StateDocument(child.get("party"), child.get("model"), values))
             case "policy":
                 policies[child.get("name")] = child.text.strip()
             case _:
                 raise errors.InvalidInput(f"<{child.name}> does not belong here")
-    return documents.Document(tuple(found), tuple(states), policies)
+    return documents.NotifyDocument(tuple(found), tuple(states), policies)
 
 
 def _words(element: _Element) -> list[str]:
     return [word.text for word in element.named("word")]
 
 
-def _type(element: _Element) -> types.Type:
+def _type(element: _Element) -> types.AttributeType:
     kind = element.get("type")
     return types.set_of(*_words(element)) if kind == "set" else types.parse_type(kind)
 
@@ -134,7 +134,7 @@ def _tree(text: str) -> _Element:
     return root.children[0]
 
 
-def write(document: documents.Document) -> str:
+def write(document: documents.NotifyDocument) -> str:
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<notify xmlns="{NAMESPACE}">']
     for model in document.models:
         lines.append(f"  <model name={_quoted(model.name)} of={_quoted(model.kind.value)}>")

@@ -33,9 +33,11 @@ JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their t
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
-POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
+POLICY_LIMITS: Final = limits.PredicateLimits(text_length=16_384, clauses=256)
 # Of one that was within them before it was written in its canonical form, which may be longer.
-KEPT_LIMITS: Final = limits.Limits(text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024)
+KEPT_LIMITS: Final = limits.PredicateLimits(
+    text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024
+)
 
 # Known of every sender, from the broker's subject.
 IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
@@ -47,12 +49,12 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 State = Mapping[str, types.Value]
 
 
-class Kind(enum.Enum):
+class ModelKind(enum.Enum):
     PARTY = "party"
     EVENT = "event"
 
 
-class RestrictedClaim(errors.Forbidden):
+class RestrictedAttributeClaimed(errors.Forbidden):
     """A party said of itself what only an authority can say of it."""
 
     code = "restricted-claim"
@@ -65,20 +67,20 @@ def restricted(name: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str
-    attributes: Mapping[str, types.Type] = field(hash=False)
-    kind: Kind = Kind.PARTY
+    attributes: Mapping[str, types.AttributeType] = field(hash=False)
+    kind: ModelKind = ModelKind.PARTY
 
     def __post_init__(self) -> None:
         if len(self.attributes) > ATTRIBUTES_MAX:
             raise errors.LimitExceeded(f"a model has at most {ATTRIBUTES_MAX} attributes")
         for name in (self.name, *self.attributes):
             require_name(name)
-        if self.kind is Kind.EVENT and any(map(restricted, self.attributes)):
+        if self.kind is ModelKind.EVENT and any(map(restricted, self.attributes)):
             raise errors.InvalidInput(
                 f"the event {self.name} has a restricted attribute: an event's content is its sender's word"
             )
         for name, declared in self.attributes.items():
-            if declared.kind is types.Kind.SET and len(declared.domain) > 63:
+            if declared.kind is types.ValueKind.SET and len(declared.domain) > 63:
                 raise errors.LimitExceeded(f"the domain of {name} has more than 63 words")
 
     def require(self, state: State) -> dict[str, types.Value]:
@@ -86,7 +88,7 @@ class Model:
         values: dict[str, types.Value] = {}
         for name, value in state.items():
             if restricted(name):
-                raise RestrictedClaim(
+                raise RestrictedAttributeClaimed(
                     f"{name} is restricted: an authority grants it, its holder cannot claim it",
                     hint="ask an authority for a grant (muster authority grant)",
                 )
@@ -94,10 +96,10 @@ class Model:
             if declared is None:
                 raise errors.InvalidInput(
                     f"{self.name} has no attribute {name[:80]}",
-                    hint=type_check.nearest(name, self.attributes)
+                    hint=type_check.closest_name(name, self.attributes)
                     or f"there are {', '.join(sorted(self.attributes)[:20])}",
                 )
-            require_sayable(name, value)
+            require_encodable(name, value)
             if not declared.accepts(value):
                 raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
             values[name] = _fitting(declared, value)
@@ -118,7 +120,7 @@ def require_finite(name: str, values: Collection[object]) -> None:
         raise errors.InvalidInput(f"{name} is infinite", hint="say a large number, or nothing")
 
 
-def require_sayable(name: str, value: types.Value) -> None:
+def require_encodable(name: str, value: types.Value) -> None:
     """Every number that is kept or sent: whole ones have 64 bits, the others are finite."""
     if value.__class__ is int and not types.INT_MIN <= value <= types.INT_MAX:
         raise errors.InvalidInput(f"{name} is a whole number of more than 64 bits")
@@ -126,12 +128,12 @@ def require_sayable(name: str, value: types.Value) -> None:
         require_finite(name, (value,))
 
 
-def _fitting(declared: types.Type, value: types.Value) -> types.Value:
+def _fitting(declared: types.AttributeType, value: types.Value) -> types.Value:
     if types.is_null(value):
         return None
-    if declared.kind is types.Kind.FLOAT:
+    if declared.kind is types.ValueKind.FLOAT:
         return float(value)  # type: ignore[arg-type]
-    if declared.kind is types.Kind.SET:
+    if declared.kind is types.ValueKind.SET:
         return frozenset(value)  # type: ignore[arg-type]
     return value
 
@@ -143,7 +145,7 @@ class Vocabulary:
         self.parties: dict[str, Model] = {}
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
-        self._checked = policy_cache.Checked()
+        self._checked = policy_cache.PolicyCache()
 
     def add(self, model: Model) -> None:
         self.require_growth(model)
@@ -162,14 +164,14 @@ class Vocabulary:
                         hint="give the changed model another name",
                     )
 
-    def of_kind(self, kind: Kind) -> dict[str, Model]:
-        return self.parties if kind is Kind.PARTY else self.events
+    def of_kind(self, kind: ModelKind) -> dict[str, Model]:
+        return self.parties if kind is ModelKind.PARTY else self.events
 
     def party_model(self, name: str) -> Model:
         if name not in self.parties:
             raise errors.NotFound(
                 f"there is no model {name[:80]}",
-                hint=type_check.nearest(name, self.parties) or "define it first",
+                hint=type_check.closest_name(name, self.parties) or "define it first",
             )
         return self.parties[name]
 
@@ -202,7 +204,7 @@ class Vocabulary:
 
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
-        found: list[tuple[type_check.Problem, ...]] = []
+        found: list[tuple[type_check.TypeProblem, ...]] = []
         for model in self.parties.values():
             if not (problems := type_check.check(condition, model.attributes)):
                 return condition
@@ -221,7 +223,7 @@ class Vocabulary:
         for name, value in content.items():
             if not _NAME.match(name) or restricted(name):
                 raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
-            require_sayable(name, value)
+            require_encodable(name, value)
             if not types.is_null(value) and types.kind_of(value) is None:
                 raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
         return dict(content)
@@ -229,7 +231,7 @@ class Vocabulary:
     def policy_models(self) -> list[types.Model]:
         """All that a policy may speak of; several where models disagree about a type."""
         if self._policies is None:
-            choices: dict[str, list[types.Type]] = {key: [kind] for key, kind in IDENTITY.items()}
+            choices: dict[str, list[types.AttributeType]] = {key: [kind] for key, kind in IDENTITY.items()}
             for event in self.events.values():
                 choices.setdefault(event.name, []).append(types.BOOL)
                 for name, declared in event.attributes.items():
@@ -240,11 +242,11 @@ class Vocabulary:
             distinct = {key: list(dict.fromkeys(found)) for key, found in choices.items()}
             # The sets of one name are one to a policy: it may ask for any of their words.
             for key, found in distinct.items():
-                sets = [one for one in found if one.kind is types.Kind.SET]
+                sets = [one for one in found if one.kind is types.ValueKind.SET]
                 if len(sets) > 1:
                     words = dict.fromkeys(word for one in sets for word in one.domain)
-                    joined = types.Type(types.Kind.SET, tuple(words))
-                    distinct[key] = [*(one for one in found if one.kind is not types.Kind.SET), joined]
+                    joined = types.AttributeType(types.ValueKind.SET, tuple(words))
+                    distinct[key] = [*(one for one in found if one.kind is not types.ValueKind.SET), joined]
             variants = max(map(len, distinct.values()))
             self._policies = [
                 {key: found[variant % len(found)] for key, found in distinct.items()}
@@ -259,7 +261,7 @@ def require_size(size: int) -> None:
         raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
 
 
-def take_checked(text: str) -> ast.Condition | None:
+def pop_checked_policy(text: str) -> ast.Condition | None:
     """The tree of a policy in its canonical form, if it was checked a moment ago: who asks first has it."""
     return _just_checked.pop(text, None)
 
@@ -284,7 +286,7 @@ def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:
 
 
 def _require(condition: ast.Condition, models: list[types.Model], text: str) -> None:
-    remaining: dict[ast.Span, type_check.Problem] | None = None
+    remaining: dict[ast.Span, type_check.TypeProblem] | None = None
     for variant in models:
         found = {problem.span: problem for problem in type_check.check(condition, variant)}
         remaining = found if remaining is None else {at: remaining[at] for at in remaining if at in found}
@@ -294,5 +296,5 @@ def _require(condition: ast.Condition, models: list[types.Model], text: str) -> 
         raise _fault(remaining[min(remaining)], text)
 
 
-def _fault(problem: type_check.Problem, text: str) -> errors.ParseError:
+def _fault(problem: type_check.TypeProblem, text: str) -> errors.ParseError:
     return errors.ParseError(problem.message, text=text, position=problem.span[0], hint=problem.hint)

@@ -59,7 +59,9 @@ def lease_of(shard: Shard) -> str:
 # -- what parties say
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join", tag_field="change"):
+class JoinReceiver(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join", tag_field="change"
+):
     """A party advertises itself, anew or again: this is then all there is of it."""
 
     party: Name
@@ -69,25 +71,31 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="j
     delivery: Delivery = "transient"
 
 
-class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update", tag_field="change"):
+class UpdateReceivers(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update", tag_field="change"
+):
     """New values of some attributes of many parties, in columns: ``values[name][i]`` is ``parties[i]``'s."""
 
     parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
     values: dict[Name, list[Value]]
 
 
-class SetPolicy(
+class SetReceiverPolicy(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="policy", tag_field="change"
 ):
     party: Name
     policy: Expression
 
 
-class Leave(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leave", tag_field="change"):
+class LeaveReceiver(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leave", tag_field="change"
+):
     party: Name
 
 
-class Joins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joins", tag_field="change"):
+class JoinReceivers(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joins", tag_field="change"
+):
     """Many parties of one model join, in columns: ``policies[which[i]]`` is ``parties[i]``'s policy."""
 
     parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
@@ -99,16 +107,18 @@ class Joins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     changed_s: list[int] = []  # in a snapshot: when each last changed, since 1970
 
 
-Change = Join | Joins | Update | SetPolicy | Leave
+Change = JoinReceiver | JoinReceivers | UpdateReceivers | SetReceiverPolicy | LeaveReceiver
 
 
-class Changes(messages.Message, frozen=True, kw_only=True, tag="notify-changes/1", omit_defaults=True):
+class ReceiverChanges(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-changes/1", omit_defaults=True
+):
     """Applied in order. One that is refused does not keep the others back."""
 
     changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=100_000)]
 
 
-class Send(messages.Message, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):
+class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):
     id: Name  # the sender's choice; a repeat of a durable event is stored once
     party: Name
     type: Name
@@ -118,36 +128,38 @@ class Send(messages.Message, frozen=True, kw_only=True, tag="notify-send/1", omi
     at_ms: messages.TimeMs = 0
 
 
-class Acked(messages.Message, frozen=True, kw_only=True, tag="notify-acked/1"):
+class EventAcks(messages.WireMessage, frozen=True, kw_only=True, tag="notify-acked/1"):
     """These parties have handled these durable events: sequence -> parties."""
 
     events: dict[int, tuple[Name, ...]]
 
 
-class Define(messages.Message, frozen=True, kw_only=True, tag="notify-model/1", omit_defaults=True):
+class DefineModel(messages.WireMessage, frozen=True, kw_only=True, tag="notify-model/1", omit_defaults=True):
     name: Name
     attributes: Annotated[dict[Name, str], msgspec.Meta(max_length=1024)]
     of: Literal["party", "event"] = "party"
 
 
-class Present(messages.Message, frozen=True, kw_only=True, tag="notify-trust/1", omit_defaults=True):
+class PresentGrant(messages.WireMessage, frozen=True, kw_only=True, tag="notify-trust/1", omit_defaults=True):
     """A signed grant (its chain) or list of revocations. Who brings it does not matter: it is signed."""
 
     chain: tuple[str, ...] = ()
     revocations: str = ""
 
 
-class Ask(messages.Message, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
+class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
     expression: Expression = ""
     party: str = ""  # a full name; of models and grants, after which one to go on
-    event: Send | None = None
+    event: SendEvent | None = None
     sender: str = ""
     state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it
     after: str = ""  # of parties: those whose names come after this
     limit: int = 100
 
 
-class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omit_defaults=True):
+class NotifyQueryResult(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-told/1", omit_defaults=True
+):
     """One notifier's answer, for the shards that it holds."""
 
     notifier: str
@@ -155,18 +167,18 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
     count: int = 0
     parties: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
-    fault: error_replies.Fault | None = None
+    fault: error_replies.ErrorReply | None = None
 
 
 # -- what notifiers answer
 
 
-class Answer(messages.Message, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
+class NotifyReply(messages.WireMessage, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
     sequence: int = 0  # under which a durable event, or the changes, are stored
-    refused: tuple[tuple[int, error_replies.Fault], ...] = ()  # by the place in the message
+    refused: tuple[tuple[int, error_replies.ErrorReply], ...] = ()  # by the place in the message
 
 
-class Within(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScopedAttributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is believed of a sender by some receivers only: a grant's scope says by whom.
 
     By those in ``region``, or below it, as their own state has it; by those that ``audience`` names.
@@ -177,7 +189,9 @@ class Within(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     audience: tuple[str, ...] = ()  # processes, or parties by their full names; empty: everybody
 
 
-class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", omit_defaults=True):
+class AdmittedEvent(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-event/1", omit_defaults=True
+):
     """An event that was admitted: checked, and with the sender's attributes as they were then believed."""
 
     id: Name
@@ -185,11 +199,11 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", o
     sender: str  # a full name
     content: Values = msgspec.field(default_factory=dict)
     attributes: Values = msgspec.field(default_factory=dict)  # the sender's
-    within: tuple[Within, ...] = ()  # the later ones prevail
+    within: tuple[ScopedAttributes, ...] = ()  # the later ones prevail
     address: Expression = "TRUE"
     at_ms: messages.TimeMs = 0
 
-    def believed(self, within: Iterable[Within] = ()) -> dict[str, types.Value]:
+    def believed(self, within: Iterable[ScopedAttributes] = ()) -> dict[str, types.Value]:
         """All that policies are asked about, by receivers in these scopes."""
         found: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
         for attributes in (self.attributes, *(one.attributes for one in within)):
@@ -197,11 +211,13 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", o
         return found
 
 
-class Delivered(messages.Message, frozen=True, kw_only=True, tag="notify-delivered/1", omit_defaults=True):
+class EventDelivery(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-delivered/1", omit_defaults=True
+):
     """One event to some parties of one process."""
 
     to: tuple[str, ...]
-    event: Event
+    event: AdmittedEvent
     shard: Shard
     epoch: int
     sequence: int = 0  # of a durable event: to be acknowledged
@@ -211,25 +227,29 @@ class Delivered(messages.Message, frozen=True, kw_only=True, tag="notify-deliver
 # -- what is kept
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ShardLogEntry(msgspec.Struct, frozen=True, kw_only=True):
     process: str
     changes: tuple[Change, ...]
 
 
-class Kept(messages.Message, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True):
+class AppliedChanges(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True
+):
     """Changes that hold, in their order, with canonical policies; none: a notifier now holds the shard.
 
     A snapshot is a run of messages from ``begin`` to ``end``, all of one epoch with nothing in between.  Only
     when it is whole it stands in place of everything before it.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ShardLogEntry, ...] = ()
     at_ms: messages.TimeMs = 0
     epoch: int = 0
     snapshot: Literal["", "begin", "part", "end"] = ""
 
 
-class Matched(messages.Message, frozen=True, kw_only=True, tag="notify-matched/1", omit_defaults=True):
+class MatchRecord(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-matched/1", omit_defaults=True
+):
     """How far a shard has matched the stream of events, who got what, and who has acknowledged.
 
     ``reset``: what was before does not count.
@@ -244,10 +264,12 @@ class Matched(messages.Message, frozen=True, kw_only=True, tag="notify-matched/1
     reset: bool = False
 
 
-class Decided(messages.Message, frozen=True, kw_only=True, tag="notify-decided/1", omit_defaults=True):
+class DecisionRecord(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-decided/1", omit_defaults=True
+):
     """For the history: an event, and to how many of whose parties it went."""
 
-    event: Event
+    event: AdmittedEvent
     at_ms: messages.TimeMs
     sequence: int = 0
     notifier: str = ""
@@ -255,7 +277,9 @@ class Decided(messages.Message, frozen=True, kw_only=True, tag="notify-decided/1
     count: int = 0
 
 
-class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1", omit_defaults=True):
+class ShardSummary(
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-summary/1", omit_defaults=True
+):
     """What a notifier's shards hold: an event that can match nothing of it need not be sent there."""
 
     notifier: str
@@ -278,18 +302,23 @@ STREAM_HISTORY: Final = "notifications"
 
 
 def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, ...]:
-    refuse: dict[str, Any] = {"on_full": api.OnFull.REFUSE, "max_age_s": 0.0, "replicas": replicas}
+    refuse: dict[str, Any] = {"on_full": api.FullPolicy.REFUSE, "max_age_s": 0.0, "replicas": replicas}
     return (
         api.StreamSettings(
-            STREAM_PARTIES, (subjects.logged(PART, "party", "*"),), max_bytes=max_bytes, **refuse
+            STREAM_PARTIES, (subjects.log_subject(PART, "party", "*"),), max_bytes=max_bytes, **refuse
         ),
-        api.StreamSettings(STREAM_EVENTS, (subjects.logged(PART, "event"),), max_bytes=max_bytes, **refuse),
+        api.StreamSettings(
+            STREAM_EVENTS, (subjects.log_subject(PART, "event"),), max_bytes=max_bytes, **refuse
+        ),
         # Apart from the events: acknowledgements, which make room there, must find room when they are full.
         api.StreamSettings(
-            STREAM_MATCHES, (subjects.logged(PART, "matched", "*"),), max_bytes=max_bytes, **refuse
+            STREAM_MATCHES, (subjects.log_subject(PART, "matched", "*"),), max_bytes=max_bytes, **refuse
         ),
         api.StreamSettings(
-            STREAM_HISTORY, (subjects.logged(PART, "history", ">"),), max_bytes=max_bytes, replicas=replicas
+            STREAM_HISTORY,
+            (subjects.log_subject(PART, "history", ">"),),
+            max_bytes=max_bytes,
+            replicas=replicas,
         ),
     )
 

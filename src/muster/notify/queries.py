@@ -21,16 +21,18 @@ ANSWER_S = 5.0  # for answers; most have come long before
 SOON_S = 1.0
 
 
-async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
+async def _everybody(
+    bus: api.Bus, question: str, ask: protocol.NotifyQuery, timeout_s: float
+) -> list[protocol.NotifyQueryResult]:
     """All notifiers' answers: until every shard has been spoken for, or time is up.
 
     Not `rpc.client`, which takes one answer.
     """
-    subject = subjects.said_by(PART, bus.identity, "read", question)
-    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask())).count
+    subject = subjects.from_identity(PART, bus.identity, "read", question)
+    enough: int | None = (await _anybody(bus, "notifiers", protocol.NotifyQuery())).count
     while True:
         replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
-        told = [messages.decode(reply.data, protocol.Told) for reply in replies]
+        told = [messages.decode(reply.data, protocol.NotifyQueryResult) for reply in replies]
         spoken_for = {shard for one in told for shard in one.shards}
         if enough is None or len(spoken_for) == protocol.SHARDS:
             break
@@ -38,7 +40,7 @@ async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: 
         enough, timeout_s = None, min(timeout_s, SOON_S)
     for one in told:
         if one.fault is not None:
-            raise error_replies.error_of(one.fault)
+            raise error_replies.from_error_reply(one.fault)
     if not told:
         raise _nobody()
     return told
@@ -48,29 +50,29 @@ def _nobody() -> errors.Unavailable:
     return errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
 
 
-async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.Told:
-    subject = subjects.said_by(PART, bus.identity, "read", question)
+async def _anybody(bus: api.Bus, question: str, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    subject = subjects.from_identity(PART, bus.identity, "read", question)
     try:
         reply = await rpc.exchange(
             bus, subject, messages.encode(ask), timeout_s=ANSWER_S, waits=False, absent=_nobody()
         )
     except errors.TimedOut as error:
         raise _nobody() from error
-    told = messages.decode(reply.data, protocol.Told)
+    told = messages.decode(reply.data, protocol.NotifyQueryResult)
     if told.fault is not None:
-        raise error_replies.error_of(told.fault)
+        raise error_replies.from_error_reply(told.fault)
     return told
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ReceiverList:
     count: int  # of all that fit, whatever is listed
     parties: list[dict[str, Any]]
     near: list[dict[str, Any]]
     next: str | None = None  # the name after which to go on; None: all are listed
 
 
-async def parties(
+async def list_receivers(
     bus: api.Bus,
     *,
     where: str = "",
@@ -78,12 +80,12 @@ async def parties(
     after: str = "",
     limit: int = 100,
     timeout_s: float = ANSWER_S,
-) -> Listing:
+) -> ReceiverList:
     """Parties in the order of their names, asked for in pages that fit into messages."""
     listed: list[dict[str, Any]] = []
     while True:
         room = limit - len(listed)
-        ask = protocol.Ask(expression=where, party=prefix, after=after, limit=room)
+        ask = protocol.NotifyQuery(expression=where, party=prefix, after=after, limit=room)
         told = await _everybody(bus, "parties", ask, timeout_s)
         # A notifier that has more may hold parties between its last and another's.
         ends = [str(one.facts["next"]) for one in told if "next" in one.facts]
@@ -93,36 +95,36 @@ async def parties(
         more = bool(page) and (bool(ends) or len(page) > room)
         after = _name(listed[-1]) if listed else ""
         if not more or len(listed) >= limit:
-            return Listing(sum(one.count for one in told), listed, [], after if more else None)
+            return ReceiverList(sum(one.count for one in told), listed, [], after if more else None)
 
 
 def _name(party: dict[str, Any]) -> str:
     return str(party["party"])
 
 
-async def who(
+async def match_receivers(
     bus: api.Bus,
     address: str,
     *,
-    event: protocol.Send | None = None,
+    event: protocol.SendEvent | None = None,
     sender: str = "",
     limit: int = 100,
     timeout_s: float = ANSWER_S,
-) -> Listing:
+) -> ReceiverList:
     """Who an address would reach; with an event, only those who would accept it from this sender."""
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
-    ask = protocol.Ask(expression=address, event=event, sender=sender, state=state, limit=limit)
+    ask = protocol.NotifyQuery(expression=address, event=event, sender=sender, state=state, limit=limit)
     told = await _everybody(bus, "who", ask, timeout_s)
     listed = sorted((party for one in told for party in one.parties), key=_name)
     near = [miss for one in told for miss in one.facts.get("near", ())]
-    return Listing(sum(one.count for one in told), listed[:limit], near)
+    return ReceiverList(sum(one.count for one in told), listed[:limit], near)
 
 
 async def explain(
-    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
+    bus: api.Bus, event: protocol.SendEvent, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
 ) -> dict[str, Any]:
     state = await _state_of(bus, sender, timeout_s)
-    ask = protocol.Ask(event=event, sender=sender, state=state, party=receiver)
+    ask = protocol.NotifyQuery(event=event, sender=sender, state=state, party=receiver)
     for one in await _everybody(bus, "explain", ask, timeout_s):
         if one.count:
             return dict(one.facts)
@@ -133,7 +135,7 @@ async def explain(
 
 async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
     """What a party says of itself; nothing if it only sends."""
-    for one in await _everybody(bus, "sender", protocol.Ask(party=party), timeout_s):
+    for one in await _everybody(bus, "sender", protocol.NotifyQuery(party=party), timeout_s):
         if one.count:
             return msgspec.convert(one.facts["state"], protocol.Values)
     return {}
@@ -141,18 +143,18 @@ async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Valu
 
 async def _pages(bus: api.Bus, question: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    ask = protocol.Ask()
+    ask = protocol.NotifyQuery()
     while True:
         told = await _anybody(bus, question, ask)
         found += told.parties
         if "next" not in told.facts:
             return found
-        ask = protocol.Ask(party=told.facts["next"])
+        ask = protocol.NotifyQuery(party=told.facts["next"])
 
 
 async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
     """Typed against the domain's models, with its cost; raises what is wrong with it."""
-    return dict((await _anybody(bus, "check", protocol.Ask(expression=policy))).facts)
+    return dict((await _anybody(bus, "check", protocol.NotifyQuery(expression=policy))).facts)
 
 
 async def defined(bus: api.Bus) -> list[dict[str, Any]]:
@@ -162,7 +164,7 @@ async def defined(bus: api.Bus) -> list[dict[str, Any]]:
 
 async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
     """The number of an authority's list of revocations, and what stands in it."""
-    told = (await _anybody(bus, "revoked", protocol.Ask(expression=issuer))).facts
+    told = (await _anybody(bus, "revoked", protocol.NotifyQuery(expression=issuer))).facts
     return told["number"], frozenset(told["serials"])
 
 

@@ -16,10 +16,10 @@ from muster.core import errors, messages, subjects
 from muster.notify import protocol
 
 
-class Receipts:
+class EventReceipts:
     def __init__(self, bus: api.Bus) -> None:
         self._bus = bus
-        self._fences = collections.defaultdict[int, leases.Fence](leases.Fence)
+        self._fences = collections.defaultdict[int, leases.EpochFence](leases.EpochFence)
         self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> parties
         self._acks: dict[int, dict[int, list[str]]] = {}
         self._acking: asyncio.Task[None] | None = None
@@ -32,7 +32,7 @@ class Receipts:
         if self._acking is not None:
             await asyncio.gather(self._acking, return_exceptions=True)
 
-    def is_stale(self, delivered: protocol.Delivered) -> bool:
+    def is_stale(self, delivered: protocol.EventDelivery) -> bool:
         """Whether somebody sent it who does not hold the shard any more."""
         try:
             self._fences[delivered.shard].check(delivered.epoch)
@@ -40,13 +40,13 @@ class Receipts:
             return True
         return False
 
-    def has(self, name: str, delivered: protocol.Delivered) -> bool:
+    def has(self, name: str, delivered: protocol.EventDelivery) -> bool:
         received = self._received.setdefault(delivered.shard, {})
         while received and (first := next(iter(received))) < delivered.floor:
             del received[first]
         return name in received.get(delivered.sequence, ())
 
-    def add(self, name: str, delivered: protocol.Delivered) -> None:
+    def add(self, name: str, delivered: protocol.EventDelivery) -> None:
         received = self._received.setdefault(delivered.shard, {})
         received.setdefault(delivered.sequence, set()).add(name)
 
@@ -60,7 +60,9 @@ class Receipts:
             await asyncio.sleep(0)  # more may come in this turn of the loop
             acks, self._acks = self._acks, {}
             for shard, some in acks.items():
-                acked = protocol.Acked(events={sequence: tuple(names) for sequence, names in some.items()})
-                subject = subjects.said_by(protocol.PART, self._bus.identity, "ack", str(shard))
+                acked = protocol.EventAcks(
+                    events={sequence: tuple(names) for sequence, names in some.items()}
+                )
+                subject = subjects.from_identity(protocol.PART, self._bus.identity, "ack", str(shard))
                 with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again
                     await self._bus.publish(subject, messages.encode(acked))

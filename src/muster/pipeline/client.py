@@ -18,11 +18,11 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.alerts import tracker as alerts_
 
-M = TypeVar("M", bound=messages.Message)
+M = TypeVar("M", bound=messages.WireMessage)
 TIMEOUT_S = 10.0
 
 
-class Client:
+class PipelineClient:
     def __init__(self, bus: api.Bus, *, pipeline: str = "pipeline") -> None:
         self._bus = bus
         self._pipeline = pipeline
@@ -39,8 +39,8 @@ class Client:
     async def zone(self, name: str) -> columns.GroupReport | None:
         return await self._latest("zone", name, columns.GroupReport)
 
-    async def top(self) -> protocol.Top | None:
-        return await self._latest("top", "", protocol.Top)
+    async def top(self) -> protocol.TopNodes | None:
+        return await self._latest("top", "", protocol.TopNodes)
 
     async def _latest(self, level: str, name: str, kind: type[M]) -> M | None:
         try:
@@ -100,20 +100,20 @@ class Client:
 
     # The job
 
-    async def progress(self) -> protocol.Progress:
+    async def progress(self) -> protocol.BatchProgress:
         """`errors.Unavailable` if no pipeline runs."""
         found = await self._ask(protocol.read, "status")
-        return messages.decode(msgspec.json.encode(found), protocol.Progress)
+        return messages.decode(msgspec.json.encode(found), protocol.BatchProgress)
 
-    async def batches(self) -> list[protocol.Progress]:
+    async def batches(self) -> list[protocol.BatchProgress]:
         """Of the last few hundred batches, the newest last."""
         found = await self._ask(protocol.read, "batches")
-        return [messages.decode(msgspec.json.encode(one), protocol.Progress) for one in found]
+        return [messages.decode(msgspec.json.encode(one), protocol.BatchProgress) for one in found]
 
-    async def follow_progress(self) -> AsyncIterator[protocol.Progress]:
+    async def follow_progress(self) -> AsyncIterator[protocol.BatchProgress]:
         async with await self._bus.subscribe(protocol.progress(self._pipeline)) as subscription:
             async for message in subscription:
-                yield messages.decode(message.data, protocol.Progress)
+                yield messages.decode(message.data, protocol.BatchProgress)
 
     async def stop(self) -> None:
         """Ask it to end after the batch it works on."""

@@ -22,9 +22,9 @@ from muster.core.reports import columns
 
 PART = "pipeline"
 ALERTS_STREAM = "alerts"
-ALERTS = subjects.said_by(PART, "*", "alert", ">")
-REPORTS = subjects.said_by(PART, "*", "report", ">")
-PROGRESS = subjects.said_by(PART, "*", "progress")
+ALERTS = subjects.from_identity(PART, "*", "alert", ">")
+REPORTS = subjects.from_identity(PART, "*", "report", ">")
+PROGRESS = subjects.from_identity(PART, "*", "progress")
 TICK = "tick"
 
 Counts = dict[str, int]
@@ -57,15 +57,17 @@ COUNTED = {
 }
 
 
-class Top(messages.Message, frozen=True, kw_only=True, tag="top/1"):
+class TopNodes(messages.WireMessage, frozen=True, kw_only=True, tag="top/1"):
     """The machines with the highest values of some metrics in one window."""
 
     from_ms: messages.TimeMs
     to_ms: messages.TimeMs
-    metrics: dict[str, list[columns.Ranked]]
+    metrics: dict[str, list[columns.RankedNode]]
 
 
-class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True):
+class BatchProgress(
+    messages.WireMessage, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True
+):
     """One micro-batch of the job, and what has been counted since it started."""
 
     state: str = "running"  # starting, running, stopping, failed
@@ -92,11 +94,11 @@ class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progre
 
 
 def alert(pipeline: str, rule: str) -> str:
-    return subjects.said_by(PART, pipeline, "alert", rule)
+    return subjects.from_identity(PART, pipeline, "alert", rule)
 
 
 def progress(pipeline: str) -> str:
-    return subjects.said_by(PART, pipeline, "progress")
+    return subjects.from_identity(PART, pipeline, "progress")
 
 
 def top(pipeline: str) -> str:
@@ -104,15 +106,15 @@ def top(pipeline: str) -> str:
 
 
 def read(user: str, verb: str) -> str:
-    return subjects.said_by(PART, user, "read", verb)
+    return subjects.from_identity(PART, user, "read", verb)
 
 
 def request(user: str, verb: str) -> str:
-    return subjects.said_by(PART, user, "request", verb)
+    return subjects.from_identity(PART, user, "request", verb)
 
 
 def tick(pipeline: str) -> str:
-    return subjects.said_by("monitor", pipeline, "batch", "root", TICK)
+    return subjects.from_identity("monitor", pipeline, "batch", "root", TICK)
 
 
 def is_tick(subject: str) -> bool:

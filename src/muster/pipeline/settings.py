@@ -8,10 +8,10 @@ from muster.core import errors
 from muster.core.reports import columns
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 
-class Pipeline(sections.Section, frozen=True, kw_only=True):
+class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Spark at the root of the monitoring hierarchy. Needs `muster-fabric[spark]`."""
 
     enabled: Annotated[

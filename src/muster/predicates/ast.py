@@ -59,15 +59,15 @@ class Literal:
 
     value: str | int | float | bool
     span: Span = field(default=NOWHERE, compare=False, repr=False)
-    kind: types.Kind = field(init=False, repr=False)
+    kind: types.ValueKind = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         kind = types.kind_of(self.value)
         if (
             kind is None
-            or kind is types.Kind.SET
-            or (kind is types.Kind.FLOAT and not math.isfinite(self.value))  # type: ignore[arg-type]
-            or (kind is types.Kind.INT and not types.INT.accepts(self.value))
+            or kind is types.ValueKind.SET
+            or (kind is types.ValueKind.FLOAT and not math.isfinite(self.value))  # type: ignore[arg-type]
+            or (kind is types.ValueKind.INT and not types.INT.accepts(self.value))
         ):
             raise errors.InvalidInput(f"{self.value!r} cannot be written as a literal")
         object.__setattr__(self, "kind", kind)

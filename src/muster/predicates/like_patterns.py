@@ -23,7 +23,7 @@ Segment = tuple[str | None, ...]  # characters, and ANY_ONE
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PatternShape:
     """``segments`` has one element where there is no ``%``, and one more than there are runs of ``%``."""
 
     segments: tuple[Segment, ...]
@@ -39,7 +39,7 @@ def plain(segment: Segment) -> str | None:
 
 
 @functools.lru_cache(1024)
-def shape(pattern: str, escape: str = "") -> Shape:
+def shape(pattern: str, escape: str = "") -> PatternShape:
     """Raises ValueError if the pattern ends with its escape character."""
     segments: list[list[str | None]] = [[]]
     characters = iter(pattern)
@@ -57,10 +57,10 @@ def shape(pattern: str, escape: str = "") -> Shape:
                 segments.append([])
         else:
             segments[-1].append(character)
-    return Shape(tuple(tuple(segment) for segment in segments))
+    return PatternShape(tuple(tuple(segment) for segment in segments))
 
 
-def write(form: Shape, *, any_one: str, any_run: str, quote: Callable[[str], str]) -> str:
+def write(form: PatternShape, *, any_one: str, any_run: str, quote: Callable[[str], str]) -> str:
     """The same pattern in another notation."""
     return any_run.join(
         "".join(any_one if character is None else quote(character) for character in segment)
@@ -68,7 +68,7 @@ def write(form: Shape, *, any_one: str, any_run: str, quote: Callable[[str], str
     )
 
 
-def canonical(form: Shape) -> tuple[str, str]:
+def canonical(form: PatternShape) -> tuple[str, str]:
     """Pattern and escape: the escape is empty unless it is needed."""
     needed = any(character in ("%", "_") for segment in form.segments for character in segment)
     if not needed:
@@ -79,7 +79,7 @@ def canonical(form: Shape) -> tuple[str, str]:
     )
 
 
-def regular_expression(form: Shape) -> str:
+def regular_expression(form: PatternShape) -> str:
     """Anchored; for Python and for Java, each of which takes atomic groups."""
     first, *rest = (_expression(segment) for segment in form.segments)
     if not rest:

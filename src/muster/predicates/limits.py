@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PredicateLimits:
     text_length: int = 65_536
     clauses: int = 1_000
     depth: int = 50  # of parentheses, and of the tree: NOT, arithmetic and groups each add to it
@@ -20,4 +20,4 @@ class Limits:
     pattern_wildcards: int = 32  # runs of % in one pattern: engines we hand SQL to may backtrack on each
 
 
-DEFAULT: Final = Limits()
+DEFAULT: Final = PredicateLimits()

@@ -24,7 +24,7 @@ INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     STRING = "string"
     INT = "int"
     FLOAT = "float"
@@ -33,16 +33,16 @@ class Kind(enum.Enum):
 
     @property
     def is_number(self) -> bool:
-        return self is Kind.INT or self is Kind.FLOAT
+        return self is ValueKind.INT or self is ValueKind.FLOAT
 
 
 _KIND_OF_CLASS: Final = {
-    str: Kind.STRING,
-    int: Kind.INT,
-    float: Kind.FLOAT,
-    bool: Kind.BOOL,
-    set: Kind.SET,
-    frozenset: Kind.SET,
+    str: ValueKind.STRING,
+    int: ValueKind.INT,
+    float: ValueKind.FLOAT,
+    bool: ValueKind.BOOL,
+    set: ValueKind.SET,
+    frozenset: ValueKind.SET,
 }
 
 
@@ -50,42 +50,42 @@ def is_null(value: object) -> bool:
     return value is None or (value.__class__ is float and value != value)
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> ValueKind | None:
     """The kind of a value that is not NULL; None for something the language has no kind for."""
     return _KIND_OF_CLASS.get(value.__class__)
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class AttributeType:
     """``domain`` lists the words that a set may hold; only sets have one."""
 
-    kind: Kind
+    kind: ValueKind
     domain: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"set{{{', '.join(self.domain)}}}" if self.kind is Kind.SET else self.kind.value
+        return f"set{{{', '.join(self.domain)}}}" if self.kind is ValueKind.SET else self.kind.value
 
     def accepts(self, value: object) -> bool:
         """Whether an attribute of this type may hold ``value``. NULL always may; an int widens to a float."""
         if is_null(value):
             return True
         kind = kind_of(value)
-        if kind is Kind.SET:
-            return self.kind is Kind.SET and value <= frozenset(self.domain)  # type: ignore[operator]
-        if kind is Kind.INT:
-            return self.kind is Kind.FLOAT or (
-                self.kind is Kind.INT and INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+        if kind is ValueKind.SET:
+            return self.kind is ValueKind.SET and value <= frozenset(self.domain)  # type: ignore[operator]
+        if kind is ValueKind.INT:
+            return self.kind is ValueKind.FLOAT or (
+                self.kind is ValueKind.INT and INT_MIN <= value <= INT_MAX  # type: ignore[operator]
             )
         return kind is self.kind
 
 
-STRING: Final = Type(Kind.STRING)
-INT: Final = Type(Kind.INT)
-FLOAT: Final = Type(Kind.FLOAT)
-BOOL: Final = Type(Kind.BOOL)
+STRING: Final = AttributeType(ValueKind.STRING)
+INT: Final = AttributeType(ValueKind.INT)
+FLOAT: Final = AttributeType(ValueKind.FLOAT)
+BOOL: Final = AttributeType(ValueKind.BOOL)
 
 # The names of attributes as predicates write them (`x`, `sender.x`), and their types.
-Model = Mapping[str, Type]
+Model = Mapping[str, AttributeType]
 
 _SIMPLE: Final = {
     "string": STRING,
@@ -101,16 +101,16 @@ _WORD: Final = re.compile(r"(?!\s)[^,{}]+(?<!\s)")
 _SET: Final = re.compile(r"(?:domained)?set\s*\{([^{}]*)\}", re.IGNORECASE)
 
 
-def set_of(*domain: str) -> Type:
+def set_of(*domain: str) -> AttributeType:
     if not domain or len(set(domain)) != len(domain) or not all(map(_WORD.fullmatch, domain)):
         raise errors.InvalidInput(
             f"a set needs a domain of distinct words without commas or braces, not {domain!r}",
             hint="for example set{docs, cgi}",
         )
-    return Type(Kind.SET, domain)
+    return AttributeType(ValueKind.SET, domain)
 
 
-def parse_type(text: str) -> Type:
+def parse_type(text: str) -> AttributeType:
     """``string``, ``int``, ``float``, ``bool``, ``set{docs, cgi}``; also ``String``, ``DomainedSet{…}``."""
     word = text.strip()
     if simple := _SIMPLE.get(word.lower()):

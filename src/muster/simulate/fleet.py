@@ -47,7 +47,7 @@ _FAULT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FleetFault:
     kind: str
     what: str = "share"  # group, zone or share of all machines
     which: str = "1"
@@ -55,7 +55,7 @@ class Fault:
     to_s: float = math.inf
 
     @classmethod
-    def parse(cls, text: str, *, now_s: float = 0.0) -> Fault:
+    def parse(cls, text: str, *, now_s: float = 0.0) -> FleetFault:
         """``hot zone=z3 at 30s for 60s``; without ``at`` it begins now, without ``for`` it stays."""
         match = _FAULT.match(text.strip())
         if match is None or match["kind"] not in FAULTS:
@@ -83,7 +83,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """What the fleet is. ``first`` and ``count`` name the share of it that is played here."""
 
     machines: int
@@ -103,7 +103,7 @@ class Plan:
         if not 0 < self.period_s <= 86400:
             raise errors.InvalidInput("a period is between 0 and a day")
 
-    def share(self, number: int, of: int) -> Plan:
+    def share(self, number: int, of: int) -> FleetPlan:
         """The part of process ``number`` (from 1) ``of`` so many: whole messages."""
         if not 1 <= number <= of:
             raise errors.InvalidInput(f"share {number} of {of}")
@@ -131,7 +131,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FleetSlot:
     """The machines that report in one message."""
 
     number: int
@@ -143,11 +143,11 @@ class Slot:
     level: Floats  # of load, its own
     cores: Floats
     luck: Floats  # between 0 and 1, fixed: whom a fault of a share of machines hits
-    lives: realistic.Machines | None = None  # of the realistic profile
+    lives: realistic.RealisticFleet | None = None  # of the realistic profile
 
 
-class Fleet:
-    def __init__(self, plan: Plan, *, boot: int = 1, faults: tuple[Fault, ...] = ()) -> None:
+class VirtualFleet:
+    def __init__(self, plan: FleetPlan, *, boot: int = 1, faults: tuple[FleetFault, ...] = ()) -> None:
         self.plan = plan
         self.faults = list(faults)
         self._boot = boot
@@ -162,13 +162,13 @@ class Fleet:
     def machines(self) -> int:
         return sum(len(slot.names) for slot in self.slots)
 
-    def add_fault(self, fault: Fault) -> None:
+    def add_fault(self, fault: FleetFault) -> None:
         self.faults.append(fault)
 
-    def active(self, at_s: float, *kinds: str) -> list[Fault]:
+    def active(self, at_s: float, *kinds: str) -> list[FleetFault]:
         return [fault for fault in self.faults if fault.kind in kinds and fault.holds(at_s)]
 
-    def batch(self, slot: Slot, tick: int, at_ms: int) -> pa.RecordBatch:
+    def batch(self, slot: FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
         """What the machines of a slot report at tick ``tick`` (from 0), the wall time being ``at_ms``."""
         at_s = tick * self.plan.period_s
         chance = np.random.default_rng((self.plan.seed, 3, tick, slot.number))
@@ -221,7 +221,7 @@ class Fleet:
             heard = heard & ~self._hit(slot, fault)
         return batch if heard.all() else batch.filter(pa.array(heard))
 
-    def _load(self, slot: Slot, tick: int, chance: np.random.Generator) -> Floats:
+    def _load(self, slot: FleetSlot, tick: int, chance: np.random.Generator) -> Floats:
         days = np.full(len(slot.level), tick * self.plan.period_s / DAY_S)
         if slot.lives is not None:  # zones are around the world
             days += slot.zone_numbers / self.plan.zones
@@ -244,7 +244,7 @@ class Fleet:
         return groups, zones
 
     def _metrics(
-        self, slot: Slot, load: Floats, at_s: float, chance: np.random.Generator
+        self, slot: FleetSlot, load: Floats, at_s: float, chance: np.random.Generator
     ) -> dict[str, Floats]:
         rows = len(load)
         memory = np.clip(25 + slot.level * 0.6 + load * 0.15 + chance.normal(0, 1, rows), 1, 100)
@@ -268,7 +268,7 @@ class Fleet:
         }
         return {name: np.round(values[name], 2) for name in reports_columns.STANDARD_METRICS}
 
-    def _hit(self, slot: Slot, fault: Fault) -> npt.NDArray[np.bool_]:
+    def _hit(self, slot: FleetSlot, fault: FleetFault) -> npt.NDArray[np.bool_]:
         if fault.what == "share":
             return slot.luck < fault.share()
         names, numbers = ("g", slot.group_numbers) if fault.what == "group" else ("z", slot.zone_numbers)
@@ -276,7 +276,7 @@ class Fleet:
         hit: npt.NDArray[np.bool_] = numbers == (int(wanted) if wanted.isdecimal() else -1)
         return hit
 
-    def _slot(self, first: int, end: int) -> Slot:
+    def _slot(self, first: int, end: int) -> FleetSlot:
         plan = self.plan
         numbers = np.arange(first, end)
         # Machines of a message are of one group as far as possible, as those of a first channel would be.
@@ -285,11 +285,11 @@ class Fleet:
         zone_numbers = numbers % plan.zones
         lives = None
         if plan.profile == "realistic":
-            lives = realistic.Machines.create(plan.seed, numbers, plan.groups, plan.period_s)
+            lives = realistic.RealisticFleet.create(plan.seed, numbers, plan.groups, plan.period_s)
             group_numbers = lives.at(0).groups
             zone_numbers = realistic.heavy_tailed(realistic.uniform(plan.seed, 19, numbers), plan.zones)
         own = np.random.default_rng((plan.seed, 1, first))
-        return Slot(
+        return FleetSlot(
             number=first,
             names=pa.array([f"{plan.prefix}.{number:07}" for number in numbers.tolist()]),
             groups=pa.array([f"g{number}" for number in group_numbers.tolist()]),

@@ -28,7 +28,7 @@ IN_FLIGHT_MAX = 512
 
 
 @dataclass(slots=True)
-class Statistics:
+class PlaybackStatistics:
     messages: int = 0
     rows: int = 0
     bytes: int = 0
@@ -37,11 +37,11 @@ class Statistics:
     behind_max_s: float = 0.0
 
 
-class Player:
+class FleetPlayer:
     def __init__(
         self,
         bus: api.Bus,
-        played: fleet.Fleet,
+        played: fleet.VirtualFleet,
         *,
         form: Literal["batches", "reports"] = "batches",
         channel: str = "",
@@ -64,7 +64,7 @@ class Player:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._at_s = 0.0
-        self.statistics = Statistics()
+        self.statistics = PlaybackStatistics()
 
     @property
     def at_s(self) -> float:
@@ -99,7 +99,7 @@ class Player:
                 task.cancel()
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    async def _play(self, slot: fleet.Slot, tick: int) -> None:
+    async def _play(self, slot: fleet.FleetSlot, tick: int) -> None:
         self._at_s = tick * self._fleet.plan.period_s
         batch = self._fleet.batch(slot, tick, time.time_ns() // 1_000_000)
         if not batch.num_rows:
@@ -108,7 +108,7 @@ class Player:
             await self._say(batch)
             return
         self._sequence += 1
-        facts = reports_columns.Facts(
+        facts = reports_columns.BatchInfo(
             channel=self._bus.identity,
             boot=self._boot,
             sequence=self._sequence,

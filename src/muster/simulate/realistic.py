@@ -137,7 +137,7 @@ def largest_share(count: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class FleetSample:
     """The machines of a slot at one tick."""
 
     groups: Ints
@@ -148,7 +148,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class RealisticFleet:
     """The machines of a slot: what is fixed of them."""
 
     seed: int
@@ -159,7 +159,7 @@ class Machines:
     clock_ms: Ints  # how far their clocks are ahead
 
     @classmethod
-    def create(cls, seed: int, numbers: Ints, group_count: int, period_s: float) -> Machines:
+    def create(cls, seed: int, numbers: Ints, group_count: int, period_s: float) -> RealisticFleet:
         off = uniform(seed, 15, numbers) * 2 - 1
         wrong = uniform(seed, 16, numbers) < WRONG_CLOCK_SHARE
         return cls(
@@ -171,7 +171,7 @@ class Machines:
             np.where(wrong, off * WRONG_CLOCK_MS, off * CLOCK_MS).astype(np.int64),
         )
 
-    def at(self, tick: int) -> Moment:
+    def at(self, tick: int) -> FleetSample:
         at_s = tick * self.period_s
         age_s = at_s + uniform(self.seed, 11, self.numbers) * REBOOT_EVERY_S
         boots = np.floor(age_s / REBOOT_EVERY_S)
@@ -181,7 +181,7 @@ class Machines:
         first = np.where(rebooted, np.ceil((at_s - up_s + DOWN_S) / self.period_s - 1e-9), 0.0)
         silent_s = (at_s + uniform(self.seed, 12, self.numbers) * SILENT_EVERY_S) % SILENT_EVERY_S
         moves = np.floor((at_s + uniform(self.seed, 13, self.numbers) * MOVE_EVERY_S) / MOVE_EVERY_S)
-        return Moment(
+        return FleetSample(
             groups=heavy_tailed(
                 uniform(self.seed, 14, self.numbers, moves.astype(np.int64)), self.group_count
             ),
@@ -191,7 +191,7 @@ class Machines:
             reports=(silent_s >= SILENT_SHARE * SILENT_EVERY_S) & (tick >= first),
         )
 
-    def extra(self, moment: Moment, load: Floats, chance: np.random.Generator) -> pa.MapArray:
+    def extra(self, moment: FleetSample, load: Floats, chance: np.random.Generator) -> pa.MapArray:
         """The metrics of each machine's role, as the column ``extra`` of reports."""
         keys = _KEYS[self.roles]
         there = keys >= 0

@@ -25,7 +25,7 @@ INTEGER_MAX = 2**63 - 1
 ABSENT = 0
 
 
-class Record(msgspec.Struct, frozen=True):
+class StoreRecord(msgspec.Struct, frozen=True):
     """``version`` is 0 for a write of the transaction that reads it, ``epoch`` 0 where none was given."""
 
     key: str
@@ -34,7 +34,7 @@ class Record(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-class Change(msgspec.Struct, frozen=True):
+class StoreChange(msgspec.Struct, frozen=True):
     """One write of a commit; ``value`` is None for a deletion.
 
     The last change of a commit is the one whose ``position`` equals its ``version``.
@@ -48,14 +48,14 @@ class Change(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-class Changes(msgspec.Struct, frozen=True):
+class ChangePage(msgspec.Struct, frozen=True):
     """A page of the feed. Go on from ``position``, which may be past the last change that was asked for."""
 
-    changes: list[Change]
+    changes: list[StoreChange]
     position: int
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How one process uses a store. Each field says what it trades."""
 
     #: ``full``: a commit is on disk when it returns.  ``normal``: a power cut may take the last ones.
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "muster"
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since this process opened the store, and sizes as they are now."""
 
     engine: str
@@ -104,13 +104,13 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
 
 
-class Overtaken(errors.Conflict):
+class TransactionConflict(errors.Conflict):
     """What the transaction read has changed since. Running it again helps; `Store.transact` does that."""
 
     code = "overtaken"
 
 
-class Trimmed(errors.NotFound):
+class FeedTrimmed(errors.NotFound):
     """The feed no longer reaches back that far: scan, then follow from ``version``."""
 
     code = "trimmed"
@@ -120,19 +120,19 @@ class Trimmed(errors.NotFound):
         self.version = version
 
 
-class OutcomeUnknown(errors.Unavailable):
+class CommitOutcomeUnknown(errors.Unavailable):
     """The connection broke while committing, and the engine could not be asked: look before trying again."""
 
     code = "outcome-unknown"
 
 
-class Full(errors.Unavailable):
+class StoreFull(errors.Unavailable):
     """The disk is full. Nothing was written; it works again when there is room."""
 
     code = "disk-full"
 
 
-class Corrupt(errors.MusterError):
+class StoreCorrupt(errors.MusterError):
     """What is there is not a store, or no longer one."""
 
     code = "corrupt"

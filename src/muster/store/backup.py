@@ -83,7 +83,7 @@ async def restore(
     url: str,
     path: pathlib.Path,
     *,
-    settings: api.Settings | None = None,
+    settings: api.StoreOptions | None = None,
     password: str | None = None,
     folder: pathlib.Path | None = None,
 ) -> int:
@@ -97,7 +97,7 @@ async def restoring(
     url: str,
     path: pathlib.Path,
     *,
-    settings: api.Settings | None = None,
+    settings: api.StoreOptions | None = None,
     password: str | None = None,
     folder: pathlib.Path | None = None,
 ) -> AsyncIterator[int]:
@@ -111,14 +111,16 @@ async def restoring(
     ) as store:
         await _empty(store)
         begun, ended = (
-            {database.UNFINISHED: commit_plan.Write(b"")},
-            {database.UNFINISHED: commit_plan.Write(None)},
+            {database.UNFINISHED: commit_plan.RecordWrite(b"")},
+            {database.UNFINISHED: commit_plan.RecordWrite(None)},
         )
         await store.write(begun)
         try:
             with contextlib.closing(_read(path)) as lines:
                 while page := await asyncio.to_thread(_page, lines):
-                    await store.write({one.place: commit_plan.Write(one.v, None, one.e) for one in page})
+                    await store.write(
+                        {one.place: commit_plan.RecordWrite(one.v, None, one.e) for one in page}
+                    )
             yield records
             await store.write(ended)
         except BaseException:
@@ -139,7 +141,7 @@ async def _empty(store: database.Store) -> None:
             return
         if not await store.is_unfinished():
             raise errors.AlreadyExists("the store to restore into is not empty", hint="name a new one")
-        await store.write({place: commit_plan.Write(None) for place in places})
+        await store.write({place: commit_plan.RecordWrite(None) for place in places})
 
 
 class _Writer:
@@ -190,7 +192,7 @@ def _read(path: pathlib.Path) -> Generator[_Line]:
         with path.open("rb") as file:
             line = file.readline(LINE_BYTES_MAX)
             if _decoded(line, _First, path).muster_store != FORMAT:
-                raise api.Corrupt(f"{path} is of a format that this version does not know", hint=_HINT)
+                raise api.StoreCorrupt(f"{path} is of a format that this version does not know", hint=_HINT)
             seen = hashlib.sha256(line)
             records = 0
             held = file.readline(LINE_BYTES_MAX)
@@ -202,14 +204,14 @@ def _read(path: pathlib.Path) -> Generator[_Line]:
     except OSError as error:
         raise errors.NotFound(f"{path} cannot be read: {error.strerror}") from error
     if _decoded(held, _Last, path) != _Last(records, seen.hexdigest()):
-        raise api.Corrupt(f"{path} has been changed since it was written", hint=_HINT)
+        raise api.StoreCorrupt(f"{path} has been changed since it was written", hint=_HINT)
 
 
 def _decoded(line: bytes, kind: type[L], path: pathlib.Path) -> L:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise api.Corrupt(f"{path} is no backup, or not a whole one: {error}", hint=_HINT) from error
+        raise api.StoreCorrupt(f"{path} is no backup, or not a whole one: {error}", hint=_HINT) from error
 
 
 def _page(lines: Iterator[_Line]) -> list[_Line]:

@@ -31,7 +31,7 @@ OVERHEAD_BYTES = 64  # what a record takes beside its key and value, roughly
 Place = tuple[str, bytes]  # collection, key
 
 
-class Range(msgspec.Struct, frozen=True):
+class KeyRange(msgspec.Struct, frozen=True):
     """Keys of a collection from ``low`` to just below ``high`` (None: to the end)."""
 
     collection: str
@@ -43,7 +43,7 @@ class Range(msgspec.Struct, frozen=True):
         return collection == self.collection and key >= self.low and (self.high is None or key < self.high)
 
 
-class Write(msgspec.Struct, frozen=True):
+class RecordWrite(msgspec.Struct, frozen=True):
     """``value`` None deletes."""
 
     value: bytes | None
@@ -54,13 +54,13 @@ class Write(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, frozen=True):
     """``snapshot`` is the version it read at, None if it read nothing."""
 
-    writes: Mapping[Place, Write]
+    writes: Mapping[Place, RecordWrite]
     snapshot: int | None = None
     keys_read: frozenset[Place] = frozenset()
-    ranges_read: tuple[Range, ...] = ()
+    ranges_read: tuple[KeyRange, ...] = ()
 
 
-class Stored(msgspec.Struct, frozen=True):
+class RecordVersion(msgspec.Struct, frozen=True):
     """What is known of a record without its value."""
 
     version: int
@@ -69,7 +69,7 @@ class Stored(msgspec.Struct, frozen=True):
     value_bytes: int
 
 
-class Head(msgspec.Struct, frozen=True):
+class StoreHead(msgspec.Struct, frozen=True):
     """The store's own row: the last position given, the last one trimmed from the feed, and sizes."""
 
     position: int = 0
@@ -78,14 +78,14 @@ class Head(msgspec.Struct, frozen=True):
     history_bytes: int = 0
 
 
-class Put(msgspec.Struct, frozen=True):
+class RecordPut(msgspec.Struct, frozen=True):
     value: bytes
     version: int
     position: int
     epoch: int
 
 
-class Change(msgspec.Struct):
+class FeedRow(msgspec.Struct):
     """A row of the feed. ``value`` is filled in once the record no longer holds it."""
 
     position: int
@@ -96,28 +96,28 @@ class Change(msgspec.Struct):
     value: bytes | None = None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CommitPlan(msgspec.Struct, frozen=True):
     """``outcomes`` go with the batch, one by one; ``superseded`` are records whose value goes to the feed."""
 
     outcomes: list[int | errors.MusterError]
     superseded: dict[Place, int]
-    puts: dict[Place, Put]
+    puts: dict[Place, RecordPut]
     deletes: set[Place]
-    changes: list[Change]
-    head: Head
+    changes: list[FeedRow]
+    head: StoreHead
 
     @property
     def writes(self) -> bool:
         return bool(self.puts or self.deletes)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CommitLimits(msgspec.Struct, frozen=True):
     record_bytes_max: int
     history_changes_max: int
 
 
-def limits(settings: api.Settings) -> Limits:
-    return Limits(settings.bytes_max, settings.history_changes_max)
+def limits(settings: api.StoreOptions) -> CommitLimits:
+    return CommitLimits(settings.bytes_max, settings.history_changes_max)
 
 
 def size(place: Place, value_bytes: int) -> int:
@@ -137,11 +137,11 @@ def oldest_snapshot(batch: Iterable[Commit]) -> int | None:
 def plan(
     batch: Sequence[Commit],
     *,
-    head: Head,
-    stored: Mapping[Place, Stored],
+    head: StoreHead,
+    stored: Mapping[Place, RecordVersion],
     recent: Iterable[tuple[int, Place]],
-    limits: Limits,
-) -> Plan:
+    limits: CommitLimits,
+) -> CommitPlan:
     """``stored`` holds what exists of `touched`; ``recent`` every change after `oldest_snapshot`."""
     planner = _Planner(head, dict(stored), {place: position for position, place in recent}, limits)
     outcomes = [planner.add(commit) for commit in batch]
@@ -150,7 +150,11 @@ def plan(
 
 class _Planner:
     def __init__(
-        self, head: Head, current: dict[Place, Stored], latest: dict[Place, int], limits: Limits
+        self,
+        head: StoreHead,
+        current: dict[Place, RecordVersion],
+        latest: dict[Place, int],
+        limits: CommitLimits,
     ) -> None:
         self._head = head
         self._current = current  # as it is after the commits accepted so far
@@ -158,10 +162,10 @@ class _Planner:
         self._limits = limits
         self._position = head.position
         self._record_bytes = head.record_bytes
-        self._superseded: dict[Place, Stored] = {}  # where the table's value is overwritten or deleted
-        self._puts: dict[Place, Put] = {}
+        self._superseded: dict[Place, RecordVersion] = {}  # where the table's value is overwritten or deleted
+        self._puts: dict[Place, RecordPut] = {}
         self._deletes: set[Place] = set()
-        self._changes: list[Change] = []
+        self._changes: list[FeedRow] = []
 
     def add(self, commit: Commit) -> int | errors.MusterError:
         refusal = self._overtaken(commit)
@@ -176,7 +180,9 @@ class _Planner:
         if snapshot is None or snapshot >= self._position:
             return None
         if snapshot < self._head.trimmed:
-            return api.Overtaken("the transaction took so long that the changes since are no longer known")
+            return api.TransactionConflict(
+                "the transaction took so long that the changes since are no longer known"
+            )
         for place in commit.keys_read:
             if self._latest.get(place, 0) > snapshot:
                 return _overtaken_at(place, self._latest[place])
@@ -186,9 +192,9 @@ class _Planner:
                     return _overtaken_at(place, position)
         return None
 
-    def _judge(self, commit: Commit) -> tuple[dict[Place, Write], errors.MusterError | None]:
+    def _judge(self, commit: Commit) -> tuple[dict[Place, RecordWrite], errors.MusterError | None]:
         """The writes that change something, or why none may."""
-        effective: dict[Place, Write] = {}
+        effective: dict[Place, RecordWrite] = {}
         growth = 0
         for place, write in commit.writes.items():
             stored = self._current.get(place)
@@ -221,7 +227,7 @@ class _Planner:
         self._record_bytes += growth
         return effective, None
 
-    def _accept(self, writes: Mapping[Place, Write]) -> int:
+    def _accept(self, writes: Mapping[Place, RecordWrite]) -> int:
         version = self._position + len(writes)
         for place, write in writes.items():
             self._position += 1
@@ -236,25 +242,25 @@ class _Planner:
                 self._deletes.add(place)
             else:
                 self._deletes.discard(place)
-                self._puts[place] = Put(write.value, version, self._position, epoch)
-                self._current[place] = Stored(version, self._position, epoch, len(write.value))
+                self._puts[place] = RecordPut(write.value, version, self._position, epoch)
+                self._current[place] = RecordVersion(version, self._position, epoch, len(write.value))
             self._latest[place] = self._position
-            self._changes.append(Change(self._position, version, place, write.value is None, epoch))
+            self._changes.append(FeedRow(self._position, version, place, write.value is None, epoch))
         return version
 
-    def finish(self, outcomes: list[int | errors.MusterError]) -> Plan:
+    def finish(self, outcomes: list[int | errors.MusterError]) -> CommitPlan:
         trimmed = max(self._head.trimmed, self._position - self._limits.history_changes_max)
         superseded = {place: old for place, old in self._superseded.items() if old.position > trimmed}
         changes = [change for change in self._changes if change.position > trimmed]
         moved_bytes = sum(old.value_bytes for old in superseded.values())
         moved_bytes += sum(len(change.value) for change in changes if change.value is not None)
-        return Plan(
+        return CommitPlan(
             outcomes=outcomes,
             superseded={place: old.position for place, old in superseded.items()},
             puts=self._puts,
             deletes=self._deletes,
             changes=changes,
-            head=Head(
+            head=StoreHead(
                 position=self._position,
                 trimmed=trimmed,
                 record_bytes=self._record_bytes,
@@ -263,7 +269,7 @@ class _Planner:
         )
 
 
-def trim_to(head: Head, history_bytes_max: int) -> int:
+def trim_to(head: StoreHead, history_bytes_max: int) -> int:
     """Up to where to trim the feed if its old values take too much: a tenth of it at a time."""
     if head.history_bytes <= history_bytes_max or head.trimmed >= head.position:
         return head.trimmed
@@ -278,5 +284,7 @@ def _at(version: int) -> str:
     return f"at version {version}" if version else "absent"
 
 
-def _overtaken_at(place: Place, position: int) -> api.Overtaken:
-    return api.Overtaken(f"{_name(place)} has changed since the transaction read it", actual=position)
+def _overtaken_at(place: Place, position: int) -> api.TransactionConflict:
+    return api.TransactionConflict(
+        f"{_name(place)} has changed since the transaction read it", actual=position
+    )

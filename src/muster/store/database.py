@@ -34,7 +34,7 @@ UNFINISHED: commit_plan.Place = ("_unfinished", b"restore")
 async def open(
     url: str,
     *,
-    settings: api.Settings | None = None,
+    settings: api.StoreOptions | None = None,
     password: str | None = None,
     folder: pathlib.Path | None = None,
     unfinished: bool = False,
@@ -44,10 +44,10 @@ async def open(
     A relative path is taken from ``folder``; ``password`` is the secret itself, not a reference to it.  A
     store that a restore has left half full is refused unless ``unfinished`` says that this is known.
     """
-    settings = settings or api.Settings()
+    settings = settings or api.StoreOptions()
     where = urls.parse(url, folder)
-    opened: engine.Engine
-    if isinstance(where, urls.SQLite):
+    opened: engine.StorageEngine
+    if isinstance(where, urls.SqliteUrl):
         from muster.store.sqlite import engine as sqlite
 
         opened = await sqlite.open(where, settings)
@@ -55,7 +55,7 @@ async def open(
         try:
             from muster.store.postgres import engine as postgres
         except ImportError as error:
-            raise errors.MissingPart(
+            raise errors.MissingDependency(
                 "PostgreSQL needs the driver psycopg", hint="pip install 'muster-fabric[postgres]'"
             ) from error
 
@@ -63,18 +63,18 @@ async def open(
     store = Store(opened, settings)
     if not unfinished and await store.is_unfinished():
         await store.close()
-        raise api.Corrupt("a restore into this store did not finish", hint="restore again")
+        raise api.StoreCorrupt("a restore into this store did not finish", hint="restore again")
     return store
 
 
-class Snapshot:
+class StoreSnapshot:
     """Made by `Store.snapshot`. Holds a reader: do not keep it waiting."""
 
-    def __init__(self, reader: engine.Reader) -> None:
+    def __init__(self, reader: engine.EngineReader) -> None:
         self.version = reader.version
         self._reader = reader
 
-    def load(self, collection: str, *, page: int = PAGE_RECORDS) -> AsyncIterator[list[api.Record]]:
+    def load(self, collection: str, *, page: int = PAGE_RECORDS) -> AsyncIterator[list[api.StoreRecord]]:
         """All records, in no order but the fastest.
 
         At a time in memory: ``page`` records, or fewer where their values reach `PAGE_BYTES`.
@@ -85,14 +85,14 @@ class Snapshot:
 class Store:
     """Belongs to the event loop that opened it."""
 
-    def __init__(self, opened: engine.Engine, settings: api.Settings) -> None:
+    def __init__(self, opened: engine.StorageEngine, settings: api.StoreOptions) -> None:
         self.engine = opened
         self._settings = settings
         self._tick = asyncio.Event()
         self._turn = asyncio.Lock()
         self._listening: asyncio.Task[None] | None = None
         self._closed = False
-        self._committer = group_commit.Committer(opened, settings.waiting_max, self._wake)
+        self._committer = group_commit.StoreCommitter(opened, settings.waiting_max, self._wake)
 
     @property
     def identity(self) -> str:
@@ -110,13 +110,13 @@ class Store:
         self, function: Callable[[transactions.Transaction], Awaitable[T]], *, attempts: int = 20
     ) -> T:
         """Run ``function`` in a transaction, again if it was overtaken."""
-        with contextlib.suppress(api.Overtaken):
+        with contextlib.suppress(api.TransactionConflict):
             return await self._attempt(function)
         async with (
             self._turn
         ):  # those who lost go one at a time, so that they do not overtake each other again
             for _ in range(attempts - 2):
-                with contextlib.suppress(api.Overtaken):
+                with contextlib.suppress(api.TransactionConflict):
                     return await self._attempt(function)
             return await self._attempt(function)
 
@@ -147,10 +147,10 @@ class Store:
 
     # -- reads of this moment ----------------------------------------------------------------------------
 
-    async def get(self, collection: str, key: str) -> api.Record | None:
+    async def get(self, collection: str, key: str) -> api.StoreRecord | None:
         return (await self.get_many(collection, [key])).get(key)
 
-    async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.Record]:
+    async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.StoreRecord]:
         self._check_open()
         transactions.check_collection(collection)
         encoded = [transactions.encode_key(key) for key in dict.fromkeys(keys)]
@@ -165,7 +165,7 @@ class Store:
         end: str | None = None,
         limit: int | None = None,
         reverse: bool = False,
-    ) -> list[api.Record]:
+    ) -> list[api.StoreRecord]:
         """As `Transaction.scan`; of a large collection see `pages`."""
         self._check_open()
         transactions.check_limit(limit)
@@ -180,7 +180,7 @@ class Store:
         start: str | None = None,
         end: str | None = None,
         page: int = PAGE_RECORDS,
-    ) -> AsyncIterator[list[api.Record]]:
+    ) -> AsyncIterator[list[api.StoreRecord]]:
         """The whole range, ``page`` records in memory at a time.
 
         Each page is of its own moment.  To load a whole collection, `snapshot` is faster from a cold disk.
@@ -194,11 +194,11 @@ class Store:
             start = records[-1].key + "\0"
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Snapshot]:
+    async def snapshot(self) -> AsyncIterator[StoreSnapshot]:
         """One moment of the whole store, to load from: then follow the feed from its ``version``."""
         self._check_open()
         async with self.engine.snapshot() as reader:
-            yield Snapshot(reader)
+            yield StoreSnapshot(reader)
 
     async def version(self) -> int:
         """Of the last commit."""
@@ -207,7 +207,9 @@ class Store:
 
     # -- the feed ----------------------------------------------------------------------------------------
 
-    async def changes(self, after: int, *, collection: str | None = None, limit: int = 1_000) -> api.Changes:
+    async def changes(
+        self, after: int, *, collection: str | None = None, limit: int = 1_000
+    ) -> api.ChangePage:
         """What was committed after that version, in the order of commits; `api.Trimmed` if too long ago."""
         self._check_open()
         if collection is not None:
@@ -216,7 +218,7 @@ class Store:
             raise errors.InvalidInput(f"a limit of {limit} is not possible: give 1 or more")
         head, found = await self.engine.changes(after, collection, limit)
         if after < head.trimmed:
-            raise api.Trimmed(
+            raise api.FeedTrimmed(
                 f"the changes after {after} are gone; the feed begins after {head.trimmed}",
                 version=head.position,
             )
@@ -225,11 +227,11 @@ class Store:
                 f"position {after} has not been reached: the store is at {head.position}",
                 hint="it may come from another store: compare `identity`, and scan anew",
             )
-        return api.Changes(found, found[-1].position if len(found) == limit else head.position)
+        return api.ChangePage(found, found[-1].position if len(found) == limit else head.position)
 
     async def watch(
         self, after: int | None = None, *, collection: str | None = None, limit: int = 1_000
-    ) -> AsyncIterator[list[api.Change]]:
+    ) -> AsyncIterator[list[api.StoreChange]]:
         """The feed from ``after`` (None: from now) on, as it happens, until the store is closed.
 
         It rides out an engine that is unavailable for a while.
@@ -259,7 +261,7 @@ class Store:
 
     # -- for backup and restore ------------------------------------------------------------------------------
 
-    async def write(self, writes: Mapping[commit_plan.Place, commit_plan.Write]) -> int:
+    async def write(self, writes: Mapping[commit_plan.Place, commit_plan.RecordWrite]) -> int:
         """One commit to any collections, the store's own too."""
         size_bytes = sum(commit_plan.size(place, len(write.value or b"")) for place, write in writes.items())
         return await self._committer.submit(commit_plan.Commit(writes), size_bytes)
@@ -270,11 +272,11 @@ class Store:
 
     # -- the store itself --------------------------------------------------------------------------------
 
-    async def statistics(self) -> api.Statistics:
+    async def statistics(self) -> api.StoreStatistics:
         self._check_open()
         head = await self.engine.head()
         counters = self._committer.counters
-        return api.Statistics(
+        return api.StoreStatistics(
             engine=self.engine.name,
             durable=self.engine.durable,
             version=head.position,

@@ -10,21 +10,23 @@ from muster.core import errors
 from muster.store import api, commit_plan
 
 
-class Reader(Protocol):
+class EngineReader(Protocol):
     """Reads of one moment. `version` is that moment's."""
 
     @property
     def version(self) -> int: ...
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]: ...
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]: ...
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]: ...
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int
-    ) -> list[tuple[str, api.Record]]:
+    ) -> list[tuple[str, api.StoreRecord]]:
         """All collections, ours too, in order: up to ``limit`` records, the last of which may reach beyond
         ``max_bytes``."""
         ...
 
-    def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
+    def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.StoreRecord]]:
         """All of a collection, in whatever order is fastest from a cold disk.
 
         Up to ``page`` records at a time, the last of which may reach beyond ``max_bytes``.
@@ -32,7 +34,7 @@ class Reader(Protocol):
         ...
 
 
-class Engine(Protocol):
+class StorageEngine(Protocol):
     name: str
     durable: bool
     #: A random name given when the store was made: a position in the feed means nothing in another store.
@@ -40,21 +42,23 @@ class Engine(Protocol):
     #: Whether `listen` hears of other processes' commits; otherwise they are found by polling.
     tells: bool
 
-    def snapshot(self) -> AbstractAsyncContextManager[Reader]: ...
+    def snapshot(self) -> AbstractAsyncContextManager[EngineReader]: ...
 
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
         """As the reader's, at this moment, in one step."""
         ...
 
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]: ...
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commit_plan.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
         """The changes after that position, and the head they were read with."""
         ...
 
-    async def head(self) -> commit_plan.Head: ...
+    async def head(self) -> commit_plan.StoreHead: ...
     async def disk_bytes(self) -> int: ...
 
     async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:

@@ -23,7 +23,7 @@ BATCH_COMMITS_MAX = 1_000
 BATCH_BYTES_MAX = 16 << 20
 
 
-class Counters(msgspec.Struct):
+class CommitCounters(msgspec.Struct):
     commits: int = 0
     batches: int = 0
     overtaken: int = 0
@@ -39,11 +39,11 @@ class _Waiting(msgspec.Struct, frozen=True):
     answer: asyncio.Future[int]
 
 
-class Committer:
+class StoreCommitter:
     """Owns the task that hands batches to the engine. ``committed`` is called after each."""
 
-    def __init__(self, target: engine.Engine, waiting_max: int, committed: Callable[[], None]) -> None:
-        self.counters = Counters()
+    def __init__(self, target: engine.StorageEngine, waiting_max: int, committed: Callable[[], None]) -> None:
+        self.counters = CommitCounters()
         self._target = target
         self._waiting_max = waiting_max
         self._committed = committed
@@ -101,7 +101,7 @@ class Committer:
             return
         try:
             outcomes = await self._target.commit([one.commit for one in batch])
-        except api.Full as error:
+        except api.StoreFull as error:
             if len(batch) == 1:
                 self._fail(batch, error)
             for one in batch if len(batch) > 1 else ():
@@ -111,7 +111,7 @@ class Committer:
             self._fail(batch, error)
             return
         except Exception as error:  # noqa: BLE001 - whatever it was, the callers hear of it and we live on
-            broken = errors.InvariantBroken(f"the store's engine failed in an unknown way: {error!r}")
+            broken = errors.InvariantViolation(f"the store's engine failed in an unknown way: {error!r}")
             broken.__cause__ = error
             self._fail(batch, broken)
             return
@@ -131,7 +131,7 @@ class Committer:
         match outcome:
             case int():
                 counters.commits += 1
-            case api.Overtaken():
+            case api.TransactionConflict():
                 counters.overtaken += 1
             case errors.Conflict():
                 counters.conflicts += 1

@@ -39,7 +39,7 @@ def encode_key(text: str) -> bytes:
     return data
 
 
-def range_of(collection: str, prefix: str, start: str | None, end: str | None) -> commit_plan.Range:
+def range_of(collection: str, prefix: str, start: str | None, end: str | None) -> commit_plan.KeyRange:
     """Keys with ``prefix``, from ``start`` (included) to ``end`` (not included)."""
     low, high = _encode(prefix, "prefix"), None
     if low:
@@ -49,7 +49,7 @@ def range_of(collection: str, prefix: str, start: str | None, end: str | None) -
     if end is not None:
         bound = _encode(end, "end")
         high = bound if high is None else min(high, bound)
-    return commit_plan.Range(check_collection(collection), low, high)
+    return commit_plan.KeyRange(check_collection(collection), low, high)
 
 
 def _encode(text: str, what: str) -> bytes:
@@ -74,19 +74,19 @@ class Transaction:
 
     def __init__(
         self,
-        source: engine.Engine,
+        source: engine.StorageEngine,
         submit: Callable[[commit_plan.Commit, int], Awaitable[int]],
-        settings: api.Settings,
+        settings: api.StoreOptions,
     ) -> None:
         self._source = source
         self._submit = submit
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._reader: engine.Reader | None = None
-        self._writes: dict[commit_plan.Place, commit_plan.Write] = {}
+        self._reader: engine.EngineReader | None = None
+        self._writes: dict[commit_plan.Place, commit_plan.RecordWrite] = {}
         self._bytes = 0
         self._keys_read: set[commit_plan.Place] = set()
-        self._ranges_read: list[commit_plan.Range] = []
+        self._ranges_read: list[commit_plan.KeyRange] = []
         self._open = False
         self._version: int | None = None
 
@@ -99,14 +99,14 @@ class Transaction:
 
     # -- reads -------------------------------------------------------------------------------------------
 
-    async def get(self, collection: str, key: str) -> api.Record | None:
+    async def get(self, collection: str, key: str) -> api.StoreRecord | None:
         return (await self.get_many(collection, [key])).get(key)
 
-    async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.Record]:
+    async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.StoreRecord]:
         """Those of ``keys`` that exist."""
         self._check_open()
         check_collection(collection)
-        found: dict[str, api.Record] = {}
+        found: dict[str, api.StoreRecord] = {}
         asked: list[bytes] = []
         for key in dict.fromkeys(keys):
             place = (collection, encode_key(key))
@@ -130,7 +130,7 @@ class Transaction:
         end: str | None = None,
         limit: int | None = None,
         reverse: bool = False,
-    ) -> list[api.Record]:
+    ) -> list[api.StoreRecord]:
         """Records in the order of their keys: from ``start`` (included) to ``end`` (not included)."""
         self._check_open()
         wanted = range_of(collection, prefix, start, end)
@@ -222,7 +222,7 @@ class Transaction:
                 f"a transaction of more than {self._settings.transaction_bytes_max} bytes",
                 hint="commit in several parts, or raise transaction_bytes_max",
             )
-        self._writes[place] = commit_plan.Write(value, expected_version, epoch)
+        self._writes[place] = commit_plan.RecordWrite(value, expected_version, epoch)
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -252,25 +252,25 @@ class Transaction:
         if not self._open:
             raise errors.InvalidInput("this transaction is not open: use it inside its `async with`")
 
-    async def _snapshot(self) -> engine.Reader:
+    async def _snapshot(self) -> engine.EngineReader:
         if self._reader is None:
             self._reader = await self._stack.enter_async_context(self._source.snapshot())
         return self._reader
 
 
-def _own(place: commit_plan.Place, write: commit_plan.Write) -> api.Record:
-    return api.Record(place[1].decode(), write.value or b"", 0, write.epoch or 0)
+def _own(place: commit_plan.Place, write: commit_plan.RecordWrite) -> api.StoreRecord:
+    return api.StoreRecord(place[1].decode(), write.value or b"", 0, write.epoch or 0)
 
 
 def _covered(
-    wanted: commit_plan.Range, seen: list[api.Record], asked: int | None, reverse: bool
-) -> commit_plan.Range:
+    wanted: commit_plan.KeyRange, seen: list[api.StoreRecord], asked: int | None, reverse: bool
+) -> commit_plan.KeyRange:
     """The part of the range that the answer depends on: up to the last record, if the limit cut it."""
     if asked is None or len(seen) < asked:
         return wanted
     if not seen:
-        return commit_plan.Range(wanted.collection, b"", b"")
+        return commit_plan.KeyRange(wanted.collection, b"", b"")
     last = seen[-1].key.encode()
     if reverse:
-        return commit_plan.Range(wanted.collection, last, wanted.high)
-    return commit_plan.Range(wanted.collection, wanted.low, last + b"\0")
+        return commit_plan.KeyRange(wanted.collection, last, wanted.high)
+    return commit_plan.KeyRange(wanted.collection, wanted.low, last + b"\0")

@@ -12,20 +12,20 @@ from muster.core import errors
 _HINT = "write sqlite:PATH, sqlite::memory: or postgresql://USER@HOST:PORT/DATABASE"
 
 
-class SQLite(msgspec.Struct, frozen=True):
+class SqliteUrl(msgspec.Struct, frozen=True):
     """``path`` None: for this process only, gone when it is closed."""
 
     path: pathlib.Path | None
 
 
-class PostgreSQL(msgspec.Struct, frozen=True):
+class PostgresUrl(msgspec.Struct, frozen=True):
     """``conninfo`` is the URL as the driver takes it; ``shown`` is fit for logs and messages."""
 
     conninfo: str
     shown: str
 
 
-def parse(url: str, folder: pathlib.Path | None = None) -> SQLite | PostgreSQL:
+def parse(url: str, folder: pathlib.Path | None = None) -> SqliteUrl | PostgresUrl:
     """A relative path is taken from ``folder``."""
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in ("sqlite", "postgresql", "postgres"):
@@ -35,7 +35,7 @@ def parse(url: str, folder: pathlib.Path | None = None) -> SQLite | PostgreSQL:
             raise errors.InvalidInput(f"{url[:120]!r}: sqlite: takes a path, without //", hint=_HINT)
         if not rest or "\0" in rest:
             raise errors.InvalidInput("sqlite: needs the path of a file", hint=_HINT)
-        return SQLite(None if rest == ":memory:" else (folder or pathlib.Path()) / rest)
+        return SqliteUrl(None if rest == ":memory:" else (folder or pathlib.Path()) / rest)
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
@@ -45,4 +45,4 @@ def parse(url: str, folder: pathlib.Path | None = None) -> SQLite | PostgreSQL:
         raise errors.InvalidInput("a postgresql address begins with postgresql://", hint=_HINT)
     host = f"{parts.hostname or ''}{f':{port}' if port else ''}"
     user = f"{parts.username}@" if parts.username else ""
-    return PostgreSQL(url, f"postgresql://{user}{host}{parts.path}")
+    return PostgresUrl(url, f"postgresql://{user}{host}{parts.path}")

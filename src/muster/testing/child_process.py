@@ -28,7 +28,7 @@ LINES_SHOWN = 60
 LINE_BYTES_MAX = 1 << 20
 
 
-class Child:
+class ChildProcess:
     """Made by `start`."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
@@ -140,7 +140,7 @@ async def start(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     name: str | None = None,
-) -> Child:
+) -> ChildProcess:
     """Start a program. ``env`` is added to our environment; Python programs find Muster as we do."""
     found = str(Path(muster.__file__).parents[1])
     path = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
@@ -154,12 +154,12 @@ async def start(
         start_new_session=True,
         limit=LINE_BYTES_MAX,
     )
-    return Child(name or Path(command[0]).name, process)
+    return ChildProcess(name or Path(command[0]).name, process)
 
 
 async def start_muster(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Child:
+) -> ChildProcess:
     """The ``muster`` command, from the same code as the tests."""
     name = " ".join(("muster", *arguments))
     return await start(sys.executable, "-m", "muster", *arguments, env=env, cwd=cwd, name=name)

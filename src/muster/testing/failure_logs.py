@@ -12,7 +12,7 @@ FILE_BYTES_SHOWN = 4000
 _KEPT = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 
 
-def keep(item: pytest.Item, title: str, read: Callable[[], str]) -> None:
+def attach(item: pytest.Item, title: str, read: Callable[[], str]) -> None:
     """``read`` is called if the test fails."""
     item.stash.setdefault(_KEPT, []).append((title, read))
 
@@ -21,7 +21,7 @@ def keep_file(item: pytest.Item, title: str, path: Path) -> None:
     def tail() -> str:
         return path.read_bytes()[-FILE_BYTES_SHOWN:].decode(errors="replace") if path.exists() else "(none)"
 
-    keep(item, title, tail)
+    attach(item, title, tail)
 
 
 def show(item: pytest.Item, report: pytest.TestReport) -> None:

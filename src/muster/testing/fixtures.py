@@ -27,8 +27,8 @@ from muster.testing import child_process, failure_logs, plugin, virtual_clock
 
 TASK_GRACE_S = 0.25
 
-Connect = Callable[..., Awaitable[client.Client]]
-StartProcess = Callable[..., Awaitable[child_process.Child]]
+Connect = Callable[..., Awaitable[client.NatsBus]]
+StartProcess = Callable[..., Awaitable[child_process.ChildProcess]]
 
 
 @pytest_asyncio.fixture
@@ -41,7 +41,7 @@ async def broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[network.Network]:
+async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[network.BrokerNetwork]:
     """Three brokers in a mesh, with a leader for their storage."""
     async with network.mesh(3, tmp_path) as mesh:
         for one in mesh.brokers.values():
@@ -54,7 +54,7 @@ async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
     """Connections to ``broker``, or to the addresses given; closed when the test ends."""
     async with contextlib.AsyncExitStack() as connections:
 
-        async def make(identity: str = "test", *servers: str) -> client.Client:
+        async def make(identity: str = "test", *servers: str) -> client.NatsBus:
             made = await client.connect(servers or (broker.url,), identity=identity)
             connections.push_async_callback(made.close)
             return made
@@ -63,29 +63,29 @@ async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
 
 
 @pytest_asyncio.fixture
-async def bus(connect: Connect) -> client.Client:
+async def bus(connect: Connect) -> client.NatsBus:
     """One connection to ``broker``."""
     return await connect()
 
 
 @pytest.fixture
-def simulated_network(request: pytest.FixtureRequest) -> simulation.Network:
+def simulated_network(request: pytest.FixtureRequest) -> simulation.SimulatedNetwork:
     """The in-memory twin of the bus. Each test has a seed of its own; ``--muster-seed`` gives it another."""
     chosen: int | None = request.config.getoption("muster_seed")
     seed = zlib.crc32(request.node.nodeid.encode()) if chosen is None else chosen
-    failure_logs.keep(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
-    return simulation.Network(seed)
+    failure_logs.attach(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
+    return simulation.SimulatedNetwork(seed)
 
 
 @pytest_asyncio.fixture
 async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartProcess]:
     """`process.start`, for processes that end with the test."""
-    children: list[child_process.Child] = []
+    children: list[child_process.ChildProcess] = []
 
-    async def start(*command: Any, **options: Any) -> child_process.Child:
+    async def start(*command: Any, **options: Any) -> child_process.ChildProcess:
         child = await child_process.start(*command, **options)
         children.append(child)
-        failure_logs.keep(request.node, f"output of {child.name}", child.tail)
+        failure_logs.attach(request.node, f"output of {child.name}", child.tail)
         return child
 
     yield start

@@ -36,18 +36,18 @@ THREADS_ALLOWED = {
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class OpenResources:
     files: frozenset[tuple[int, str]]
     processes: frozenset[int]
     threads: frozenset[threading.Thread]
 
-    def minus(self, other: Snapshot) -> Snapshot:
-        return Snapshot(
+    def minus(self, other: OpenResources) -> OpenResources:
+        return OpenResources(
             self.files - other.files, self.processes - other.processes, self.threads - other.threads
         )
 
-    def plus(self, other: Snapshot) -> Snapshot:
-        return Snapshot(
+    def plus(self, other: OpenResources) -> OpenResources:
+        return OpenResources(
             self.files | other.files, self.processes | other.processes, self.threads | other.threads
         )
 
@@ -58,11 +58,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def snapshot() -> Snapshot:
-    return Snapshot(_files(), _processes(), frozenset(threading.enumerate()))
+def snapshot() -> OpenResources:
+    return OpenResources(_files(), _processes(), frozenset(threading.enumerate()))
 
 
-def leaked(before: Snapshot, *, ignore: frozenset[str] = frozenset()) -> list[str]:
+def leaked(before: OpenResources, *, ignore: frozenset[str] = frozenset()) -> list[str]:
     """One line for each thing there is now that was not there before. Leaked processes are ended."""
     deadline = time.monotonic() + GRACE_S
     wait_s = 0.001
@@ -77,7 +77,7 @@ def leaked(before: Snapshot, *, ignore: frozenset[str] = frozenset()) -> list[st
     return [line for line, _ in new]
 
 
-def _findings(new: Snapshot, ignore: frozenset[str]) -> list[tuple[str, int]]:
+def _findings(new: OpenResources, ignore: frozenset[str]) -> list[tuple[str, int]]:
     """What is wrong; with the process to end, where it is one."""
     found: list[tuple[str, int]] = []
     if "processes" not in ignore:

@@ -28,7 +28,7 @@ from muster.testing import blocking_calls, failure_logs, leaks
 
 LEAK_KINDS = frozenset({"tasks", "loop-errors", "threads", "files", "processes"})
 
-_BASELINE = pytest.StashKey[leaks.Snapshot]()
+_BASELINE = pytest.StashKey[leaks.OpenResources]()
 _ASYNC = importlib.util.find_spec("pytest_asyncio") is not None
 
 

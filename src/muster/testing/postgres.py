@@ -43,7 +43,7 @@ _OPTIONS = (
 _PROGRAMS = ("initdb", "postgres", "pg_isready")
 
 
-class Server:
+class PostgresServer:
     """Started by `running`. ``password`` is its superuser's, who is named in ``url``."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Server:
             **_as(self._account),
         )
         if made.returncode != 0:
-            raise errors.MissingPart(f"initdb failed: {made.stdout.strip()[-500:]}")
+            raise errors.MissingDependency(f"initdb failed: {made.stdout.strip()[-500:]}")
 
     def start(self) -> None:
         """On the port it had before, if any. Returns when it takes connections."""
@@ -143,14 +143,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Server]:
+def running() -> Iterator[PostgresServer]:
     """One of one's own, removed afterwards. `errors.MissingPart` if PostgreSQL is not installed."""
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix="muster-postgres-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        server = Server(_reachable(_find_programs(), folder, account), folder, account)
+        server = PostgresServer(_reachable(_find_programs(), folder, account), folder, account)
         server.initialise()
         server.start()
         try:
@@ -160,7 +160,7 @@ def running() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
+def postgres_server() -> Iterator[PostgresServer]:
     """Skipped with a reason where PostgreSQL cannot be started, except in CI: there it is an error."""
     with contextlib.ExitStack() as stack:
         try:
@@ -181,7 +181,7 @@ def _find_programs() -> pathlib.Path:
     for folder in folders:
         if all(os.access(folder / program, os.X_OK) for program in _PROGRAMS):
             return folder
-    raise errors.MissingPart(
+    raise errors.MissingDependency(
         "no PostgreSQL server was found", hint="pip install pgserver, or apt-get install postgresql"
     )
 
@@ -195,7 +195,7 @@ def _reachable(
     shutil.copytree(programs.parent, folder / "install", symlinks=True)
     if _runs(folder / "install" / programs.name, account):
         return folder / "install" / programs.name
-    raise errors.MissingPart(f"{account.pw_name} cannot run {programs}/postgres, and root may not")
+    raise errors.MissingDependency(f"{account.pw_name} cannot run {programs}/postgres, and root may not")
 
 
 def _runs(programs: pathlib.Path, account: pwd.struct_passwd) -> bool:

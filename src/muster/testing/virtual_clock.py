@@ -27,7 +27,7 @@ EPOCH_NS = 1_700_000_000_000_000_000  # where fake clocks begin: a fixed moment,
 LOOP_RESOLUTION_S = 1e-9  # asyncio fires a timer this much early
 
 
-class Stuck(errors.MusterError):
+class VirtualTimeDeadlock(errors.MusterError):
     """Everything waits and nothing will ever come: in real time this test would hang."""
 
     code = "stuck"
@@ -59,7 +59,7 @@ class _VirtualSelector(selectors.SelectSelector):
         if self.threads_at_work:
             return super().select(None)
         if timeout is None:
-            raise Stuck(
+            raise VirtualTimeDeadlock(
                 "every task waits, no timer is set, no thread is at work: nothing can happen any more"
             )
         self.now_s += timeout

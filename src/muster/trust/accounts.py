@@ -21,11 +21,11 @@ def domain(
     signing: str,
     role_keys: Mapping[roles.Role, str],
     revocations: Mapping[str, int],
-) -> jwt.Account:
+) -> jwt.AccountClaims:
     """``public`` is the account's key, ``system`` that of the brokers' account."""
-    return jwt.Account(
+    return jwt.AccountClaims(
         imports=tuple(
-            jwt.Import(
+            jwt.AccountImport(
                 name=name,
                 subject=f"$SYS.ACCOUNT.{public}.{event}",
                 account=system,
@@ -42,12 +42,14 @@ def domain(
 
 def brokers(
     *, signing: str, role_keys: Mapping[roles.Role, str], revocations: Mapping[str, int]
-) -> jwt.Account:
+) -> jwt.AccountClaims:
     """The brokers' own account, which stores nothing."""
-    return jwt.Account(
+    return jwt.AccountClaims(
         exports=tuple(
             # The importer's own key must stand at the star: nobody hears of another account's connections.
-            jwt.Export(name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3)
+            jwt.AccountExport(
+                name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3
+            )
             for event in _EVENTS.values()
         ),
         limits=jwt.AccountLimits(),
@@ -56,12 +58,13 @@ def brokers(
     )
 
 
-def _scopes(role_keys: Mapping[roles.Role, str]) -> list[jwt.Scope]:
+def _scopes(role_keys: Mapping[roles.Role, str]) -> list[jwt.SigningScope]:
     return [
-        jwt.Scope(key=key, role=role.value, template=roles.limits(role)) for role, key in role_keys.items()
+        jwt.SigningScope(key=key, role=role.value, template=roles.limits(role))
+        for role, key in role_keys.items()
     ]
 
 
-def roles_of(account: jwt.Account) -> set[str]:
+def roles_of(account: jwt.AccountClaims) -> set[str]:
     """The roles for which it names a key."""
-    return {key.role for key in account.signing_keys if isinstance(key, jwt.Scope)}
+    return {key.role for key in account.signing_keys if isinstance(key, jwt.SigningScope)}

@@ -44,7 +44,7 @@ _BUNDLE = "bundle"
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class CertificateStatus:
     """How long a certificate still lives. ``warning_days`` is 30, 7, 1 or 0 (expired); None: all is well."""
 
     name: str
@@ -55,7 +55,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificatePair:
     """What TLS needs; ``path`` is certificate file and key file in one."""
 
     path: pathlib.Path
@@ -75,24 +75,26 @@ class _Signed:
         return key + _pem(self.certificate, *self.chain)
 
 
-def status(name: str, certificate: x509.Certificate, *, now: float, renew_at: float = 2 / 3) -> Status:
+def status(
+    name: str, certificate: x509.Certificate, *, now: float, renew_at: float = 2 / 3
+) -> CertificateStatus:
     begins = certificate.not_valid_before_utc.timestamp()
     ends = certificate.not_valid_after_utc.timestamp()
     days_left = (ends - now) / DAY_S
     reached = [days for days in (0, *WARNING_DAYS) if days_left <= days]
     # One that is not valid yet was made while the clock was ahead.
     due = now < begins or now >= begins + (ends - begins) * renew_at
-    return Status(name, ends, days_left, reached[0] if reached else None, due)
+    return CertificateStatus(name, ends, days_left, reached[0] if reached else None, due)
 
 
-async def keep_current(served: tls.Renewable, *, look_s: float = tls.LOOK_S) -> None:
+async def keep_current(served: tls.RenewableTls, *, look_s: float = tls.LOOK_S) -> None:
     """Have a listener use the certificate that its files hold, for as long as this runs."""
     while True:
         served.refresh()
         await asyncio.sleep(look_s)
 
 
-class Certificates:
+class CertificateStore:
     """A certificate authority in a folder, and what it has signed."""
 
     def __init__(self, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> None:
@@ -103,13 +105,17 @@ class Certificates:
     @classmethod
     def create(
         cls, folder: pathlib.Path, domain: str, *, lifetime_s: float, clock: Callable[[], float] = time.time
-    ) -> Certificates:
+    ) -> CertificateStore:
         made = cls(folder, subjects.token(domain), clock=clock)
         if (folder / "ca.pem").exists():
             raise errors.AlreadyExists(f"{folder} has a certificate authority already", hint="rotate it")
         authority = _authority(domain, 1, clock(), lifetime_s)
-        private_files.write(folder / "bundle.pem", _pem(authority.certificate), mode=private_files.PUBLIC)
-        private_files.write(folder / "ca.pem", authority.pem())  # last: it is what makes the rest count
+        private_files.replace_file(
+            folder / "bundle.pem", _pem(authority.certificate), mode=private_files.PUBLIC
+        )
+        private_files.replace_file(
+            folder / "ca.pem", authority.pem()
+        )  # last: it is what makes the rest count
         return made
 
     @property
@@ -137,13 +143,13 @@ class Certificates:
                 fits = _issued_by(held, authority.certificate) and _hosts(held) == set(wanted)
                 if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
                     return False
-            private_files.write(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
+            private_files.replace_file(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
             return True
 
-    def pair(self, name: str) -> Pair:
+    def pair(self, name: str) -> CertificatePair:
         if subjects.token(name) in (_CA, _BUNDLE):
             raise errors.InvalidInput(f"{name!r} is the authority's own: choose another name")
-        return Pair(self._folder / f"{name}.pem", self.bundle)
+        return CertificatePair(self._folder / f"{name}.pem", self.bundle)
 
     def rotate(self, *, lifetime_s: float) -> None:
         """A new authority. Certificates of the old one stay good; `ensure` replaces them one by one.
@@ -160,13 +166,17 @@ class Certificates:
                 links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that counts
             believed = _unexpired(self._believed(), now)
             # The bundle first: whoever is signed by the new one must find it believed.
-            private_files.write(self.bundle, _pem(new.certificate, *believed), mode=private_files.PUBLIC)
-            private_files.write(self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem())
+            private_files.replace_file(
+                self.bundle, _pem(new.certificate, *believed), mode=private_files.PUBLIC
+            )
+            private_files.replace_file(
+                self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem()
+            )
 
-    def authority_status(self, *, renew_at: float = 2 / 3) -> Status:
+    def authority_status(self, *, renew_at: float = 2 / 3) -> CertificateStatus:
         return status(_CA, self._load(_CA).certificate, now=self._clock(), renew_at=renew_at)
 
-    def report(self, *, renew_at: float = 2 / 3) -> list[Status]:
+    def report(self, *, renew_at: float = 2 / 3) -> list[CertificateStatus]:
         """The state of every certificate here; the authority's is called ``ca``."""
         names = sorted(path.stem for path in self._folder.glob("*.pem") if path.stem != _BUNDLE)
         now = self._clock()

@@ -35,7 +35,7 @@ class Credentials:
         credentials = cls(blocks[_JWT], blocks[_SEED])
         claims = credentials.claims
         key = nkeys.KeyPair.from_seed(credentials.seed)
-        if not isinstance(claims.nats, jwt.User) or key.public != claims.sub:
+        if not isinstance(claims.nats, jwt.UserClaims) or key.public != claims.sub:
             raise errors.InvalidInput("damaged credentials: the seed does not belong to the JWT")
         return credentials
 
@@ -51,7 +51,7 @@ class Credentials:
         )
 
     @property
-    def claims(self) -> jwt.Claims:
+    def claims(self) -> jwt.JwtClaims:
         return jwt.read(self.user_jwt)
 
     @property
@@ -62,7 +62,7 @@ class Credentials:
     def sees_connections(self) -> bool:
         """Whether it may ask brokers who is connected. A document that names no role of ours may try."""
         user = self.claims.nats
-        role = roles.named_in(user.tags) if isinstance(user, jwt.User) else None
+        role = roles.role_from_tags(user.tags) if isinstance(user, jwt.UserClaims) else None
         return role is None or roles.sees_connections(role)
 
     def check(self, now: float) -> None:

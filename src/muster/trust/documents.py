@@ -41,7 +41,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class GrantSituation:
     """Who uses a grant, and where: known from the broker and the receiver, never from the message."""
 
     holder: str
@@ -51,7 +51,7 @@ class Situation:
     audience: str = ""
 
 
-class Scope(_Document, frozen=True, kw_only=True):
+class GrantScope(_Document, frozen=True, kw_only=True):
     """Where it holds. An empty field: everywhere.
 
     The first three are paths, and cover what is below them: the domain, the region of the world one acts in,
@@ -63,7 +63,7 @@ class Scope(_Document, frozen=True, kw_only=True):
     prefix: Text = ""
     audience: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)] = ()
 
-    def within(self, other: Scope) -> bool:
+    def within(self, other: GrantScope) -> bool:
         """Whether it holds nowhere that the other does not."""
         return (
             _below(self.domain, other.domain)
@@ -72,7 +72,7 @@ class Scope(_Document, frozen=True, kw_only=True):
             and (not other.audience or (bool(self.audience) and set(self.audience) <= set(other.audience)))
         )
 
-    def covers(self, situation: Situation) -> bool:
+    def covers(self, situation: GrantSituation) -> bool:
         return (
             _below(situation.domain, self.domain)
             and _below(situation.region, self.region)
@@ -81,26 +81,26 @@ class Scope(_Document, frozen=True, kw_only=True):
         )
 
 
-class Anything(_Document, frozen=True, kw_only=True, tag="any", tag_field="rule"):
+class AnyValue(_Document, frozen=True, kw_only=True, tag="any", tag_field="rule"):
     pass
 
 
-class OneOf(_Document, frozen=True, kw_only=True, tag="one-of", tag_field="rule"):
+class ValueIn(_Document, frozen=True, kw_only=True, tag="one-of", tag_field="rule"):
     values: Annotated[tuple[bool | Whole | float | Text, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
-class Between(_Document, frozen=True, kw_only=True, tag="between", tag_field="rule"):
+class ValueRange(_Document, frozen=True, kw_only=True, tag="between", tag_field="rule"):
     """Numbers from ``low`` to ``high``, both included."""
 
     low: Whole | float
     high: Whole | float
 
 
-class StartsWith(_Document, frozen=True, kw_only=True, tag="starts-with", tag_field="rule"):
+class ValuePrefix(_Document, frozen=True, kw_only=True, tag="starts-with", tag_field="rule"):
     text: Text
 
 
-Rule = Anything | OneOf | Between | StartsWith
+Rule = AnyValue | ValueIn | ValueRange | ValuePrefix
 
 
 class Mandate(_Document, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class Mandate(_Document, frozen=True, kw_only=True):
     name: Name
     tier: Tier
     may_grant: Annotated[dict[Attribute, Rule], msgspec.Meta(min_length=1, max_length=64)]
-    scope: Scope = Scope()
+    scope: GrantScope = GrantScope()
     issued_at: Second
     expires_at: Second
 
@@ -121,7 +121,7 @@ class Grant(_Document, frozen=True, kw_only=True):
     holder: Name
     tier: Tier
     attributes: Annotated[dict[Attribute, Value], msgspec.Meta(min_length=1, max_length=64)]
-    scope: Scope = Scope()
+    scope: GrantScope = GrantScope()
     issued_at: Second
     expires_at: Second
 
@@ -133,19 +133,19 @@ class RevocationList(_Document, frozen=True, kw_only=True):
     serials: frozenset[Annotated[str, msgspec.Meta(max_length=64)]]
 
 
-def allows(rule: Rule, value: Value) -> bool:
+def is_allowed(rule: Rule, value: Value) -> bool:
     """Of a set, every member must be allowed."""
     if isinstance(value, tuple):
-        return all(allows(rule, member) for member in value)
+        return all(is_allowed(rule, member) for member in value)
     match rule:
-        case Anything():
+        case AnyValue():
             return True
-        case OneOf(values=values):
+        case ValueIn(values=values):
             # True is not 1 here, though Python thinks so.
             return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
-        case Between(low=low, high=high):
+        case ValueRange(low=low, high=high):
             return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        case StartsWith(text=text):
+        case ValuePrefix(text=text):
             return isinstance(value, str) and value.startswith(text)
 
 
@@ -154,7 +154,7 @@ def _below(path: str, above: str) -> bool:
     return not above or path == above or (path.startswith(above) and path[len(above)] in "/.")
 
 
-class Reason(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     MALFORMED = "malformed"
     TOO_LARGE = "too-large"
     BAD_SIGNATURE = "bad-signature"
@@ -169,10 +169,10 @@ class Reason(enum.StrEnum):
     OTHER_HOLDER = "other-holder"
 
 
-class No(Exception):
+class DocumentRefused(Exception):
     """Inside this package only: why something is not believed. `grants.verify` makes a `Refusal` of it."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
@@ -192,21 +192,21 @@ def open_sealed(sealed: str, kind: type[_Kind]) -> tuple[_Kind, str]:
     """The document and its serial, if it is one of this kind and its issuer's signature fits."""
     limit = LIST_SIZE_MAX if kind is RevocationList else SIZE_MAX
     if len(sealed) > limit:
-        raise No(Reason.TOO_LARGE, f"{len(sealed)} characters; at most {limit} are read")
+        raise DocumentRefused(RefusalReason.TOO_LARGE, f"{len(sealed)} characters; at most {limit} are read")
     word, _, rest = sealed.partition(".")
     body, _, signature = rest.partition(".")  # a third dot is not base64 and is refused as such
     if word != _WORDS[kind]:
-        raise No(Reason.MALFORMED, f"expected it to start with {_WORDS[kind]}")
+        raise DocumentRefused(RefusalReason.MALFORMED, f"expected it to start with {_WORDS[kind]}")
     try:
         document: _Kind = _DECODERS[kind].decode(base64url.decode(body))
         raw = base64url.decode(signature)
         nkeys.kind_of(document.issuer)
     except (msgspec.MsgspecError, errors.InvalidInput, UnicodeError, RecursionError) as error:
-        raise No(Reason.MALFORMED, str(error)) from None
+        raise DocumentRefused(RefusalReason.MALFORMED, str(error)) from None
     try:
         nkeys.verify(document.issuer, f"{word}.{body}".encode(), raw)
     except errors.Unauthorized as error:
-        raise No(Reason.BAD_SIGNATURE, error.message) from None
+        raise DocumentRefused(RefusalReason.BAD_SIGNATURE, error.message) from None
     return document, serial_of(sealed)
 
 
@@ -228,6 +228,6 @@ def seal(signer: nkeys.KeyPair, document: Mandate | Grant | RevocationList) -> s
     sealed = f"{signed}.{base64url.encode(signer.sign(signed.encode()))}"
     try:
         open_sealed(sealed, type(document))  # the limits are written once, in the types, and hold for us too
-    except No as no:
+    except DocumentRefused as no:
         raise errors.InvalidInput(f"this cannot be signed: {no.detail}") from None
     return sealed

@@ -26,12 +26,12 @@ from muster.trust import documents, jwt, nkeys
 CHAIN_MAX = 8  # a grant and seven mandates
 SKEW_S = 60.0
 
-Reason = documents.Reason
-_No = documents.No
+Reason = documents.RefusalReason
+_No = documents.DocumentRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class VerifiedGrant:
     """What may be believed of the holder, in the situation that was asked about."""
 
     holder: str
@@ -43,7 +43,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class GrantRefused:
     reason: Reason
     detail: str
 
@@ -75,14 +75,14 @@ class Revocations:
 
 def verify(
     chain: Sequence[str],
-    situation: documents.Situation,
+    situation: documents.GrantSituation,
     *,
     root: str,
     now: float,
     revocations: Revocations,
     lifetime_s_max: float | None = None,
     skew_s: float = SKEW_S,
-) -> Granted | Refusal:
+) -> VerifiedGrant | GrantRefused:
     """``chain`` is a grant and the mandates that lead from it to ``root``, nearest first."""
     try:
         grant, serial, mandates = _follow(chain, root, now, revocations, skew_s)
@@ -93,8 +93,8 @@ def verify(
         if not grant.scope.covers(situation):
             raise _No(Reason.OUT_OF_SCOPE, f"it does not hold here: {grant.scope}")
     except _No as no:
-        return Refusal(no.reason, no.detail)
-    return Granted(
+        return GrantRefused(no.reason, no.detail)
+    return VerifiedGrant(
         holder=grant.holder,
         attributes=grant.attributes,
         tier=grant.tier,
@@ -125,7 +125,7 @@ def _follow(
             raise _No(Reason.OUT_OF_SCOPE, f"the grant reaches beyond {mandate.name}'s scope")
         for attribute, value in grant.attributes.items():
             rule = mandate.may_grant.get(attribute)
-            if rule is None or not documents.allows(rule, value):
+            if rule is None or not documents.is_allowed(rule, value):
                 raise _No(Reason.BEYOND_MANDATE, f"{mandate.name} may not grant {attribute} = {value!r}")
     return grant, serial, mandates
 
@@ -187,7 +187,7 @@ class Authority:
         tier: int,
         now: float,
         lifetime_s: float,
-        scope: documents.Scope | None = None,
+        scope: documents.GrantScope | None = None,
     ) -> tuple[str, ...]:
         """The chain to present; `errors.Forbidden` if it is more than this authority may grant."""
         document = documents.Grant(
@@ -212,12 +212,12 @@ class Authority:
         may_grant: Mapping[str, documents.Rule],
         now: float,
         lifetime_s: float,
-        scope: documents.Scope | None = None,
+        scope: documents.GrantScope | None = None,
     ) -> tuple[str, ...]:
         """The mandates of a new authority of a lower tier, for its `Authority.mandates`."""
         document = documents.Mandate(
             issuer=self.key.public,
-            subject=nkeys.require(key, *nkeys.Kind),
+            subject=nkeys.require_kind(key, *nkeys.KeyKind),
             name=name,
             tier=tier,
             may_grant=dict(may_grant),
@@ -236,8 +236,8 @@ class Authority:
         )
         return documents.seal(self.key, document)
 
-    def _scope(self) -> documents.Scope:
-        return self._mandate(0).scope if self.mandates else documents.Scope()
+    def _scope(self) -> documents.GrantScope:
+        return self._mandate(0).scope if self.mandates else documents.GrantScope()
 
     def _mandate(self, position: int) -> documents.Mandate:
         return documents.open_sealed(self.mandates[position], documents.Mandate)[0]

@@ -28,18 +28,18 @@ _LIFETIME_S_MAX = 100 * 366 * 86400.0
 _HEADER = b'{"typ":"JWT","alg":"ed25519-nkey"}'
 
 
-class Subjects(msgspec.Struct, frozen=True, omit_defaults=True):
+class SubjectPermissions(msgspec.Struct, frozen=True, omit_defaults=True):
     """An empty ``allow`` means everything to the broker, which is why `roles` never leaves one empty."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class UserLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What one user may do. In a user signed by a role's key it is empty: the account holds the template."""
 
-    pub: Subjects = Subjects()
-    sub: Subjects = Subjects()
+    pub: SubjectPermissions = SubjectPermissions()
+    sub: SubjectPermissions = SubjectPermissions()
     subs: int = 0
     data: int = 0
     payload: int = 0
@@ -47,24 +47,24 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     allowed_connection_types: tuple[str, ...] = ()
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class SigningScope(msgspec.Struct, frozen=True, kw_only=True):
     """A signing key that can make users of one role only; the role's permissions are in the account."""
 
     kind: str = "user_scope"
     key: str
     role: str
-    template: Limits
+    template: UserLimits
     description: str = ""
 
 
-class Export(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class AccountExport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     name: str
     subject: str
     type: str
     account_token_position: int = 0  # which token of the subject must be the importer's own key
 
 
-class Import(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class AccountImport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     name: str
     subject: str
     account: str
@@ -89,7 +89,7 @@ class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
     consumer: int = UNLIMITED
 
 
-class Operator(
+class OperatorClaims(
     msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="operator"
 ):
     signing_keys: tuple[str, ...] = ()
@@ -98,22 +98,24 @@ class Operator(
     version: int = 0
 
 
-class Account(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="account"):
-    imports: tuple[Import, ...] = ()
-    exports: tuple[Export, ...] = ()
+class AccountClaims(
+    msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="account"
+):
+    imports: tuple[AccountImport, ...] = ()
+    exports: tuple[AccountExport, ...] = ()
     limits: AccountLimits
-    signing_keys: tuple[str | Scope, ...] = ()
+    signing_keys: tuple[str | SigningScope, ...] = ()
     revocations: dict[str, int] = {}  # user key: every user JWT of it issued until then is void
     version: int = 0
 
 
-class User(Limits, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="user"):
+class UserClaims(UserLimits, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="user"):
     issuer_account: str = ""
     tags: tuple[str, ...] = ()
     version: int = 0
 
 
-class Claims(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class JwtClaims(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Times are whole seconds since the epoch; 0 means none."""
 
     jti: str = ""
@@ -123,7 +125,7 @@ class Claims(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sub: str = ""
     exp: int = 0
     nbf: int = 0
-    nats: Operator | Account | User
+    nats: OperatorClaims | AccountClaims | UserClaims
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -132,11 +134,11 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 _MAY_SIGN = {
-    Operator: (nkeys.Kind.OPERATOR, nkeys.Kind.OPERATOR),
-    Account: (nkeys.Kind.OPERATOR, nkeys.Kind.ACCOUNT),
-    User: (nkeys.Kind.ACCOUNT, nkeys.Kind.USER),
+    OperatorClaims: (nkeys.KeyKind.OPERATOR, nkeys.KeyKind.OPERATOR),
+    AccountClaims: (nkeys.KeyKind.OPERATOR, nkeys.KeyKind.ACCOUNT),
+    UserClaims: (nkeys.KeyKind.ACCOUNT, nkeys.KeyKind.USER),
 }
-_claims_decoder = msgspec.json.Decoder(Claims)
+_claims_decoder = msgspec.json.Decoder(JwtClaims)
 _header_decoder = msgspec.json.Decoder(_Header)
 
 
@@ -153,7 +155,7 @@ def issue(
     signer: nkeys.KeyPair,
     subject: str,
     name: str,
-    nats: Operator | Account | User,
+    nats: OperatorClaims | AccountClaims | UserClaims,
     *,
     issued_at: int,
     expires_at: int | None = None,
@@ -164,11 +166,11 @@ def issue(
         raise errors.InvalidInput(f"{signer.public} cannot sign this: an {signer_kind.name.lower()} key must")
     if expires_at is not None and expires_at <= issued_at:
         raise errors.InvalidInput("the document would expire before it is issued")
-    claims = Claims(
+    claims = JwtClaims(
         iat=issued_at,
         iss=signer.public,
         name=name,
-        sub=nkeys.require(subject, subject_kind),
+        sub=nkeys.require_kind(subject, subject_kind),
         exp=expires_at or 0,
         nats=msgspec.structs.replace(nats, version=2),
     )
@@ -184,7 +186,7 @@ def issue(
     return token
 
 
-def read(token: str) -> Claims:
+def read(token: str) -> JwtClaims:
     """What a JWT says, if its signature is that of the issuer it names. Says nothing of trust or time."""
     if len(token) > SIZE_MAX:
         raise errors.InvalidInput(f"not a JWT: {len(token)} characters, at most {SIZE_MAX} are read")
@@ -202,13 +204,13 @@ def read(token: str) -> Claims:
     if claims.nats.version != 2:
         raise errors.InvalidInput(f"a version {claims.nats.version} JWT: only version 2 is understood")
     signer_kind, subject_kind = _MAY_SIGN[type(claims.nats)]
-    nkeys.require(claims.iss, signer_kind)
-    nkeys.require(claims.sub, subject_kind)
+    nkeys.require_kind(claims.iss, signer_kind)
+    nkeys.require_kind(claims.sub, subject_kind)
     nkeys.verify(claims.iss, token.rpartition(".")[0].encode(), signature)
     return claims
 
 
-def verify(token: str, *, issuers: Collection[str], now: float) -> Claims:
+def verify(token: str, *, issuers: Collection[str], now: float) -> JwtClaims:
     """The claims, if one of ``issuers`` signed them and they hold at ``now``."""
     claims = read(token)
     if claims.iss not in issuers:

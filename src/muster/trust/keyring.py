@@ -51,14 +51,14 @@ _TOPIC = "topic:"
 _QUEUE = "queue:"
 
 
-class Revocation(msgspec.Struct, frozen=True):
+class CredentialRevocation(msgspec.Struct, frozen=True):
     identity: str
     at: int
     expires_at: int  # 0: never, so the revocation is kept for ever
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CredentialRecord:
     """What is known of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
 
     identity: str
@@ -84,7 +84,7 @@ class BrokerTrust:
     accounts: dict[str, str]  # public key -> JWT
 
 
-class Trust:
+class Keyring:
     """Opened by `create` or `open`. ``domain`` arguments default to the root of the tree."""
 
     def __init__(self, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> None:
@@ -93,7 +93,7 @@ class Trust:
         self._clock = clock
 
     @classmethod
-    def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Trust:
+    def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Keyring:
         """New keys for a new tree of domains. All of it appears at once, or none."""
         _domain_name(domain)
         if folder.exists() and any(folder.iterdir()):
@@ -101,18 +101,18 @@ class Trust:
                 f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
                 hint="use the keys that are there, or name another folder",
             )
-        with private_files.draft(folder) as draft:
+        with private_files.staged_folder(folder) as draft:
             trust = cls(draft, domain, clock=clock)
             trust._new_operator()
             trust._new_account(domain)
         return cls(folder, domain, clock=clock)
 
     @classmethod
-    def open(cls, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> Trust:
-        with private_files.explained(folder):
+    def open(cls, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> Keyring:
+        with private_files.map_os_errors(folder):
             if not folder.exists():
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
-        return cls(folder, _read(folder / "operator.jwt", jwt.Operator)[1].name, clock=clock)
+        return cls(folder, _read(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
 
     # -- domains
 
@@ -137,19 +137,21 @@ class Trust:
     def root_of_grants(self, *, domain: str | None = None) -> str:
         """The public key that `grants.verify` is given; needs no secret to be on this machine."""
         path = self._account(domain or self.domain) / "grants.public"
-        return nkeys.require(private_files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
+        return nkeys.require_kind(
+            private_files.read_text(path, "the root of authorities"), nkeys.KeyKind.ACCOUNT
+        )
 
-    def key_of_secrets(self, *, domain: str | None = None) -> sealed_box.Key:
+    def key_of_secrets(self, *, domain: str | None = None) -> sealed_box.SealedBoxKey:
         """Opens the secrets that the domain's store keeps sealed."""
         self._existing(domain or self.domain)
         with private_files.locked(self.folder):
-            return sealed_box.Key.kept_in(self._account(domain or self.domain) / "secrets.key")
+            return sealed_box.SealedBoxKey.kept_in(self._account(domain or self.domain) / "secrets.key")
 
-    def passwords(self, *, domain: str | None = None) -> passwords.Passwords:
+    def passwords(self, *, domain: str | None = None) -> passwords.PasswordStore:
         """The verifiers of those who log in with a name and a password."""
         domain = domain or self.domain
         self._existing(domain)
-        return passwords.Passwords(self._account(domain) / "passwords", clock=self._clock)
+        return passwords.PasswordStore(self._account(domain) / "passwords", clock=self._clock)
 
     # -- credentials
 
@@ -184,8 +186,8 @@ class Trust:
                     raise errors.Refused(f"{identity!r} needs a new key: this one was {record.status}")
             if public_key in self._revoked(domain):
                 raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
-            key = None if public_key else nkeys.KeyPair.create(nkeys.Kind.USER)
-            public = key.public if key else nkeys.require(public_key or "", nkeys.Kind.USER)
+            key = None if public_key else nkeys.KeyPair.create(nkeys.KeyKind.USER)
+            public = key.public if key else nkeys.require_kind(public_key or "", nkeys.KeyKind.USER)
             now = self._clock()
             expires_at = jwt.ends(now, lifetime_s)
             return self._sign(
@@ -206,7 +208,7 @@ class Trust:
             if expires_at and (not record.expires_at or expires_at < record.expires_at):
                 raise errors.Refused(f"{identity!r} would expire earlier than it does now", hint=anew)
             user = self._claims(record.domain, identity).nats
-            assert isinstance(user, jwt.User)
+            assert isinstance(user, jwt.UserClaims)
             topics = tuple(tag.removeprefix(_TOPIC) for tag in user.tags if tag.startswith(_TOPIC))
             path = self._user(record.domain, identity).with_suffix(".creds")
             key = None
@@ -225,7 +227,7 @@ class Trust:
                 key,
             )
 
-    def revoke(self, identity: str, *, domain: str | None = None) -> Record:
+    def revoke(self, identity: str, *, domain: str | None = None) -> CredentialRecord:
         """Brokers refuse it, and drop its connections, once they are told with `claims_update`."""
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
@@ -239,26 +241,28 @@ class Trust:
             }
             # The broker voids what was issued up to this second; a clock set back must not let it live on.
             at = max(now, record.issued_at)
-            revoked[record.public_key] = Revocation(identity, at, record.expires_at or 0)
-            private_files.write(self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked))
+            revoked[record.public_key] = CredentialRevocation(identity, at, record.expires_at or 0)
+            private_files.replace_file(
+                self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked)
+            )
             self._refresh(record.domain)
             self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
 
-    def show(self, identity: str, *, domain: str | None = None) -> Record:
+    def show(self, identity: str, *, domain: str | None = None) -> CredentialRecord:
         domain = domain or self.domain
         claims = self._claims(domain, subjects.token(identity))
         user = claims.nats
-        assert isinstance(user, jwt.User)
-        role = roles.named_in(user.tags)
-        limits: jwt.Limits = user
+        assert isinstance(user, jwt.UserClaims)
+        role = roles.role_from_tags(user.tags)
+        limits: jwt.UserLimits = user
         if not user.pub.allow and role is not None:
             limits = roles.limits(role, identity)
         expired = claims.exp and claims.exp <= self._clock()
         revocation = self._revoked(domain).get(claims.sub)
         revoked = revocation is not None and claims.iat <= revocation.at  # as brokers decide it
         status = "revoked" if revoked else "expired" if expired else "valid"
-        return Record(
+        return CredentialRecord(
             identity=identity,
             domain=domain,
             role=role.value if role is not None else "?",
@@ -273,7 +277,7 @@ class Trust:
             queues=_queues_of(user, role),
         )
 
-    def records(self, *, domain: str | None = None) -> list[Record]:
+    def records(self, *, domain: str | None = None) -> list[CredentialRecord]:
         domain = domain or self.domain
         names = sorted(path.stem for path in (self._account(domain) / "users").glob("*.jwt"))
         return [self.show(name, domain=domain) for name in names]
@@ -289,10 +293,10 @@ class Trust:
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
 
-    def check(self, user_jwt: str) -> jwt.Claims:
+    def check(self, user_jwt: str) -> jwt.JwtClaims:
         """What a broker would decide about this document, with the reason that brokers keep to themselves."""
         claims = jwt.read(user_jwt)
-        if not isinstance(claims.nats, jwt.User):
+        if not isinstance(claims.nats, jwt.UserClaims):
             raise errors.Unauthorized(f"{claims.name!r} is not a user's document")
         for domain in (SYSTEM, *self.domains()):
             _, account = self._document(domain)
@@ -300,7 +304,7 @@ class Trust:
                 break
         else:
             raise errors.Unauthorized(f"{claims.name!r} belongs to an account that is not of this operator")
-        assert isinstance(account.nats, jwt.Account)
+        assert isinstance(account.nats, jwt.AccountClaims)
         signers = [key if isinstance(key, str) else key.key for key in account.nats.signing_keys]
         if claims.iat <= account.nats.revocations.get(claims.sub, -1):
             raise errors.Unauthorized(f"{claims.name!r} was revoked")
@@ -316,7 +320,7 @@ class Trust:
                 self._refresh(domain)
                 document, claims = self._document(domain)
                 found[claims.sub] = document
-        operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.Operator)
+        operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
         return BrokerTrust(operator_jwt, self._public(SYSTEM), found)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
@@ -332,25 +336,25 @@ class Trust:
     # -- inside
 
     def _new_operator(self) -> None:
-        operator, signing = (nkeys.KeyPair.create(nkeys.Kind.OPERATOR) for _ in range(2))
-        private_files.write(self.folder / "keys" / "operator.seed", operator.seed.encode())
-        private_files.write(self.folder / "keys" / "signing.seed", signing.seed.encode())
+        operator, signing = (nkeys.KeyPair.create(nkeys.KeyKind.OPERATOR) for _ in range(2))
+        private_files.replace_file(self.folder / "keys" / "operator.seed", operator.seed.encode())
+        private_files.replace_file(self.folder / "keys" / "signing.seed", signing.seed.encode())
         self._new_account(SYSTEM)
-        claims = jwt.Operator(
+        claims = jwt.OperatorClaims(
             signing_keys=(signing.public,), system_account=self._public(SYSTEM), strict_signing_key_usage=True
         )
         now = int(self._clock())
         document = jwt.issue(operator, operator.public, self.domain, claims, issued_at=now)
-        private_files.write(self.folder / "operator.jwt", document.encode())
+        private_files.replace_file(self.folder / "operator.jwt", document.encode())
 
     def _new_account(self, domain: str) -> None:
         private_files.make_folder(self._account(domain))
         for name in ("account", "signing"):
-            key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-            private_files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
-        root = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-        private_files.write(self._account(domain) / "grants.seed", root.seed.encode())
-        private_files.write(self._account(domain) / "grants.public", root.public.encode())
+            key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+            private_files.replace_file(self._account(domain) / f"{name}.seed", key.seed.encode())
+        root = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+        private_files.replace_file(self._account(domain) / "grants.seed", root.seed.encode())
+        private_files.replace_file(self._account(domain) / "grants.public", root.public.encode())
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:
@@ -364,9 +368,11 @@ class Trust:
         # Brokers keep the newer of two documents, and count in seconds: two changes in one must differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
         signer = self._key("keys/signing.seed")
-        private_files.write(path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode())
+        private_files.replace_file(
+            path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode()
+        )
 
-    def _describe(self, domain: str, public: str) -> jwt.Account:
+    def _describe(self, domain: str, public: str) -> jwt.AccountClaims:
         system = domain == SYSTEM
         signing = self._key(f"accounts/{domain}/signing.seed").public
         role_keys = {
@@ -406,11 +412,13 @@ class Trust:
         )
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
-            user = jwt.User(issuer_account=self._public(domain), tags=tags)
+            user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)
         else:
             signer = self._key(f"accounts/{domain}/signing.seed")
             limits = roles.limits(role, identity, topics=topics, bearer=bearer)
-            user = jwt.User(**msgspec.structs.asdict(limits), issuer_account=self._public(domain), tags=tags)
+            user = jwt.UserClaims(
+                **msgspec.structs.asdict(limits), issuer_account=self._public(domain), tags=tags
+            )
         document = jwt.issue(signer, public, identity, user, issued_at=int(now), expires_at=expires_at)
         if len(document) > _LINE_MAX and not bearer:
             raise errors.LimitExceeded(
@@ -419,17 +427,19 @@ class Trust:
             )
         owner = self._account(domain) / "keys" / public
         if not owner.exists():
-            private_files.write(owner, identity.encode())
+            private_files.replace_file(owner, identity.encode())
         elif (other := private_files.read_text(owner, "the owner of a key")) != identity:
             raise errors.Refused(
                 f"{identity!r} needs a key of its own: this one was issued to {other!r}",
                 hint="revoking one of the two would revoke both",
             )
         path = self._user(domain, identity)
-        private_files.write(path, document.encode())  # first: what is not recorded could not be revoked
+        private_files.replace_file(
+            path, document.encode()
+        )  # first: what is not recorded could not be revoked
         if key:
             text = credentials.Credentials(document, key.seed).render()
-            private_files.write(path.with_suffix(".creds"), text.encode())
+            private_files.replace_file(path.with_suffix(".creds"), text.encode())
         else:
             path.with_suffix(".creds").unlink(missing_ok=True)
         return document
@@ -444,15 +454,15 @@ class Trust:
         """Made when first needed: a new version of Muster may bring new roles."""
         name = f"accounts/{domain}/roles/{role}.seed"
         if not (self.folder / name).exists() and role not in self._roles(domain):
-            key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
-            private_files.write(self.folder / name, key.seed.encode())
+            key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
+            private_files.replace_file(self.folder / name, key.seed.encode())
         return self._key(name)
 
     def _roles(self, domain: str) -> set[str]:
         if not (self._account(domain) / "account.jwt").exists():
             return set()
         account = self._document(domain)[1].nats
-        assert isinstance(account, jwt.Account)
+        assert isinstance(account, jwt.AccountClaims)
         return accounts.roles_of(account)
 
     def _key(self, name: str) -> nkeys.KeyPair:
@@ -462,20 +472,20 @@ class Trust:
         except errors.InvalidInput as error:
             raise errors.InvalidInput(f"{path}: {error.message}", hint=_RESTORE) from error
 
-    def _claims(self, domain: str, identity: str) -> jwt.Claims:
+    def _claims(self, domain: str, identity: str) -> jwt.JwtClaims:
         self._existing(domain)
         path = self._user(domain, identity)
         if not path.exists():
             raise errors.NotFound(f"nobody called {identity!r} has credentials in {domain!r}")
-        return _read(path, jwt.User)[1]
+        return _read(path, jwt.UserClaims)[1]
 
-    def _revoked(self, domain: str) -> dict[str, Revocation]:
+    def _revoked(self, domain: str) -> dict[str, CredentialRevocation]:
         path = self._account(domain) / "revoked.json"
         if not path.exists():
             return {}
         try:
             return msgspec.json.decode(
-                private_files.read(path, "the revocations"), type=dict[str, Revocation]
+                private_files.read(path, "the revocations"), type=dict[str, CredentialRevocation]
             )
         except msgspec.MsgspecError as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint=_RESTORE) from None
@@ -483,9 +493,9 @@ class Trust:
     def _public(self, domain: str) -> str:
         return self._document(domain)[1].sub
 
-    def _document(self, domain: str) -> tuple[str, jwt.Claims]:
+    def _document(self, domain: str) -> tuple[str, jwt.JwtClaims]:
         self._existing(domain)
-        return _read(self._account(domain) / "account.jwt", jwt.Account)
+        return _read(self._account(domain) / "account.jwt", jwt.AccountClaims)
 
     def _existing(self, domain: str) -> None:
         if not self._account(domain).exists():
@@ -498,13 +508,13 @@ class Trust:
         return self._account(domain) / "users" / f"{identity}.jwt"
 
 
-def _queues_in(user: jwt.User) -> queue_rights.Grants | None:
+def _queues_in(user: jwt.UserClaims) -> queue_rights.Grants | None:
     """The grants that the document itself names; None: it names none."""
     found = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
-    return tuple(map(queue_rights.Grant.parse, found)) or None
+    return tuple(map(queue_rights.QueueGrant.parse, found)) or None
 
 
-def _queues_of(user: jwt.User, role: roles.Role | None) -> queue_rights.Grants:
+def _queues_of(user: jwt.UserClaims, role: roles.Role | None) -> queue_rights.Grants:
     named = _queues_in(user)
     if named is not None or role is None:
         return named or ()
@@ -517,7 +527,7 @@ def _domain_name(domain: str) -> None:
         raise errors.InvalidInput(f"{SYSTEM} is the brokers' own account: choose another name")
 
 
-def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.Claims]:
+def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.JwtClaims]:
     """A document of ours from its file, and what it says."""
     text = private_files.read_text(path, f"the {kind.__name__.lower()}'s document")
     try:

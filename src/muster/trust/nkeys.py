@@ -24,7 +24,7 @@ _KEY_BYTES = 32
 _CRC_BYTES = 2
 
 
-class Kind(enum.Enum):
+class KeyKind(enum.Enum):
     """The value is the prefix byte: five bits that become the first letter."""
 
     OPERATOR = 14 << 3
@@ -43,13 +43,13 @@ class KeyPair:
 
     __slots__ = ("_private", "kind", "public")
 
-    def __init__(self, kind: Kind, private: ed25519.Ed25519PrivateKey) -> None:
+    def __init__(self, kind: KeyKind, private: ed25519.Ed25519PrivateKey) -> None:
         self._private = private
         self.kind = kind
         self.public = _encode(bytes([kind.value]) + private.public_key().public_bytes_raw())
 
     @classmethod
-    def create(cls, kind: Kind) -> KeyPair:
+    def create(cls, kind: KeyKind) -> KeyPair:
         return cls(kind, ed25519.Ed25519PrivateKey.generate())
 
     @classmethod
@@ -73,12 +73,12 @@ class KeyPair:
         return f"KeyPair({self.public})"
 
 
-def kind_of(public: str) -> Kind:
+def kind_of(public: str) -> KeyKind:
     """The kind of a public key; `errors.InvalidInput` if it is not one."""
     return _public(public)[0]
 
 
-def require(public: str, *kinds: Kind) -> str:
+def require_kind(public: str, *kinds: KeyKind) -> str:
     """``public`` itself if it is a public key of one of these kinds."""
     if kind_of(public) not in kinds:
         wanted = " or ".join(kind.name.lower() for kind in kinds)
@@ -95,7 +95,7 @@ def verify(public: str, data: bytes, signature: bytes) -> None:
         raise errors.Unauthorized(f"the signature is not {public}'s") from None
 
 
-def _public(text: str) -> tuple[Kind, bytes]:
+def _public(text: str) -> tuple[KeyKind, bytes]:
     raw = _decode(text, 1, "public key")
     kind = _kind(raw[0])
     if kind is None:
@@ -103,12 +103,12 @@ def _public(text: str) -> tuple[Kind, bytes]:
     return kind, raw[1:]
 
 
-def _kind(prefix: int) -> Kind | None:
-    return next((kind for kind in Kind if kind.value == prefix), None)
+def _kind(prefix: int) -> KeyKind | None:
+    return next((kind for kind in KeyKind if kind.value == prefix), None)
 
 
 def _letters() -> str:
-    return " ".join(kind.letter for kind in Kind)
+    return " ".join(kind.letter for kind in KeyKind)
 
 
 def _encode(body: bytes) -> str:

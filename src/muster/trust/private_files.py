@@ -16,7 +16,7 @@ PUBLIC = files.PUBLIC
 
 
 @contextlib.contextmanager
-def explained(path: pathlib.Path) -> Iterator[None]:
+def map_os_errors(path: pathlib.Path) -> Iterator[None]:
     """The operating system's errors in our words, with the path."""
     try:
         yield
@@ -29,24 +29,24 @@ def explained(path: pathlib.Path) -> Iterator[None]:
 
 def make_folder(path: pathlib.Path) -> None:
     """``path``, and what is missing above it, for the owner only."""
-    with explained(path):
+    with map_os_errors(path):
         for folder in (*reversed(path.parents), path):
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def write(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
+def replace_file(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Replace the file: a reader, or a crash at any moment, finds all of the old or all of the new."""
     make_folder(path.parent)
-    with explained(path):
+    with map_os_errors(path):
         files.write(path, data, mode=mode)
 
 
 @contextlib.contextmanager
-def draft(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def staged_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder to fill, which becomes ``folder`` at the end: all of it appears at once, or none."""
     make_folder(folder.parent)
-    with explained(folder):
+    with map_os_errors(folder):
         made = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             yield made
@@ -59,7 +59,7 @@ def draft(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def read(path: pathlib.Path, what: str, *, size_max: int = 1 << 20) -> bytes:
     """The file's bytes; the error says what ``what`` is and that it is missing."""
-    with explained(path):
+    with map_os_errors(path):
         try:
             with path.open("rb") as file:
                 data = file.read(size_max + 1)
@@ -85,6 +85,6 @@ def read_text(path: pathlib.Path, what: str) -> str:
 def locked(folder: pathlib.Path) -> Iterator[None]:
     """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
     with contextlib.ExitStack() as stack:
-        with explained(folder):
+        with map_os_errors(folder):
             stack.enter_context(files.locked(folder / "lock"))
         yield

@@ -28,7 +28,7 @@ _PURPOSE = b"muster sealed box 1"
 _NONCE = bytes(12)  # a box's key seals once
 
 
-class Key:
+class SealedBoxKey:
     """Opens what was sealed for it. Its `repr` shows only the public half."""
 
     def __init__(self, private: x25519.X25519PrivateKey) -> None:
@@ -37,14 +37,14 @@ class Key:
         self.public = base64.b64encode(self._public).decode()
 
     @classmethod
-    def create(cls) -> Key:
+    def create(cls) -> SealedBoxKey:
         return cls(x25519.X25519PrivateKey.generate())
 
     @classmethod
-    def kept_in(cls, path: pathlib.Path) -> Key:
+    def kept_in(cls, path: pathlib.Path) -> SealedBoxKey:
         """The one in this file, which is made if it is not there. The caller holds the folder's lock."""
         if not path.exists():
-            private_files.write(path, base64.b64encode(cls.create()._private.private_bytes_raw()))
+            private_files.replace_file(path, base64.b64encode(cls.create()._private.private_bytes_raw()))
         text = private_files.read_text(path, "the key of secrets")
         return cls(x25519.X25519PrivateKey.from_private_bytes(_key(text)))
 

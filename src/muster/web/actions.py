@@ -24,8 +24,8 @@ from muster.web.data import read_model
 
 T = TypeVar("T")
 PART = "web"
-FAILED_LOGINS = leaky_buckets.Budget(1000, 30.0)  # records of all wrong passwords together
-events = log.Events("web")
+FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # records of all wrong passwords together
+events = log.EventLog("web")
 
 #: The client's address, while a request of it is served.
 address: contextvars.ContextVar[str] = contextvars.ContextVar("address", default="")
@@ -34,44 +34,44 @@ address: contextvars.ContextVar[str] = contextvars.ContextVar("address", default
 Act = Callable[[api.Bus], Awaitable[T]]
 
 
-class Desk:
-    def __init__(self, known: read_model.Source) -> None:
+class ActionRunner:
+    def __init__(self, known: read_model.ReadModel) -> None:
         self._source = known
         self._records: set[asyncio.Task[None]] = set()
-        self._audits: dict[leaky_buckets.Budget, request_audit.Audit] = {}
+        self._audits: dict[leaky_buckets.BucketBudget, request_audit.RequestAudit] = {}
 
     async def do(
         self,
-        session: sessions.Session,
+        session: sessions.LoginSession,
         what: str,
         target: str,
         act: Act[T],
         *,
         touches: str = "",
-        needs: sessions.Role = sessions.Role.OPERATOR,
+        needs: sessions.WebRole = sessions.WebRole.OPERATOR,
         service_audits: bool = True,
     ) -> T:
         """Carry out the act if this person may, and record its outcome, also when it is cancelled.
 
         ``service_audits``: the service that carries it out records it.
         """
-        outcome, why, sent = messages.Outcome.IN_DOUBT, "cancelled before it was answered", False
+        outcome, why, sent = messages.DecisionOutcome.IN_DOUBT, "cancelled before it was answered", False
         with origin.acting(_interface(session.kind), address.get()) as begun:
             try:
-                require(session, needs, what)
+                require_role(session, needs, what)
                 bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
                 sent = True
                 found = await act(bus)
-                outcome, why = messages.Outcome.DONE, ""
+                outcome, why = messages.DecisionOutcome.DONE, ""
             except errors.MusterError as error:
-                outcome, why = messages.Outcome.of(error), error.message
+                outcome, why = messages.DecisionOutcome.of(error), error.message
                 raise
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                if outcome is messages.Outcome.IN_DOUBT and not sent:
-                    outcome = messages.Outcome.FAILED
+                if outcome is messages.DecisionOutcome.IN_DOUBT and not sent:
+                    outcome = messages.DecisionOutcome.FAILED
                 if touches and sent:
                     self._source.cache.touch(touches)
                 if not (service_audits and begun.answered):
@@ -99,10 +99,10 @@ class Desk:
         what: str,
         target: str,
         why: str,
-        outcome: messages.Outcome,
+        outcome: messages.DecisionOutcome,
         *,
-        kind: sessions.Kind,
-        budget: leaky_buckets.Budget = request_audit.REFUSED,
+        kind: sessions.TokenKind,
+        budget: leaky_buckets.BucketBudget = request_audit.REFUSED,
     ) -> None:
         """One record of the audit; an act is not undone because its record could not be stored."""
         try:
@@ -112,7 +112,7 @@ class Desk:
             return
         audit = self._audits.get(budget)
         if audit is None:
-            audit = self._audits[budget] = request_audit.Audit(bus, PART, refused=budget)
+            audit = self._audits[budget] = request_audit.RequestAudit(bus, PART, refused=budget)
         audit.use(bus)
         details = {"door": _interface(kind)} | ({"address": address.get()} if address.get() else {})
         shared = "-" if budget == FAILED_LOGINS else ""  # who is what a client claims
@@ -125,17 +125,17 @@ class Desk:
             "login",
             name,
             why,
-            messages.Outcome.REFUSED,
-            kind=sessions.Kind.COOKIE,
+            messages.DecisionOutcome.REFUSED,
+            kind=sessions.TokenKind.COOKIE,
             budget=FAILED_LOGINS,
         )
 
 
-def _interface(kind: sessions.Kind) -> str:
-    return "rest" if kind is sessions.Kind.TOKEN else "web"
+def _interface(kind: sessions.TokenKind) -> str:
+    return "rest" if kind is sessions.TokenKind.TOKEN else "web"
 
 
-def require(session: sessions.Session, needed: sessions.Role, what: str) -> None:
+def require_role(session: sessions.LoginSession, needed: sessions.WebRole, what: str) -> None:
     if not session.role.covers(needed):
         raise errors.Forbidden(
             f"{session.name} has the role {session.role.value}, and may not {what}",

@@ -45,7 +45,7 @@ def host_name(host: str) -> str:
     return name.partition(":")[0]
 
 
-def foreign(method: str, headers: dict[str, str]) -> str:
+def is_cross_site(method: str, headers: dict[str, str]) -> str:
     """Why a request that changes something is not one of our pages'; empty: nothing speaks for that."""
     if method in SAFE:
         return ""
@@ -58,7 +58,7 @@ def foreign(method: str, headers: dict[str, str]) -> str:
     return ""
 
 
-class Guard:
+class RequestGuard:
     def __init__(self, app: ASGIApp, *, names: Iterable[str], tls: bool) -> None:
         self._app = app
         self._names = frozenset((*LOOPBACK, *(name.lower() for name in names)))
@@ -114,7 +114,7 @@ class Guard:
                 f"nothing here is called {headers.get('host', '')[:100]!r}",
                 hint="list the name in the setting web.names",
             )
-        why = foreign(scope["method"], headers)
+        why = is_cross_site(scope["method"], headers)
         if why:
             raise errors.Forbidden(f"the request was refused: {why}")
         length = headers.get("content-length", "0")

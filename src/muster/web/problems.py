@@ -22,7 +22,7 @@ STATUSES: tuple[tuple[type[errors.MusterError], int], ...] = (
     (errors.TimedOut, 504),
     (errors.Overloaded, 429),
     (errors.Unavailable, 503),
-    (errors.MissingPart, 501),
+    (errors.MissingDependency, 501),
 )
 
 

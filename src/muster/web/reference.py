@@ -40,8 +40,8 @@ changes something.
 """
 
 
-def page() -> str:
-    document = server.rest().openapi()
+def render_page() -> str:
+    document = server.rest_application().openapi()
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, told in methods.items():

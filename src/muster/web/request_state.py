@@ -20,17 +20,17 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    settings: settings.Web
-    source: read_model.Source
-    desk: actions.Desk
-    logins: logins.Logins
-    trust: keyring.Trust
+class WebState:
+    settings: settings.WebSettings
+    source: read_model.ReadModel
+    desk: actions.ActionRunner
+    logins: logins.LoginService
+    trust: keyring.Keyring
 
 
-def state_of(request: Request) -> State:
+def state_of(request: Request) -> WebState:
     found = request.app.state.muster
-    assert isinstance(found, State)
+    assert isinstance(found, WebState)
     return found
 
 
@@ -41,30 +41,30 @@ def address_of(request: Request) -> str:
     return hosts.forwarded_for(peer, request.headers.get(header, "")) if header else peer
 
 
-async def cookie_session(request: Request) -> sessions.Session:
+async def cookie_session(request: Request) -> sessions.LoginSession:
     """Whose browser this is."""
     actions.address.set(address_of(request))
     text = request.cookies.get(COOKIE)
     if not text:
         raise errors.Unauthorized("nobody is logged in", hint="log in, or send a bearer token")
-    return await state_of(request).logins.recognise(text, sessions.Kind.COOKIE)
+    return await state_of(request).logins.recognise(text, sessions.TokenKind.COOKIE)
 
 
-async def session_of(request: Request) -> sessions.Session:
+async def session_of(request: Request) -> sessions.LoginSession:
     """Who asks over REST: by a bearer token, or by the cookie and the token of a form together."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
         actions.address.set(address_of(request))
         if scheme.lower() != "bearer":
             raise errors.Unauthorized(f"no logins by {scheme[:20]!r}: send a bearer token")
-        return await state_of(request).logins.recognise(token.strip(), sessions.Kind.TOKEN)
+        return await state_of(request).logins.recognise(token.strip(), sessions.TokenKind.TOKEN)
     session = await cookie_session(request)
     if request.method not in SAFE:
-        check_form(request, session, request.headers.get(FORM_HEADER, ""))
+        check_csrf_token(request, session, request.headers.get(FORM_HEADER, ""))
     return session
 
 
-def check_form(request: Request, session: sessions.Session, token: str) -> None:
+def check_csrf_token(request: Request, session: sessions.LoginSession, token: str) -> None:
     """A cookie comes along with whatever page asks; only our own pages know this."""
     import hmac
 
@@ -75,5 +75,5 @@ def check_form(request: Request, session: sessions.Session, token: str) -> None:
         )
 
 
-Known = Annotated[State, Depends(state_of)]
-Person = Annotated[sessions.Session, Depends(session_of)]
+Known = Annotated[WebState, Depends(state_of)]
+Person = Annotated[sessions.LoginSession, Depends(session_of)]

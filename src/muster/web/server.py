@@ -43,7 +43,7 @@ ROUTERS = (reports, resources, alerts, contexts, notifications, queues, audit, e
 STOP_S = 2
 CONNECTIONS_MAX = 1000
 OF_ADDRESS_MAX = 250
-log_events = log.Events("web")
+log_events = log.EventLog("web")
 
 
 class Counted:
@@ -64,8 +64,8 @@ class Counted:
         await self._app(scope, receive, counting)
 
 
-def build(known: state_.State) -> ASGIApp:
-    app = rest()
+def build(known: state_.WebState) -> ASGIApp:
+    app = rest_application()
     app.state.muster = known
     app.include_router(pages.router, include_in_schema=False)
     app.add_exception_handler(errors.MusterError, _problem)
@@ -73,10 +73,10 @@ def build(known: state_.State) -> ASGIApp:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _broken)
     wanted = known.settings
-    return guard.Guard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
+    return guard.RequestGuard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
 
 
-def rest() -> FastAPI:
+def rest_application() -> FastAPI:
     """REST alone, and the document that describes it."""
     app = FastAPI(
         title="Muster",
@@ -131,7 +131,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     log_events.error("request-failed", path=request.url.path, error=error)
-    return await _problem(request, errors.InvariantBroken(f"{type(error).__name__} in this process"))
+    return await _problem(request, errors.InvariantViolation(f"{type(error).__name__} in this process"))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
@@ -150,10 +150,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 async def serve(
-    wanted: settings.Web,
+    wanted: settings.WebSettings,
     *,
-    door: connections.Door,
-    trust: keyring.Trust,
+    door: connections.DomainLocation,
+    trust: keyring.Keyring,
     domain: str,
     folder: Path,
     history: Path,
@@ -162,8 +162,8 @@ async def serve(
     measure: metrics.Metrics,
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
-    kept = read_model.Source(door, history=history, domain=domain)
-    desk = actions.Desk(kept)
+    kept = read_model.ReadModel(door, history=history, domain=domain)
+    desk = actions.ActionRunner(kept)
 
     failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")
 
@@ -171,11 +171,11 @@ async def serve(
         failures.add(1)
         await desk.failed_login(name, address)
 
-    known = state_.State(
+    known = state_.WebState(
         settings=wanted,
         source=kept,
         desk=desk,
-        logins=logins.Logins(
+        logins=logins.LoginService(
             trust.passwords(),
             folder,
             session_s=wanted.session_s,
@@ -196,10 +196,10 @@ async def serve(
         ssl_certfile=wanted.cert or None,
         ssl_keyfile=wanted.key or None,
         ws="none",
-        http=asgi_server.Protocol,
+        http=asgi_server.AsgiProtocol,
     )
     await asyncio.to_thread(config.load)
-    server = asgi_server.Server(
+    server = asgi_server.AsgiServer(
         config,
         connections_max=CONNECTIONS_MAX,
         of_address_max=None
@@ -208,7 +208,7 @@ async def serve(
     )
     keeping = None
     if config.ssl is not None:
-        served = tls.Renewable(config.ssl, wanted.cert, wanted.key or None)
+        served = tls.RenewableTls(config.ssl, wanted.cert, wanted.key or None)
         keeping = asyncio.create_task(certificates.keep_current(served))
     reading = asyncio.create_task(kept.run(), name="web source")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")

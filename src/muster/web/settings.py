@@ -8,10 +8,10 @@ from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 
-class Web(sections.Section, frozen=True, kw_only=True):
+class WebSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """The dashboard and the REST interface: a process of its own, started with the domain."""
 
     enabled: Annotated[bool, doc("Whether it runs with the domain. Needs the extra `web`.")] = True

@@ -39,12 +39,12 @@ class Uddi:
     url: str
     http: httpx.AsyncClient
     clock: Clock
-    contexts: client.Client
-    services: service_entries.Services
+    contexts: client.InformClient
+    services: service_entries.ServiceEntries
     visit: Callable[[str], contextlib.AbstractAsyncContextManager[api.Bus]]
 
-    def publication(self, held: registry.Registry) -> publication.Publication:
-        return publication.Publication(held, inquiry.Inquiry(held))
+    def publication(self, held: registry.UddiRegistry) -> publication.PublicationHandler:
+        return publication.PublicationHandler(held, inquiry.InquiryHandler(held))
 
     async def post(self, path: str, data: str | bytes, content_type: str = "text/xml") -> httpx.Response:
         content = data if isinstance(data, bytes) else data.encode()
@@ -52,21 +52,21 @@ class Uddi:
             f"{self.url}{path}", content=content, headers={"content-type": content_type}
         )
 
-    async def say(self, body: str, path: str = "/uddi") -> xml.Element | None:
+    async def say(self, body: str, path: str = "/uddi") -> xml.XmlElement | None:
         """The element in the body of the answer."""
         asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
         response = await self.post(
             path,
-            f'<s:Envelope xmlns:s="{envelope.Version.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+            f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
             "</s:Envelope>",
         )
         return envelope.read(xml.parse(response.content)).first
 
-    async def ask(self, body: str, path: str = "/uddi") -> xml.Element:
+    async def ask(self, body: str, path: str = "/uddi") -> xml.XmlElement:
         found = await self.say(body, path)
         assert found is not None
         assert found.local != "Fault", found
-        schema.checked(found)  # what we say keeps to the standard's schema as well
+        schema.validate(found)  # what we say keeps to the standard's schema as well
         return found
 
     async def fault(self, body: str, path: str = "/uddi") -> str:
@@ -76,8 +76,8 @@ class Uddi:
         assert found.local == "Fault", found
         detail = found.find("detail")
         assert detail is not None, found
-        assert isinstance(detail.content[0], xml.Element), "the report comes first, before any white space"
-        schema.checked(detail.content[0])
+        assert isinstance(detail.content[0], xml.XmlElement), "the report comes first, before any white space"
+        schema.validate(detail.content[0])
         (result,) = detail.content[0].children
         code: Any = result.children[0].get("errCode")
         return str(code)
@@ -87,16 +87,16 @@ class Uddi:
         return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
 
 
-async def login(name: str, password: str, _: str) -> endpoint.Caller:
+async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
     if PASSWORDS.get(name) != password:
         raise errors.Unauthorized("wrong name or password")
-    return endpoint.Caller(name, "user")
+    return endpoint.SoapCaller(name, "user")
 
 
 @pytest_asyncio.fixture
 async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
     await start_node("n1", copies=1)
-    contexts = client.Client(await connect("carl"))
+    contexts = client.InformClient(await connect("carl"))
     buses: dict[str, api.Bus] = {}
 
     @contextlib.asynccontextmanager
@@ -107,9 +107,9 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
         yield buses[name]
 
     clock = Clock()
-    made = endpoints.Ports(registry.Registry(visit), login, now_s=clock)
+    made = endpoints.UddiEndpoints(registry.UddiRegistry(visit), login, now_s=clock)
     async with (
-        soap_server.Server(asgi.Application(made.doors())) as server,
+        soap_server.SoapServer(asgi.SoapApplication(made.doors())) as server,
         httpx.AsyncClient() as http,
     ):
         yield Uddi(
@@ -117,6 +117,6 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
             http,
             clock,
             contexts,
-            service_entries.Services(contexts),
+            service_entries.ServiceEntries(contexts),
             lambda name: visit(name, "user"),
         )

@@ -23,7 +23,7 @@ def _no_bus(_: str, __: str) -> contextlib.AbstractAsyncContextManager[api.Bus]:
     raise AssertionError("no bus is needed")
 
 
-ENTRY = service_entries.Entry(
+ENTRY = service_entries.ServiceEntry(
     id="printer",
     name="Printer",
     access=("http://a", "http://b", "http://c"),
@@ -58,7 +58,9 @@ async def test_reserved_keys_are_given_to_no_publisher(uddi: Uddi, key: str):
     code = await uddi.fault(f"<save_tModel>{token}{model(key)}</save_tModel>")
     assert code in ("E_keyUnavailable", "E_userMismatch")
     # Nor by writing the context by hand, as a user may.
-    element = xml.Element(U("tModel"), xml.Element(U("name"), "mine"), attributes={"tModelKey": key.lower()})
+    element = xml.XmlElement(
+        U("tModel"), xml.XmlElement(U("name"), "mine"), attributes={"tModelKey": key.lower()}
+    )
     await uddi.contexts.put(
         f"uddi/tmodel/{key.lower()}", xml.write(element), attributes={"kind": "tmodel", "uddi": True}
     )
@@ -88,7 +90,7 @@ async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
 
 def test_standard_models_keep_to_the_schema():
     for key, element in standard_tmodels.MODELS.items():
-        checked = schema.checked(element)
+        checked = schema.validate(element)
         assert (checked.get("tModelKey"), keys.is_reserved(key)) == (key, True)
 
 
@@ -96,8 +98,8 @@ def test_standard_models_keep_to_the_schema():
 
 
 def test_discarded_tokens_lock_out_no_other_publisher():
-    made = auth_tokens.Tokens()
-    mallory, alice = endpoint.Caller("mallory", "user"), endpoint.Caller("alice", "user")
+    made = auth_tokens.AuthTokens()
+    mallory, alice = endpoint.SoapCaller("mallory", "user"), endpoint.SoapCaller("alice", "user")
     mine = made.make(alice, 0.0)
     for number in range(auth_tokens.ALL_MAX + 10):
         text = made.make(mallory, 1.0)
@@ -108,43 +110,43 @@ def test_discarded_tokens_lock_out_no_other_publisher():
     assert len(made._all) == 2 + auth_tokens.OF_PUBLISHER_MAX
     for _ in range(auth_tokens.OF_PUBLISHER_MAX):
         made.make(alice, 4.0)
-    with pytest.raises(faults.Fault):
+    with pytest.raises(faults.SoapFault):
         made.caller(mine, 5.0)  # the one that she used longest ago made room
     assert sum(map(len, made._of.values())) == len(made._all)
 
 
 def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(auth_tokens, "ALL_MAX", 10)
-    made = auth_tokens.Tokens()
+    made = auth_tokens.AuthTokens()
     for number in range(10):
-        made.discard(made.make(endpoint.Caller(f"u{number}", "user"), 0.0), 0.0)
+        made.discard(made.make(endpoint.SoapCaller(f"u{number}", "user"), 0.0), 0.0)
     for number in range(10):
-        made.make(endpoint.Caller(f"v{number}", "user"), 1.0)
-    with pytest.raises(faults.Fault, match="in use"):
-        made.make(endpoint.Caller("one more", "user"), 1.0)
+        made.make(endpoint.SoapCaller(f"v{number}", "user"), 1.0)
+    with pytest.raises(faults.SoapFault, match="in use"):
+        made.make(endpoint.SoapCaller("one more", "user"), 1.0)
 
 
 @pytest.mark.parametrize(
     ("role", "password"), [(roles.Role.VIEWER, "old-password"), (roles.Role.OPERATOR, "new-password")]
 )
 async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role: roles.Role, password: str):
-    known = passwords.Passwords(tmp_path)
-    checked = password_checker.Logins(known)
+    known = passwords.PasswordStore(tmp_path)
+    checked = password_checker.PasswordChecker(known)
 
-    async def login(name: str, given: str, address: str) -> endpoint.Caller:
+    async def login(name: str, given: str, address: str) -> endpoint.SoapCaller:
         found = await checked.check(name, given, address)
-        return endpoint.Caller(found.name, found.role.value, found.verifier)
+        return endpoint.SoapCaller(found.name, found.role.value, found.verifier)
 
-    async def stands(caller: endpoint.Caller) -> bool:
+    async def stands(caller: endpoint.SoapCaller) -> bool:
         return await checked.stands(
-            passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
+            passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
 
-    made = endpoints.Ports(registry.Registry(_no_bus), login, stands=stands)
+    made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), login, stands=stands)
 
     async def token(cred: str) -> str:
-        asked = xml.Element(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
-        answer = await made._operation(schema.checked(asked))
+        asked = xml.XmlElement(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
+        answer = await made._operation(schema.validate(asked))
         assert answer is not None
         return answer.text_of(U("authInfo"))
 
@@ -154,7 +156,7 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
     known.set("bob", role, password)
     new = await token(password)
     assert await made._publisher(new) == ("bob", role.value)
-    with pytest.raises(faults.Fault, match="has changed"):
+    with pytest.raises(faults.SoapFault, match="has changed"):
         await made._publisher(old)
 
 
@@ -162,7 +164,7 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
 
 
 async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
-    await uddi.services.save(service_entries.Entry(id="printer", name="Printer"))
+    await uddi.services.save(service_entries.ServiceEntry(id="printer", name="Printer"))
     service: protocol.Attributes = {"kind": "service", "uddi": True}
     await uddi.contexts.put("service/deep", b"<a>" * 65 + b"</a>" * 65, attributes=service)
     await uddi.contexts.put("service/many", b"<a>" + b"<b/>" * 50_001 + b"</a>", attributes=service)
@@ -180,12 +182,12 @@ async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
 
 async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: Uddi):
     made = await uddi.services.save(ENTRY, lease_s=600)
-    mine = registry.Publisher("carl", "user")
-    held = registry.Registry(lambda *_: uddi.visit("carl"))
+    mine = registry.UddiPublisher("carl", "user")
+    held = registry.UddiRegistry(lambda *_: uddi.visit("carl"))
     before = await held.get("service", "uddi:printer")
     assert before is not None
     publication = uddi.publication(held)
-    asked = xml.Element(U("delete_binding"), xml.Element(U("bindingKey"), "uddi:printer:2"))
+    asked = xml.XmlElement(U("delete_binding"), xml.XmlElement(U("bindingKey"), "uddi:printer:2"))
     await publication.delete_binding(asked, mine)
     context = await uddi.contexts.get("service/printer", max_staleness_s=0.0)
     after = service_entries.from_context(context)
@@ -202,15 +204,15 @@ async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: U
 def test_only_what_a_plain_entry_has_a_place_for_is_changed():
     shown = records.from_entry(ENTRY)
     assert plain_entries.edited(ENTRY, shown) == ENTRY
-    renamed = [xml.Element(U("name"), "Plotter") if one.local == "name" else one for one in shown.children]
-    changed = plain_entries.edited(ENTRY, xml.Element(shown.name, *renamed, attributes=shown.attributes))
+    renamed = [xml.XmlElement(U("name"), "Plotter") if one.local == "name" else one for one in shown.children]
+    changed = plain_entries.edited(ENTRY, xml.XmlElement(shown.name, *renamed, attributes=shown.attributes))
     assert (changed.name, changed.metadata, changed.access) == ("Plotter", ENTRY.metadata, ENTRY.access)
-    for more in (xml.Element(U("name"), "second"), xml.Element(U("description"), "text")):
-        with pytest.raises(schema.Invalid):
-            plain_entries.edited(ENTRY, xml.Element(shown.name, *shown.children, more))
+    for more in (xml.XmlElement(U("name"), "second"), xml.XmlElement(U("description"), "text")):
+        with pytest.raises(schema.InvalidUddi):
+            plain_entries.edited(ENTRY, xml.XmlElement(shown.name, *shown.children, more))
     elsewhere = {**shown.attributes, "businessKey": "uddi:example.org:b"}
-    with pytest.raises(schema.Invalid):
-        plain_entries.edited(ENTRY, xml.Element(shown.name, *shown.children, attributes=elsewhere))
+    with pytest.raises(schema.InvalidUddi):
+        plain_entries.edited(ENTRY, xml.XmlElement(shown.name, *shown.children, attributes=elsewhere))
 
 
 def test_the_description_is_made_once_whatever_host_a_client_names():

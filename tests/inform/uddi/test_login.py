@@ -44,12 +44,12 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert driver.run("down", home=place, timeout_s=150).code == 0
 
 
-def say(url: str, body: str) -> xml.Element | None:
+def say(url: str, body: str) -> xml.XmlElement | None:
     """The element in the body of the answer."""
     asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
     answer = httpx.post(
         url,
-        content=f'<s:Envelope xmlns:s="{envelope.Version.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+        content=f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
         "</s:Envelope>",
         headers={"content-type": "text/xml"},
         timeout=40,
@@ -57,7 +57,7 @@ def say(url: str, body: str) -> xml.Element | None:
     return envelope.read(xml.parse(answer.content)).first
 
 
-def ask(url: str, body: str) -> xml.Element:
+def ask(url: str, body: str) -> xml.XmlElement:
     found = say(url, body)
     assert found is not None
     assert found.local != "Fault", found

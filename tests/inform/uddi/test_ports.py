@@ -58,7 +58,7 @@ async def test_what_is_published_is_found_here_and_by_predicates(uddi):
 
 async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
     saved = await uddi.services.save(
-        service_entries.Entry(
+        service_entries.ServiceEntry(
             name="scanner",
             access=("http://127.0.0.1:1/scan",),
             metadata={"floor": 3, "lon": 8.5, "lat": 47.4},
@@ -86,7 +86,7 @@ async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
 
 
 async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_found_by(uddi):
-    await uddi.services.save(service_entries.Entry(id="Scanner 1%", name="scanner"))
+    await uddi.services.save(service_entries.ServiceEntry(id="Scanner 1%", name="scanner"))
     (key,) = await found(uddi, "<find_service><name>scanner</name></find_service>")
     assert key == "uddi:%53canner%201%25"
     detail = await uddi.ask(f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>")
@@ -96,7 +96,7 @@ async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_fo
 async def test_more_than_can_be_looked_at_is_said(uddi, monkeypatch):
     monkeypatch.setattr(registry, "FOUND_MAX", 1)
     for name in ("a", "b"):
-        await uddi.services.save(service_entries.Entry(name=name))
+        await uddi.services.save(service_entries.ServiceEntry(name=name))
     assert await uddi.fault("<find_service><name>a</name></find_service>") == "E_resultSetTooLarge"
 
 
@@ -122,7 +122,7 @@ async def test_services_are_found_in_a_box(uddi):
         assert await found(uddi, f"<find_service>{group(box)}</find_service>") == [key]
     for box in ((9, 47, 10, 48), (8, 48, 9, 49)):
         assert await found(uddi, f"<find_service>{group(box)}</find_service>") == []
-    near = await uddi.services.find(box=service_entries.Box(8, 47, 9, 48))
+    near = await uddi.services.find(box=service_entries.GeoBox(8, 47, 9, 48))
     assert [one.name for one in near] == ["map"]
 
 
@@ -340,7 +340,9 @@ async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
     words = {"business": "uddi:example.org:b1", "from_business": "uddi:example.org:b1", "publisher": "bob"}
     for key, (kind, value) in forged.items():
         await uddi.contexts.put(key, value.encode(), attributes={**words, "kind": kind, "uddi": True})
-    await uddi.services.save(service_entries.Entry(id="k", name="lost", metadata={"lon": "west", "lat": 1}))
+    await uddi.services.save(
+        service_entries.ServiceEntry(id="k", name="lost", metadata={"lon": "west", "lat": 1})
+    )
 
     anything = (
         "<findQualifiers><findQualifier>approximateMatch</findQualifier></findQualifiers><name>%</name>"

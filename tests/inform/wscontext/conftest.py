@@ -21,10 +21,10 @@ NAME, PASSWORD = "ann", "open-sesame"
 WSCTX = schema.WSCTX
 
 
-async def authenticate(name: str, password: str, _: str) -> endpoint.Caller:
+async def authenticate(name: str, password: str, _: str) -> endpoint.SoapCaller:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return endpoint.Caller(name, "user")
+    return endpoint.SoapCaller(name, "user")
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Doors:
     url: str
     http: httpx.AsyncClient
     node: Any
-    sink: list[envelope.Envelope]
+    sink: list[envelope.SoapEnvelope]
     sink_url: str
     user: str = NAME
-    version: envelope.Version = envelope.Version.V12
+    version: envelope.SoapVersion = envelope.SoapVersion.V12
     last: httpx.Response | None = None
 
     async def post(self, data: bytes | str, path: str = "/context") -> httpx.Response:
@@ -49,7 +49,7 @@ class Doors:
         )
         return self.last
 
-    async def ask(self, body: str, context: str | None = None, headers: str = "") -> xml.Element:
+    async def ask(self, body: str, context: str | None = None, headers: str = "") -> xml.XmlElement:
         """What stands in the body of the answer."""
         operation = re.split(r"[\s/>]", body.lstrip("<"))[0]
         path = "/contextmanager" if operation in schema.MANAGER else "/context"
@@ -62,7 +62,7 @@ class Doors:
             path,
         )
         if answer.status_code == 202:
-            return xml.Element("accepted")
+            return xml.XmlElement("accepted")
         found = envelope.read(xml.parse(answer.content))
         assert found.version is self.version
         assert found.first is not None
@@ -78,7 +78,7 @@ class Doors:
         answer = await self.ask(body, context, headers)
         assert answer.local == "Fault", answer
         detail = next(one for one in answer.children if one.local.lower() == "detail")
-        if self.version is envelope.Version.V12:
+        if self.version is envelope.SoapVersion.V12:
             subcode = [one.qname() for one in answer.walk() if one.local == "Value"][1]
             assert subcode == detail.children[0].name
         return detail.children[0].local
@@ -88,20 +88,20 @@ class Doors:
 async def doors(start_node, connect) -> AsyncIterator[Doors]:
     node = await start_node("n1", copies=1)
     buses: dict[str, Any] = {}
-    taken: list[envelope.Envelope] = []
+    taken: list[envelope.SoapEnvelope] = []
 
     @contextlib.asynccontextmanager
-    async def visit(caller: endpoint.Caller) -> AsyncIterator[activities.Sessions]:
+    async def visit(caller: endpoint.SoapCaller) -> AsyncIterator[activities.Activities]:
         if caller.name not in buses:
             buses[caller.name] = await connect(caller.name)
-        yield activities.Sessions(client.Client(buses[caller.name]), time.time_ns)
+        yield activities.Activities(client.InformClient(buses[caller.name]), time.time_ns)
 
-    async def sink(call: endpoint.Call) -> endpoint.Answer:
+    async def sink(call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         taken.append(call.envelope)
-        return endpoint.Answer()
+        return endpoint.SoapResponse()
 
-    listening = asgi.Application({"/replies": endpoint.Door(name="sink", handle=sink)})
-    async with soap_server.Server(listening) as back, httpx.AsyncClient() as http:
-        made = handler.Desk(visit, callbacks=[f"{back.url}/replies"])
-        async with soap_server.Server(asgi.Application(made.doors(authenticate))) as server:
+    listening = asgi.SoapApplication({"/replies": endpoint.SoapEndpoint(name="sink", handle=sink)})
+    async with soap_server.SoapServer(listening) as back, httpx.AsyncClient() as http:
+        made = handler.WsContextHandler(visit, callbacks=[f"{back.url}/replies"])
+        async with soap_server.SoapServer(asgi.SoapApplication(made.doors(authenticate))) as server:
             yield Doors(server.url, http, node, taken, f"{back.url}/replies")

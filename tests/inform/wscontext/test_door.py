@@ -10,7 +10,7 @@ from muster.inform import activities, client, protocol
 from muster.testing.eventually import eventually
 from tests.inform.wscontext.conftest import WSCTX
 
-V11, V12 = envelope.Version.V11, envelope.Version.V12
+V11, V12 = envelope.SoapVersion.V11, envelope.SoapVersion.V12
 
 
 @pytest.mark.parametrize("version", [V11, V12])
@@ -26,8 +26,8 @@ async def test_an_activity_from_its_beginning_to_its_end(doors, version):
     assert found.name == WSCTX("context")
     assert found.get("expiresAt", "").endswith("Z")
     assert found.children[-2:] == [
-        xml.Element("{urn:x}a", "one", attributes={"k": "1"}),
-        xml.Element("{urn:x}b"),
+        xml.XmlElement("{urn:x}a", "one", attributes={"k": "1"}),
+        xml.XmlElement("{urn:x}b"),
     ]
     assert (await doors.ask("<setContents><x:c/></setContents>", id)).local == "contentsSet"  # replaces
     assert [one.local for one in (await doors.ask("<getContents/>", id)).children[0].children][-1] == "c"
@@ -46,7 +46,7 @@ async def test_activities_inside_others(doors):
     assert parent is not None
     assert parent.text_of(WSCTX("context-identifier")) == outer
     ends = [
-        xsd_types.parse_moment((await doors.ask("<getContents/>", one)).children[0].get("expiresAt"))
+        xsd_types.parse_datetime((await doors.ask("<getContents/>", one)).children[0].get("expiresAt"))
         for one in (outer, inner)
     ]
     assert abs((ends[0] - ends[1]).total_seconds()) < 1  # a child does not outlive its parent
@@ -106,17 +106,17 @@ async def test_faults_and_nothing_changed(doors, connect):
     ]:
         assert await doors.fault(body, context, headers) == expected, body
     assert (await doors.ask("<getContents/>", id)).children[0].children[-1].name == "{urn:x}a"
-    found = await client.Client(await connect("eve")).find("kind = 'session'")
+    found = await client.InformClient(await connect("eve")).find("kind = 'session'")
     assert len(found.contexts) == 1
     assert isinstance(found.contexts[0], protocol.Context)
 
 
 async def test_contents_that_are_no_xml(doors, connect):
     id = await doors.begin()
-    direct = activities.Sessions(client.Client(await connect("zoe")), lambda: 0)
+    direct = activities.Activities(client.InformClient(await connect("zoe")), lambda: 0)
     key = activities.PREFIX + id.removeprefix("urn:uuid:")
-    context = await client.Client(await connect("yan")).get(key)
-    written = client.Client(await connect("xia"))
+    context = await client.InformClient(await connect("yan")).get(key)
+    written = client.InformClient(await connect("xia"))
     await written.put(key, b"\x00\xff", attributes=context.attributes, lease_s=60)
     shown = (await doors.ask("<getContents/>", id)).children[0].children[-1]
     assert (shown.local, shown.text) == ("bytes", "AP8=")
@@ -137,7 +137,7 @@ async def test_answers_go_elsewhere_only_where_allowed(doors):
         answer = doors.sink.pop()
         assert answer.first is not None
         assert answer.first.name == WSCTX("begun")
-        relates = answer.header(xml.Namespace(wsa)("RelatesTo"))
+        relates = answer.header(xml.XmlNamespace(wsa)("RelatesTo"))
         assert relates is not None
         assert relates.text == "m-1"
     assert (await doors.ask("<complete/>", headers=reply_to(doors.sink_url))).name == "accepted"

@@ -20,21 +20,21 @@ from muster.manage import client
 from muster.testing.eventually import eventually
 
 NAME, PASSWORD = "ann", "open-sesame"
-V12 = envelope.Version.V12
+V12 = envelope.SoapVersion.V12
 ANONYMOUS = f"{namespaces.WSA}/role/anonymous"
 
 
-async def authenticate(name: str, password: str, _: str) -> soap_endpoint.Caller:
+async def authenticate(name: str, password: str, _: str) -> soap_endpoint.SoapCaller:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
-    return soap_endpoint.Caller(name, "viewer" if name == "vic" else "operator")
+    return soap_endpoint.SoapCaller(name, "viewer" if name == "vic" else "operator")
 
 
 @dataclass
 class Door:
     """A door onto a fleet, and a way to say anything to it."""
 
-    desk: endpoint.Desk
+    desk: endpoint.WsManEndpoint
     url: str
     http: httpx.AsyncClient
     fleet: Any
@@ -42,7 +42,7 @@ class Door:
     last: httpx.Response | None = None
     user: str = NAME
 
-    async def post(self, data: bytes | str, **headers: str) -> envelope.Envelope:
+    async def post(self, data: bytes | str, **headers: str) -> envelope.SoapEnvelope:
         content = data if isinstance(data, bytes) else data.encode()
         self.last = await self.http.post(
             self.url,
@@ -62,7 +62,7 @@ class Door:
         headers: str = "",
         reply_to: str = ANONYMOUS,
         size: int = 153_600,
-    ) -> envelope.Envelope:
+    ) -> envelope.SoapEnvelope:
         selectors = ""
         if name is not None:
             selectors = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>'
@@ -87,7 +87,7 @@ class Door:
         return told(await self.ask(*arguments, **options))
 
 
-def told(answer: envelope.Envelope) -> tuple[str, str, str]:
+def told(answer: envelope.SoapEnvelope) -> tuple[str, str, str]:
     fault = answer.first
     assert fault is not None
     assert fault.name == V12("Fault"), fault
@@ -102,7 +102,7 @@ class Sink:
     """Takes pushed events."""
 
     url: str = ""
-    taken: asyncio.Queue[envelope.Envelope] = field(default_factory=asyncio.Queue)
+    taken: asyncio.Queue[envelope.SoapEnvelope] = field(default_factory=asyncio.Queue)
     answers: list[tuple[int, str]] = field(default_factory=list)
     acknowledges: bool = False
     requests: int = 0
@@ -122,15 +122,15 @@ class Sink:
                 id = message.header(namespaces.WSA("MessageID"))
                 assert id is not None
                 headers = [
-                    xml.Element(namespaces.WSA("Action"), namespaces.ACK),
-                    xml.Element(namespaces.WSA("RelatesTo"), id.text),
+                    xml.XmlElement(namespaces.WSA("Action"), namespaces.ACK),
+                    xml.XmlElement(namespaces.WSA("RelatesTo"), id.text),
                 ]
                 body = envelope.write(V12, [], headers).decode()
             self.taken.put_nowait(message)
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body.encode()})
 
-    async def next(self) -> envelope.Envelope:
+    async def next(self) -> envelope.SoapEnvelope:
         async with asyncio.timeout(30):
             return await self.taken.get()
 
@@ -138,7 +138,7 @@ class Sink:
 @pytest.fixture
 async def sink() -> AsyncIterator[Sink]:
     made = Sink()
-    async with soap_server.Server(made) as server:  # type: ignore[arg-type]
+    async with soap_server.SoapServer(made) as server:  # type: ignore[arg-type]
         made.url = f"{server.url}/events"
         yield made
 
@@ -148,17 +148,17 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[Door]:
     buses: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
-    async def visit(caller: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
+    async def visit(caller: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
         if caller.name not in buses:
             buses[caller.name] = await connect(f"door-{caller.name}")
-        yield client.Client(buses[caller.name])
+        yield client.ManageClient(buses[caller.name])
 
     await fleet.registry()
     await fleet.manager()
     await fleet.agent()
-    made = endpoint.Desk(visit, callbacks=[sink.url])
-    application = asgi.Application({"/wsman": made.opened(authenticate)})
-    async with soap_server.Server(application) as server, httpx.AsyncClient() as http:
+    made = endpoint.WsManEndpoint(visit, callbacks=[sink.url])
+    application = asgi.SoapApplication({"/wsman": made.opened(authenticate)})
+    async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as http:
         yield Door(made, f"{server.url}/wsman", http, fleet, server.port)
         await made.close()
 

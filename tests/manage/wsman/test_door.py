@@ -13,7 +13,7 @@ from tests.manage.wsman.conftest import V12, told
 P = namespaces.RESOURCE
 
 
-def child(element: xml.Element | None, name: str) -> xml.Element:
+def child(element: xml.XmlElement | None, name: str) -> xml.XmlElement:
     assert element is not None
     found = element.find(name)
     assert found is not None, (name, element)
@@ -149,9 +149,9 @@ async def test_methods(wsman, create):
     assert (await wsman.fault(f"{P}/stop", twice, name="a"))[1] == "wsman:InvalidParameter"
 
 
-async def pull_all(wsman, answer, **options) -> list[xml.Element]:
+async def pull_all(wsman, answer, **options) -> list[xml.XmlElement]:
     """All items, pulled to the end."""
-    items: list[xml.Element] = []
+    items: list[xml.XmlElement] = []
     context = child(answer.first, namespaces.WSEN("EnumerationContext")).text
     first = answer.first.find(namespaces.WSMAN("Items"))
     items += first.children if first else []

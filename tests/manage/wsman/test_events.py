@@ -127,7 +127,7 @@ async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, cre
 async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     await create("a")
     await begin(wsman, sink.url)
-    refusal = faults.Fault(faults.Code.SENDER, "no", subcode=namespaces.WSMAN("DeliveryRefused"))
+    refusal = faults.SoapFault(faults.SoapFaultCode.SENDER, "no", subcode=namespaces.WSMAN("DeliveryRefused"))
     sink.answers = [(500, envelope.write_fault(V12, refusal).decode())]
     await wsman.fleet.client.put("a", wanted="down")
     await eventually(lambda: len(wsman.desk.subscribing.open) == 0)

@@ -22,7 +22,7 @@ from muster.manage import client, protocol
 from muster.testing.eventually import eventually
 
 P = namespaces.RESOURCE
-ANN = soap_endpoint.Caller("ann", "viewer")
+ANN = soap_endpoint.SoapCaller("ann", "viewer")
 SINK = "http://127.0.0.1:9/sink"
 
 
@@ -33,7 +33,7 @@ class Events:
         self.queues: list[asyncio.Queue[Any]] = []
 
     @contextlib.asynccontextmanager
-    async def visit(self, _: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
+    async def visit(self, _: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
         yield self  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
@@ -63,14 +63,14 @@ class Receivers:
 
     async def post(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> server.Response:
+    ) -> server.HttpResponse:
         if url.endswith("/end"):
             self.ending.set()
             await self.release.wait()
         elif self.dead:
             raise errors.Unavailable("dead")
         self.taken.append(url)
-        return server.Response(202)
+        return server.HttpResponse(202)
 
 
 @pytest.fixture
@@ -84,31 +84,35 @@ def receivers() -> Receivers:
 
 
 @pytest.fixture
-async def subscriptions(events: Events, receivers: Receivers) -> AsyncIterator[event_delivery.Subscriptions]:
-    made = event_delivery.Subscriptions(events.visit, [SINK], measure=metrics.Metrics(), post=receivers.post)
+async def subscriptions(
+    events: Events, receivers: Receivers
+) -> AsyncIterator[event_delivery.EventSubscriptions]:
+    made = event_delivery.EventSubscriptions(
+        events.visit, [SINK], measure=metrics.Metrics(), post=receivers.post
+    )
     yield made
     receivers.release.set()
     await made.close()
 
 
-def subscription() -> event_delivery.Subscription:
-    notify, end = addressing.Endpoint(SINK), addressing.Endpoint(f"{SINK}/end")
-    return event_delivery.Subscription("ann", notify, end, namespaces.PUSH, "http://here/wsman")
+def subscription() -> event_delivery.EventSubscription:
+    notify, end = addressing.EndpointReference(SINK), addressing.EndpointReference(f"{SINK}/end")
+    return event_delivery.EventSubscription("ann", notify, end, namespaces.PUSH, "http://here/wsman")
 
 
 @pytest.mark.parametrize("at_ms", [1_800_000_000_000_000, -(1 << 62), 1 << 62])
 async def test_an_agents_timestamp_ends_no_subscription(
-    subscriptions: event_delivery.Subscriptions, events: Events, receivers: Receivers, at_ms: int
+    subscriptions: event_delivery.EventSubscriptions, events: Events, receivers: Receivers, at_ms: int
 ):
     for _ in range(3):
         await subscriptions.begin(ANN, subscription(), [], "", 600)
-    events.report(protocol.Event(resource="r", what="x", details={}, at_ms=at_ms))
+    events.report(protocol.ResourceEvent(resource="r", what="x", details={}, at_ms=at_ms))
     await eventually(lambda: receivers.taken == [SINK] * 3)
     assert len(subscriptions) == 3
 
 
 async def test_an_event_that_cannot_be_shown_is_passed_over(
-    subscriptions: event_delivery.Subscriptions,
+    subscriptions: event_delivery.EventSubscriptions,
     events: Events,
     receivers: Receivers,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,20 +120,20 @@ async def test_an_event_that_cannot_be_shown_is_passed_over(
     await subscriptions.begin(ANN, subscription(), [], "", 600)
     shown = representations.event
 
-    def broken(one: protocol.Event) -> tuple[str, xml.Element]:
+    def broken(one: protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
         if one.what == "bad":
             raise ZeroDivisionError
         return shown(one)
 
     monkeypatch.setattr(representations, "event", broken)
     for what in ("bad", "good"):
-        events.report(protocol.Event(resource="r", what=what, details={}, at_ms=1))
+        events.report(protocol.ResourceEvent(resource="r", what=what, details={}, at_ms=1))
     await eventually(lambda: receivers.taken == [SINK])
     assert len(subscriptions) == 1
 
 
 async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
-    subscriptions: event_delivery.Subscriptions,
+    subscriptions: event_delivery.EventSubscriptions,
     events: Events,
     receivers: Receivers,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,14 +141,14 @@ async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
     monkeypatch.setattr(event_delivery, "ATTEMPTS", 1)
     receivers.dead = True
     made = await subscriptions.begin(ANN, subscription(), [], "", 600)
-    events.report(protocol.Event(resource="r", what="x", details={}, at_ms=1))
+    events.report(protocol.ResourceEvent(resource="r", what="x", details={}, at_ms=1))
     await receivers.ending.wait()
     assert subscriptions.find(made.id, "ann") is None
     assert not subscriptions.renew(made, 600)
 
 
 async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_long(
-    subscriptions: event_delivery.Subscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
+    subscriptions: event_delivery.EventSubscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(event_delivery, "CLOSE_S", 0.2)
     for _ in range(20):
@@ -163,14 +167,16 @@ async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_lo
     [("Config/Item[2]", ["one", "new", "three"]), ("Config/Item", ["new"]), ("Config/Item[0]", None)],
 )
 def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | None):
-    items = (xml.Element(P("Item"), one, attributes={"Name": one}) for one in ("one", "two", "three"))
-    resource = xml.Element(P("Resource"), xml.Element(P("Name"), "a"), xml.Element(P("Config"), *items))
-    selected, text = fragments.read(xml.Element(namespaces.WSMAN("FragmentTransfer"), path), P)
-    new = xml.Element(P("Item"), "new", attributes={"Name": "new"})
-    fragment = xml.Element(namespaces.WSMAN("XmlFragment"), new)
+    items = (xml.XmlElement(P("Item"), one, attributes={"Name": one}) for one in ("one", "two", "three"))
+    resource = xml.XmlElement(
+        P("Resource"), xml.XmlElement(P("Name"), "a"), xml.XmlElement(P("Config"), *items)
+    )
+    selected, text = fragments.read(xml.XmlElement(namespaces.WSMAN("FragmentTransfer"), path), P)
+    new = xml.XmlElement(P("Item"), "new", attributes={"Name": "new"})
+    fragment = xml.XmlElement(namespaces.WSMAN("XmlFragment"), new)
     if left is None:
         assert fragments.select(resource, selected) == []
-        with pytest.raises(faults.Fault, match="nothing at this path"):
+        with pytest.raises(faults.SoapFault, match="nothing at this path"):
             fragments.put(resource, selected, fragment, text=text)
         return
     config = fragments.put(resource, selected, fragment, text=text).find(P("Config"))
@@ -210,8 +216,8 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
     """A proxy that filters by SOAPAction must not be passed by a message that asks for something else."""
     done: list[str] = []
 
-    async def authenticate(name: str, _: str, __: str) -> soap_endpoint.Caller:
-        return soap_endpoint.Caller(name, "operator")
+    async def authenticate(name: str, _: str, __: str) -> soap_endpoint.SoapCaller:
+        return soap_endpoint.SoapCaller(name, "operator")
 
     class Fleet:
         async def describe(self, name: str) -> dict[str, Any]:
@@ -219,30 +225,30 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
             raise errors.NotFound(name)
 
     @contextlib.asynccontextmanager
-    async def visit(_: soap_endpoint.Caller) -> AsyncIterator[client.Client]:
+    async def visit(_: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
         yield Fleet()  # type: ignore[misc]
 
     wsa, selector = (
         namespaces.WSA,
-        xml.Element(namespaces.WSMAN("Selector"), "r", attributes={"Name": "Name"}),
+        xml.XmlElement(namespaces.WSMAN("Selector"), "r", attributes={"Name": "Name"}),
     )
     data = envelope.write(
-        envelope.Version.V12,
+        envelope.SoapVersion.V12,
         [],
         [
-            xml.Element(wsa("To"), "x"),
-            xml.Element(wsa("Action"), namespaces.GET),
-            xml.Element(wsa("MessageID"), "uuid:1"),
-            xml.Element(namespaces.WSMAN("ResourceURI"), str(P)),
-            xml.Element(wsa("ReplyTo"), xml.Element(wsa("Address"), addressing.ANONYMOUS[wsa])),
-            xml.Element(namespaces.WSMAN("SelectorSet"), selector),
+            xml.XmlElement(wsa("To"), "x"),
+            xml.XmlElement(wsa("Action"), namespaces.GET),
+            xml.XmlElement(wsa("MessageID"), "uuid:1"),
+            xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(P)),
+            xml.XmlElement(wsa("ReplyTo"), xml.XmlElement(wsa("Address"), addressing.ANONYMOUS[wsa])),
+            xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
         ],
     )
     given = {"content-type": "application/soap+xml", "authorization": "Basic YTpi", "soapaction": soap_action}
     answer = (
-        await endpoint.Desk(visit)
+        await endpoint.WsManEndpoint(visit)
         .opened(authenticate)
-        .respond(soap_endpoint.Request("POST", "/wsman", headers=given, body=data))
+        .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=given, body=data))
     )
     assert (b"ActionMismatch" in answer.body) == refused
     assert bool(done) != refused

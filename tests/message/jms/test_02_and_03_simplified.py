@@ -19,12 +19,12 @@ TOPIC = destinations.topic("news")
 
 
 async def test_2_8_a_context_is_a_connection_and_a_session(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
-    async with api.Context(await dial(), api.Mode.AUTO) as context:
+    async with api.JmsContext(await dial(), api.AcknowledgeMode.AUTO) as context:
         await context.send(QUEUE, "four chairs", priority=7)
         assert await context.receive_body(QUEUE, str, 5) == "four chairs"
-        async with context.context(api.Mode.TRANSACTED) as other:
+        async with context.context(api.AcknowledgeMode.TRANSACTED) as other:
             await other.send(QUEUE, "perhaps")
             await other.rollback()
             await other.send(QUEUE, {"amount": 4})
@@ -33,7 +33,7 @@ async def test_2_8_a_context_is_a_connection_and_a_session(
 
 
 async def test_8_2_receive_body_of_another_type_leaves_the_message(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(QUEUE).send("text")
@@ -42,7 +42,7 @@ async def test_8_2_receive_body_of_another_type_leaves_the_message(
         await consumer.receive_body(bytes, 5)
     assert await consumer.receive_body(str, 5) == "text"
     await consumer.close()
-    transacted = (await dial()).session(api.Mode.TRANSACTED)
+    transacted = (await dial()).session(api.AcknowledgeMode.TRANSACTED)
     for text in ("wrong", "right"):
         await session.producer(QUEUE).send(text)
     consumer = await transacted.consumer(QUEUE)
@@ -53,8 +53,8 @@ async def test_8_2_receive_body_of_another_type_leaves_the_message(
     assert await consumer.receive_body(str, 5) == "wrong"
 
 
-def _received(message: messages.Message) -> messages.Message:
-    return messages.rebuild(*message.meta())
+def _received(message: messages.JmsMessage) -> messages.JmsMessage:
+    return messages.message_from_meta(*message.meta())
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_3_11_3_a_stream_is_written_then_reset_then_read():
     stream = messages.StreamMessage()
     stream.write(7)
     with pytest.raises(message_errors.NotReadable):
-        stream.read(values.Kind.INT)
+        stream.read(values.JavaType.INT)
     stream.reset()
-    assert stream.read(values.Kind.INT) == 7
+    assert stream.read(values.JavaType.INT) == 7
     with pytest.raises(message_errors.NotWriteable):
         stream.write(8)
 
 
 async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     producer = session.producer(QUEUE)
@@ -115,7 +115,7 @@ async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
 
 
 async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     heard: list[errors.MusterError | None] = []
@@ -129,7 +129,7 @@ async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
 
 
 async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     sending, receiving = await dial(), await dial()
     consumer = await receiving.session().consumer(TOPIC)
@@ -156,5 +156,5 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
         found.append(message.body())
     await working
     assert found == [f"{number}" for number in range(total)]
-    assert isinstance(consumer, consumers.TapConsumer)
+    assert isinstance(consumer, consumers.TopicConsumer)
     assert consumer.dropped == 0

@@ -15,8 +15,8 @@ from muster.message import errors as message_errors
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
-K = values.Kind
-SAMPLES: dict[values.Kind, values.Value] = {
+K = values.JavaType
+SAMPLES: dict[values.JavaType, values.Value] = {
     K.BOOLEAN: True,
     K.BYTE: 1,
     K.SHORT: 2,
@@ -39,9 +39,9 @@ READABLE = {
 }
 
 
-def _travelled(message: messages.Message) -> messages.Message:
+def _travelled(message: messages.JmsMessage) -> messages.JmsMessage:
     meta, data = message.meta()
-    return messages.rebuild(messages.decode_meta(messages.encode_meta(meta)), data)
+    return messages.message_from_meta(messages.decode_meta(messages.encode_meta(meta)), data)
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -124,19 +124,19 @@ def test_3_11_streams_maps_and_properties_travel_without_loss(items, properties)
 
 @pytest.mark.parametrize("kind", [*SAMPLES, K.CHAR, K.BYTES])
 def test_3_11_3_every_type_keeps_its_type(kind):
-    extra: dict[values.Kind, values.Value] = {K.CHAR: "x", K.BYTES: b"\x00\xff"}
+    extra: dict[values.JavaType, values.Value] = {K.CHAR: "x", K.BYTES: b"\x00\xff"}
     sample = (SAMPLES | extra)[kind]
     table = messages.MapMessage()
     table.items.set("v", sample, kind)
     found = _travelled(table)
     assert isinstance(found, messages.MapMessage)
-    assert found.items.typed["v"] == values.Typed(kind, sample)
+    assert found.items.typed["v"] == values.TypedValue(kind, sample)
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf])
 def test_3_5_infinities_travel(number):
-    assert _travelled(messages.Message(properties={"x": number})).properties["x"] == number
-    assert math.isnan(_travelled(messages.Message(properties={"x": math.nan})).properties["x"])  # type: ignore[arg-type]
+    assert _travelled(messages.JmsMessage(properties={"x": number})).properties["x"] == number
+    assert math.isnan(_travelled(messages.JmsMessage(properties={"x": math.nan})).properties["x"])  # type: ignore[arg-type]
 
 
 def test_3_11_3_a_failed_read_of_a_stream_does_not_move_on():
@@ -181,7 +181,7 @@ def test_3_4_headers_travel_and_the_payload_is_what_a_plain_client_expects():
     ],
 )
 def test_3_8_selectors(selector, matches):
-    message = messages.Message(properties={"size": 3, "colour": "red"})
+    message = messages.JmsMessage(properties={"size": 3, "colour": "red"})
     message.type = "note"
     assert selectors.accepts(selector, message.meta()[0]) is matches
 
@@ -194,7 +194,7 @@ def test_3_8_a_bad_selector_is_refused_where_it_is_wrong():
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30), st.integers(0, 3))
 def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
-    index: selectors.Index[int] = selectors.Index()
+    index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
     wanted = {}
     for key, (name, other) in enumerate(filed):
         wanted[key] = (
@@ -208,7 +208,7 @@ def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
     for key in list(wanted)[::4]:
         index.remove(key)
         del wanted[key]
-    meta = messages.Message(properties={"a": number, "b": 1, "c": number % 2}).meta()[0]
+    meta = messages.JmsMessage(properties={"a": number, "b": 1, "c": number % 2}).meta()[0]
     found = list(index.matching(meta))
     assert sorted(found) == [key for key, text in wanted.items() if selectors.accepts(text, meta)]
 
@@ -226,9 +226,9 @@ def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pyte
         return matches
 
     monkeypatch.setattr(selectors, "compiled", compiled)
-    index: selectors.Index[int] = selectors.Index()
+    index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
     for number in range(2_000):
         index.add(number, f"place = 'p{number % 500}' AND size > 1")
-    meta = messages.Message(properties={"place": "p7", "size": 2}).meta()[0]
+    meta = messages.JmsMessage(properties={"place": "p7", "size": 2}).meta()[0]
     assert sorted(index.matching(meta)) == [7, 507, 1007, 1507]
     assert looked == 4

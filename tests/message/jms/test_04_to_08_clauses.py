@@ -47,7 +47,7 @@ async def test_6_1_and_6_2_what_is_closed_says_so(dial: conftest.Dial):
 
 
 async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial()
     for _ in range(3):
@@ -61,19 +61,23 @@ async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
 
 async def test_6_2_7_and_6_2_10_each_mode_has_its_own_verbs(dial: conftest.Dial):
     connection = await dial()
-    for mode in (client_api.Mode.AUTO, client_api.Mode.CLIENT, client_api.Mode.DUPS_OK):
+    for mode in (
+        client_api.AcknowledgeMode.AUTO,
+        client_api.AcknowledgeMode.CLIENT,
+        client_api.AcknowledgeMode.DUPS_OK,
+    ):
         with pytest.raises(message_errors.IllegalState):
             await connection.session(mode).commit()
         with pytest.raises(message_errors.IllegalState):
             await connection.session(mode).rollback()
     with pytest.raises(message_errors.IllegalState):
-        await connection.session(client_api.Mode.TRANSACTED).recover()
+        await connection.session(client_api.AcknowledgeMode.TRANSACTED).recover()
 
 
 async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
-    session = (await dial()).session(client_api.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
     done = destinations.queue("done"), destinations.queue("told")
     await (await dial()).session().producer(ORDERS).send("go")
     assert await _text(await session.consumer(ORDERS)) == "go"
@@ -98,7 +102,7 @@ async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
 
 
 async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest.Dial):
-    transacted = (await dial()).session(client_api.Mode.TRANSACTED)
+    transacted = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
     first = await transacted.consumer(NEWS)
     session = (await dial()).session()
     second = await session.consumer(destinations.topic("news/*"))
@@ -114,13 +118,13 @@ async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest
 
 
 async def test_6_2_10_dups_ok_acknowledges_at_the_latest_when_it_closes(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial()
     producer = connection.session().producer(ORDERS)
     for number in range(5):
         await producer.send(f"{number}")
-    session = connection.session(client_api.Mode.DUPS_OK)
+    session = connection.session(client_api.AcknowledgeMode.DUPS_OK)
     consumer = await session.consumer(ORDERS)
     assert [await _text(consumer) for _ in range(5)] == ["0", "1", "2", "3", "4"]
     await session.close()
@@ -128,7 +132,7 @@ async def test_6_2_10_dups_ok_acknowledges_at_the_latest_when_it_closes(
 
 
 async def test_7_9_a_delayed_message_is_not_browsed_before_its_time(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(ORDERS).send("much later", delay_s=3600)
@@ -137,7 +141,7 @@ async def test_7_9_a_delayed_message_is_not_browsed_before_its_time(
 
 
 async def test_6_2_9_2_delayed_messages_of_a_session_keep_their_order(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     producer = (await dial()).session().producer(ORDERS, delay_s=0.2)
     consumer = await (await dial()).session().consumer(ORDERS)
@@ -149,7 +153,7 @@ async def test_6_2_9_2_delayed_messages_of_a_session_keep_their_order(
 
 
 async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial("clerk")
     session = connection.session()
@@ -177,7 +181,7 @@ async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
 
 
 async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     here, there = (await dial()).session(), (await dial()).session()
     first = await here.shared_consumer(NEWS, "group", "n = 1")
@@ -196,7 +200,7 @@ async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
 
 
 async def test_8_3_2_a_shared_name_is_free_when_its_client_is_gone(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     gone = await dial()
     await gone.session().shared_consumer(NEWS, "group", "n = 1")
@@ -246,7 +250,7 @@ async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
 
 
 async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial("clerk")).session()
 
@@ -273,7 +277,7 @@ async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
 
 
 async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     first = await (await dial("a")).session().durable_consumer(NEWS, "b:c")
     second = await (await dial("a:b")).session().durable_consumer(NEWS, "c", "n = 1")
@@ -282,13 +286,13 @@ async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(
 
 
 async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
-    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     session = (await dial()).session()
     making = asyncio.create_task(session.consumer(ORDERS))
 
     def give_up(message: api.Message) -> None:
-        if isinstance(protocol.decode_ask(message.data), protocol.Attach):
+        if isinstance(protocol.decode_ask(message.data), protocol.AttachConsumer):
             making.cancel()
 
     async with await bus.subscribe("muster.message.from.*.ask", handler=give_up):
@@ -300,7 +304,7 @@ async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
 
 
 async def test_8_3_2_a_shared_subscription_ends_with_its_last_consumer(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session, sending = (await dial()).session(), await dial()
     producer = sending.session().producer(NEWS, persistent=False)

@@ -58,7 +58,9 @@ async def test_7_7_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clie
     assert await _texts(consumer, 1) == ["drawn"]
 
 
-async def test_4_1_queue_survives_and_shares(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_4_1_queue_survives_and_shares(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     for number in range(10):
@@ -74,7 +76,7 @@ async def test_4_1_queue_survives_and_shares(dispatcher: leadership.Service, dia
 
 
 async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
-    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     away = await dial("reader")
     consumer = await away.session().durable_consumer(NEWS, "all", "size > 1")
@@ -92,7 +94,7 @@ async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
 
 
 async def test_4_2_topics_are_named_by_paths_and_by_tags_with_wildcards(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial("student")).session()
     every = destinations.topic("Course=*,Session=HPJava")
@@ -113,7 +115,7 @@ async def test_4_2_topics_are_named_by_paths_and_by_tags_with_wildcards(
 
 
 async def test_8_3_3_durable_subscriptions_are_no_consumers_of_the_broker(
-    dispatcher: leadership.Service, dial: conftest.Dial, connect: fixtures.Connect
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, connect: fixtures.Connect
 ):
     session = (await dial("reader")).session()
     consumers = [await session.durable_consumer(NEWS, f"{number}") for number in range(5)]
@@ -127,12 +129,12 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
     stream = await bus.stream(api.StreamSettings(protocol.STREAM, protocol.LOGS))
     failed: list[errors.MusterError] = []
     old = journal.Journal(stream, 0, lambda record, last, placed: None)
-    old.add(journal.Item([], ledger.Record(consumed=["q:x"])))
+    old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:x"])))
     await old._store(old._take())
     new = journal.Journal(stream, old.head, lambda record, last, placed: None)
-    new.add(journal.Item([], ledger.Record(consumed=["q:y"])))
+    new.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:y"])))
     await new._store(new._take())
-    old.add(journal.Item([], ledger.Record(consumed=["q:z"]), failed=failed.append))
+    old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:z"]), failed=failed.append))
     with pytest.raises(errors.Conflict):
         await old._store(old._take())
     assert [type(one) for one in failed] == [errors.NotConnected], "its client asks the next one"
@@ -140,12 +142,12 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
 
 
 async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     feeding = (await dial()).session().producer(ORDERS)
     for number in range(4):
         await feeding.send(f"{number}")
-    session = (await dial()).session(client_api.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
     consumer = await session.consumer(ORDERS)
     done = session.producer(destinations.queue("done"))
     assert await _texts(consumer, 2) == ["0", "1"]
@@ -165,7 +167,9 @@ async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(
     assert await _texts(rest, 2) == ["2", "3"]
 
 
-async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_7_8_and_7_9_priority_expiry_and_delay(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     await producer.send("gone", ttl_s=0.001)
@@ -185,7 +189,7 @@ async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: leadership.Serv
 
 @pytest.mark.parametrize("destination", [ORDERS, NEWS], ids=["queue", "topic"])
 async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
-    dispatcher: leadership.Service,
+    dispatcher: leadership.DispatcherLeadership,
     dial: conftest.Dial,
     destination: destinations.Destination,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,9 +212,9 @@ async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
 
 
 async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
-    session = (await dial()).session(client_api.Mode.TRANSACTED)
+    session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
     consumer = await session.consumer(ORDERS)
     await (await dial()).session().producer(ORDERS).send("poison")
     for _ in range(10):
@@ -223,7 +227,9 @@ async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(
     assert "10 times" in str(message.properties["JMS_MUSTER_DEAD_REASON"])
 
 
-async def test_6_1_2_client_ids_are_exclusive(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_6_1_2_client_ids_are_exclusive(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     first = await dial("only")
     with pytest.raises(message_errors.InvalidClientId):
         await dial("only")
@@ -232,10 +238,10 @@ async def test_6_1_2_client_ids_are_exclusive(dispatcher: leadership.Service, di
 
 
 async def test_6_2_10_unacknowledged_messages_go_to_others_when_their_connection_dies(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     dying = await dial()
-    session = dying.session(client_api.Mode.CLIENT)
+    session = dying.session(client_api.AcknowledgeMode.CLIENT)
     consumer = await session.consumer(ORDERS)
     await (await dial()).session().producer(ORDERS).send("one")
     assert await _texts(consumer, 1) == ["one"]
@@ -252,7 +258,7 @@ async def test_4_10_a_new_dispatcher_takes_over_with_nothing_lost(
     async with conftest.serving(connect, "first") as first:
         await first.acting.wait()
         connection = await dial("keeper")
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         consumer = await session.consumer(ORDERS)
         durable = await session.durable_consumer(NEWS, "all")
         sending = await dial()
@@ -272,7 +278,9 @@ async def test_4_10_a_new_dispatcher_takes_over_with_nothing_lost(
         await sending.close()
 
 
-async def test_6_2_2_temporary_queue_serves_requests(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_6_2_2_temporary_queue_serves_requests(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     asking = await dial()
     session = asking.session()
     replies = await session.temporary_queue()
@@ -290,7 +298,9 @@ async def test_6_2_2_temporary_queue_serves_requests(dispatcher: leadership.Serv
         await serving.consumer(replies)
 
 
-async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_3_5_9_a_group_stays_with_its_consumer(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     producer = (await dial()).session().producer(ORDERS)
     first = await (await dial()).session().consumer(ORDERS)
     second = await (await dial()).session().consumer(ORDERS)
@@ -309,7 +319,7 @@ async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: leadership.Serv
     assert await (second if taker is first else first).receive(0.1) is None
 
 
-async def test_8_3_1_no_local(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_8_3_1_no_local(dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial):
     connection = await dial("me")
     session = connection.session()
     consumer = await session.durable_consumer(NEWS, "others", no_local=True)
@@ -324,7 +334,10 @@ async def test_8_3_1_no_local(dispatcher: leadership.Service, dial: conftest.Dia
     "options", [{"persistent": False}, {}, {"delay_s": 0.2}], ids=["light", "persistent", "delayed"]
 )
 async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_drop_it(
-    broker: brokers.Broker, dispatcher: leadership.Service, dial: conftest.Dial, options: dict[str, Any]
+    broker: brokers.Broker,
+    dispatcher: leadership.DispatcherLeadership,
+    dial: conftest.Dial,
+    options: dict[str, Any],
 ):
     async with await client_api.ConnectionFactory(broker.url).connect() as connection:
         session = connection.session()
@@ -334,7 +347,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         durable = await (await dial("desk")).session().durable_consumer(NEWS, "all")
         await mine.send("first")
         tap = await session.consumer(NEWS, no_local=True)
-        assert isinstance(tap, client_consumers.TapConsumer)
+        assert isinstance(tap, client_consumers.TopicConsumer)
         for number in range(3):
             await mine.send(f"mine {number}")
         await connection.speaks.flush()
@@ -351,7 +364,9 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         await tap.close()
 
 
-async def test_8_3_4_shared_durable_subscription(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_8_3_4_shared_durable_subscription(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     one = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     two = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     with pytest.raises(message_errors.IllegalState):
@@ -363,7 +378,9 @@ async def test_8_3_4_shared_durable_subscription(dispatcher: leadership.Service,
     assert sorted(map(str, found)) == [str(number) for number in range(6)]
 
 
-async def test_8_3_2_shared_non_durable_subscription(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_8_3_2_shared_non_durable_subscription(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     one = await (await dial()).session().shared_consumer(NEWS, "share")
     two = await (await dial()).session().shared_consumer(NEWS, "share")
     producer = (await dial()).session().producer(NEWS, persistent=False)
@@ -373,7 +390,9 @@ async def test_8_3_2_shared_non_durable_subscription(dispatcher: leadership.Serv
     assert len(set(found)) == 20
 
 
-async def test_8_3_3_one_active_consumer_and_unsubscribe(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_8_3_3_one_active_consumer_and_unsubscribe(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     session = (await dial("solo")).session()
     consumer = await session.durable_consumer(NEWS, "all")
     with pytest.raises(message_errors.IllegalState):
@@ -387,7 +406,7 @@ async def test_8_3_3_one_active_consumer_and_unsubscribe(dispatcher: leadership.
 
 
 async def test_8_3_3_plain_messages_reach_a_durable_subscription_once(
-    dispatcher: leadership.Service, dial: conftest.Dial, bus: api.Bus
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     connection = await dial("reader")
     wide = await connection.session().durable_consumer(destinations.topic("news/>"), "wide")
@@ -401,8 +420,10 @@ async def test_8_3_3_plain_messages_reach_a_durable_subscription_once(
         assert await consumer.receive_nowait() is None
 
 
-async def test_6_2_10_recover_redelivers_in_order(dispatcher: leadership.Service, dial: conftest.Dial):
-    session = (await dial()).session(client_api.Mode.CLIENT)
+async def test_6_2_10_recover_redelivers_in_order(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    session = (await dial()).session(client_api.AcknowledgeMode.CLIENT)
     producer = session.producer(ORDERS)
     for number in range(4):
         await producer.send(str(number))
@@ -417,7 +438,9 @@ async def test_6_2_10_recover_redelivers_in_order(dispatcher: leadership.Service
     await message.acknowledge()
 
 
-async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_4_1_6_a_browser_takes_nothing_and_selects(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     for number in range(5):
@@ -427,7 +450,7 @@ async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: leadership.
 
 
 async def test_4_1_6_a_browser_goes_on_while_others_consume(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     """It may show what is taken meanwhile; it shows all that stays, each once and in order."""
     total = 250  # several pages of the dispatcher's answers
@@ -451,7 +474,7 @@ async def test_4_1_6_a_browser_goes_on_while_others_consume(
 
 
 async def test_4_1_6_a_browser_sees_what_its_session_did_before(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     producer = session.producer(ORDERS, persistent=False)
@@ -467,9 +490,9 @@ async def test_4_1_6_a_browser_sees_what_its_session_did_before(
 async def test_a_backlog_larger_than_the_window_is_delivered_whole(
     dial: conftest.Dial, connect: fixtures.Connect
 ):
-    async with conftest.serving(connect, wanted=settings.Message(window=10, checkpoint_records=10)):
+    async with conftest.serving(connect, wanted=settings.MessageSettings(window=10, checkpoint_records=10)):
         connection = await dial()
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         producer = session.producer(ORDERS)
         for start in range(0, 100, 20):
             await asyncio.gather(*(producer.send(str(start + number)) for number in range(20)))
@@ -488,7 +511,7 @@ async def test_a_full_log_refuses_messages_and_takes_acknowledgements(
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 0.3
-        session = connection.session(client_api.Mode.CLIENT)
+        session = connection.session(client_api.AcknowledgeMode.CLIENT)
         producer = session.producer(ORDERS)
 
         async def fill() -> None:

@@ -16,10 +16,10 @@ from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
-KEEPING = (api.Mode.CLIENT, api.Mode.TRANSACTED)
+KEEPING = (api.AcknowledgeMode.CLIENT, api.AcknowledgeMode.TRANSACTED)
 
 
-async def _next(consumer: consumers.Consumer) -> messages.Message:
+async def _next(consumer: consumers.Consumer) -> messages.JmsMessage:
     message = await consumer.receive(30)
     assert message is not None, "nothing came"
     return message
@@ -29,7 +29,7 @@ async def _left(session: api.Session) -> list[object]:
     return [message.body() async for message in session.browse(ORDERS)]
 
 
-async def _acknowledge(session: api.Session, message: messages.Message) -> None:
+async def _acknowledge(session: api.Session, message: messages.JmsMessage) -> None:
     await (session.commit() if session.transacted else message.acknowledge())
 
 
@@ -38,7 +38,7 @@ async def _give_back(session: api.Session) -> None:
 
 
 async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial()
     plain = connection.session()
@@ -47,7 +47,7 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
         heard: list[tuple[object, bool]] = []
 
         async def handle(
-            message: messages.Message,
+            message: messages.JmsMessage,
             session: api.Session = session,
             heard: list[tuple[object, bool]] = heard,
         ) -> None:
@@ -70,13 +70,13 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
 
 
 async def test_8_7_what_a_listener_had_when_it_was_stopped_has_been_seen(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
     await session.producer(ORDERS).send("one")
     began = asyncio.Event()
 
-    async def handle(_: messages.Message) -> None:
+    async def handle(_: messages.JmsMessage) -> None:
         began.set()
         await asyncio.Event().wait()
 
@@ -93,7 +93,7 @@ async def test_8_7_what_a_listener_had_when_it_was_stopped_has_been_seen(
 
 
 async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     connection = await dial("archive")
     plain, other = connection.session(), await (await dial()).session().consumer(ORDERS, prefetch=1)
@@ -134,7 +134,7 @@ async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back
 ):
     async with conftest.serving(connect):
         connection = await dial()
-        session = connection.session(api.Mode.TRANSACTED)
+        session = connection.session(api.AcknowledgeMode.TRANSACTED)
         await connection.session().producer(ORDERS).send("there is one")
     await session.producer(ORDERS).send("in doubt")
     connection.in_doubt_s = 0.1
@@ -142,7 +142,9 @@ async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back
         await session.commit()
 
 
-async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: leadership.Service, dial: conftest.Dial):
+async def test_8_2_what_is_there_now_is_all_that_waits(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
     """Also what the dispatcher has to read from the log first, and more than it holds at one time."""
     producer = (await dial()).session().producer(ORDERS)
     await asyncio.gather(*(producer.send(f"{number}") for number in range(2500)))
@@ -154,7 +156,7 @@ async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: leadership.Se
 
 
 async def test_6_2_2_a_temporary_destination_is_its_connections(
-    dispatcher: leadership.Service, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     owner, stranger = await dial(), (await dial("stranger")).session()
     first = owner.session()
@@ -172,7 +174,7 @@ async def test_6_2_2_a_temporary_destination_is_its_connections(
     assert (await _next(heard)).body() == "for you"
     with pytest.raises(errors.MusterError):
         await session.connection.ask(
-            protocol.Attach(owner.name, 99, str(topic), subscription="x", durable=True, shared=True)
+            protocol.AttachConsumer(owner.name, 99, str(topic), subscription="x", durable=True, shared=True)
         )
     with pytest.raises(message_errors.IllegalState):
         await session.delete_temporary(queue)

@@ -16,15 +16,17 @@ from muster.core.settings import domain as settings_domain
 
 
 @dataclass(frozen=True, slots=True)
-class Trusted:
+class BrokerTrustFiles:
     """What brokers are given besides settings. ``secret`` opens the routes between them."""
 
     operator: config.OperatorTrust
     secret: str
-    tls: config.Tls | None = None
+    tls: config.BrokerTls | None = None
 
 
-def brokers(settings: settings_domain.Ground, trusted: Trusted, folder: Path) -> list[config.BrokerConfig]:
+def broker_configs(
+    settings: settings_domain.BaseSettings, trusted: BrokerTrustFiles, folder: Path
+) -> list[config.BrokerConfig]:
     """The brokers of the domain's layout, each with a folder of its own below ``folder``.
 
     Leaves of a tree come last and without their links: where their parents listen is known only at run time.
@@ -48,15 +50,20 @@ def brokers(settings: settings_domain.Ground, trusted: Trusted, folder: Path) ->
 
 
 def extra(
-    settings: settings_domain.Ground, trusted: Trusted, folder: Path, name: str, *, storage: bool
+    settings: settings_domain.BaseSettings,
+    trusted: BrokerTrustFiles,
+    folder: Path,
+    name: str,
+    *,
+    storage: bool,
 ) -> config.BrokerConfig:
     """A broker beyond those of the settings, on free ports, with a storage of its own."""
     return _broker(settings, trusted, folder, name, None, stores=storage, leaf=True)
 
 
 def _broker(
-    settings: settings_domain.Ground,
-    trusted: Trusted,
+    settings: settings_domain.BaseSettings,
+    trusted: BrokerTrustFiles,
     folder: Path,
     name: str,
     index: int | None,  # from 0, where ports are counted up from the settings'; None: free ones
@@ -81,10 +88,10 @@ def _broker(
         advertise=socket.gethostname() if trusted.tls and bus.host in server.EVERYWHERE else None,
         plaintext=bus.tls == "off",
         storage=_storage(bus, name if leaf else None) if stores else None,
-        cluster=config.Cluster(name=cluster, secret=trusted.secret) if cluster else None,
-        gateway=config.Gateway(name=cluster, secret=trusted.secret) if cluster and joined else None,
-        websocket=config.Listener(port=port(bus.websocket_port)) if bus.websocket else None,
-        mqtt=config.Listener(port=port(bus.mqtt_port)) if bus.mqtt and stores else None,
+        cluster=config.BrokerCluster(name=cluster, secret=trusted.secret) if cluster else None,
+        gateway=config.ClusterGateway(name=cluster, secret=trusted.secret) if cluster and joined else None,
+        websocket=config.BrokerListener(port=port(bus.websocket_port)) if bus.websocket else None,
+        mqtt=config.BrokerListener(port=port(bus.mqtt_port)) if bus.mqtt and stores else None,
         trust=trusted.operator,
         payload_bytes_max=bus.max_payload_bytes,
         connections_max=bus.max_connections,
@@ -93,12 +100,12 @@ def _broker(
     )
 
 
-def broker_count(settings: settings_domain.Ground) -> int:
+def broker_count(settings: settings_domain.BaseSettings) -> int:
     bus = settings.bus
     return (bus.clusters if bus.layout == "super-cluster" else 1) * bus.brokers + bus.leaves
 
 
-def parents(settings: settings_domain.Ground) -> dict[str, str]:
+def leaf_parents(settings: settings_domain.BaseSettings) -> dict[str, str]:
     """Which broker each leaf hangs below: level by level, ``fan_out`` below each."""
     bus = settings.bus
     roots = list(_numbered(settings.domain.name, bus.brokers, ""))
@@ -112,13 +119,13 @@ def _numbered(name: str, count: int, mark: str) -> Iterator[str]:
         yield name if mark and count == 1 else f"{name}-{mark}{number}"
 
 
-def _stores(bus: settings_bus.Bus, number: int) -> bool:
+def _stores(bus: settings_bus.BusSettings, number: int) -> bool:
     return bus.storage_brokers == 0 or number <= bus.storage_brokers
 
 
-def _storage(bus: settings_bus.Bus, domain: str | None) -> config.Storage:
+def _storage(bus: settings_bus.BusSettings, domain: str | None) -> config.BrokerStorage:
     """``domain`` keeps the storage of a leaf apart from that of the brokers it hangs on."""
-    return config.Storage(
+    return config.BrokerStorage(
         file_bytes_max=bus.storage_disk_bytes,
         memory_bytes_max=bus.storage_memory_bytes,
         sync_interval_s=None if bus.sync == "always" else bus.sync_interval_s,

@@ -24,12 +24,12 @@ from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
 
 
-class Brokers:
-    def __init__(self, settings: domain.Ground, folder: home.Folder) -> None:
+class BrokerSet:
+    def __init__(self, settings: domain.BaseSettings, folder: home.DomainFolder) -> None:
         self._settings = settings
         self._folder = folder
-        self._network: network.Network | None = None
-        self._trusted: broker_configs.Trusted
+        self._network: network.BrokerNetwork | None = None
+        self._trusted: broker_configs.BrokerTrustFiles
         self._restarts: metrics.Gauge
         self._account = ""
         self._own: frozenset[str] = frozenset()  # those of the settings
@@ -38,7 +38,7 @@ class Brokers:
         self._on_failure: Callable[[BaseException], None] = lambda _: None
 
     @property
-    def running(self) -> network.Network:
+    def running(self) -> network.BrokerNetwork:
         if self._network is None:
             raise errors.NotConnected("the domain's brokers do not run")
         return self._network
@@ -48,7 +48,7 @@ class Brokers:
         return () if self._network is None else tuple(self._network.urls)
 
     async def start(
-        self, trust: keyring.Trust, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
+        self, trust: keyring.Keyring, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
     ) -> None:
         """When this returns they accept clients. ``on_failure`` hears of a broker that was given up."""
         self._on_failure = on_failure
@@ -59,17 +59,17 @@ class Brokers:
         )
         system = await asyncio.to_thread(identities.system_credentials, trust)
         bus = self._settings.bus
-        self._network = network.Network(
-            broker_configs.brokers(self._settings, self._trusted, self._folder.brokers),
+        self._network = network.BrokerNetwork(
+            broker_configs.broker_configs(self._settings, self._trusted, self._folder.brokers),
             program=Path(bus.binary) if bus.binary else None,
-            supervise=backoff.Supervision(pause_s_max=bus.restart_wait_max_s),
+            supervise=backoff.BackoffPolicy(pause_s_max=bus.restart_wait_max_s),
             system_credentials=system,
         )
         await self._network.start()
         self._own = frozenset(self._network.brokers)
         for name in self._own:
             self._watch(name)
-        for leaf, parent in broker_configs.parents(self._settings).items():
+        for leaf, parent in broker_configs.leaf_parents(self._settings).items():
             await self.link(leaf, parent)
 
     async def stop(self) -> None:
@@ -147,12 +147,12 @@ class Brokers:
                 if remote.far == name:
                     await self.running.unlink(remote.id)
         await self.running.remove(name)
-        return described | {"state": broker.State.STOPPED.value}
+        return described | {"state": broker.BrokerState.STOPPED.value}
 
     async def link(self, near: str, far: str) -> dict[str, Any]:
         """Hang ``near`` on ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
         if "://" in far:
-            hosts.of_url(far, "FAR")
+            hosts.host_of_url(far, "FAR")
             hosts.without_password(far, "FAR", "a link has the domain's own credentials")
             remote = config.LeafRemote(
                 id=f"{near}>{far}",
@@ -178,13 +178,13 @@ class Brokers:
 
     # Inside
 
-    def _gather(self, trust: keyring.Trust) -> broker_configs.Trusted:
+    def _gather(self, trust: keyring.Keyring) -> broker_configs.BrokerTrustFiles:
         """All that the brokers are given besides settings. Blocks."""
         documents = trust.broker()
         tls = None
         if self._settings.bus.uses_tls:
             certificates.ensure(self._settings)
-            tls = certificates.for_brokers(self._settings)
+            tls = certificates.broker_tls(self._settings)
         named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
         self._account = named[self._settings.domain.name]
         operator = config.OperatorTrust(
@@ -192,13 +192,13 @@ class Brokers:
             system_account=documents.system_account,
             accounts=documents.accounts,
         )
-        return broker_configs.Trusted(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
+        return broker_configs.BrokerTrustFiles(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
 
     def _watch(self, name: str) -> None:
         one = self.running[name]
 
         async def given_up() -> None:
-            await one.wait_for(broker.State.FAILED)
+            await one.wait_for(broker.BrokerState.FAILED)
             self._on_failure(one.failure or errors.Unavailable(f"broker {name} was given up"))
 
         self._restarts.read_from(lambda: float(one.restarts), broker=name)

@@ -26,26 +26,26 @@ from muster.core import errors, health
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ComponentHealth:
     """How a part is. ``reason`` says what needs looking at; ``facts`` are lists for ``muster status``."""
 
-    state: health.State = health.State.UP
+    state: health.HealthState = health.HealthState.UP
     reason: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_working(self) -> bool:
-        return self.state is health.State.UP
+        return self.state is health.HealthState.UP
 
 
-class Part(Protocol):
+class Component(Protocol):
     @property
     def name(self) -> str: ...
     @property
     def depends_on(self) -> Sequence[str]: ...
     @property
     def vital(self) -> bool: ...
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         """When this returns, the part serves."""
         ...
 
@@ -53,7 +53,7 @@ class Part(Protocol):
         """Drain and end. Called once after a `start` that was begun, also if it failed half-way."""
         ...
 
-    def health(self) -> Health: ...
+    def health(self) -> ComponentHealth: ...
 
 
 def start_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
@@ -77,15 +77,15 @@ def start_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
     return order
 
 
-class Team:
+class ComponentGroup:
     """Starts parts, watches their tasks, stops them."""
 
     def __init__(
         self,
-        parts: Iterable[Part],
+        parts: Iterable[Component],
         *,
-        context_for: Callable[[Part, context_.Spawn], context_.Context],
-        on_failure: Callable[[Part, BaseException], None],
+        context_for: Callable[[Component, context_.Spawn], context_.ComponentContext],
+        on_failure: Callable[[Component, BaseException], None],
     ) -> None:
         members = list(parts)
         self._parts = {part.name: part for part in members}
@@ -109,7 +109,7 @@ class Team:
                 if self._parts[name].vital:
                     raise
 
-    async def _start_one(self, part: Part) -> None:
+    async def _start_one(self, part: Component) -> None:
         broken = [other for other in part.depends_on if other in self._failed]
         if broken:
             raise errors.Unavailable(f"it depends on {', '.join(broken)}, which failed")
@@ -131,18 +131,20 @@ class Team:
         self._begun.clear()
         self._running.clear()
 
-    def health(self) -> dict[str, Health]:
+    def health(self) -> dict[str, ComponentHealth]:
         return {name: self._health_of(name) for name in self._order}
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self._tasks)
 
-    def _health_of(self, name: str) -> Health:
+    def _health_of(self, name: str) -> ComponentHealth:
         if name in self._failed:
-            return Health(health.State.FAILED, self._failed[name])
+            return ComponentHealth(health.HealthState.FAILED, self._failed[name])
         if name in self._running:
             return self._parts[name].health()
-        return Health(health.State.STARTING if name in self._begun else health.State.DOWN)
+        return ComponentHealth(
+            health.HealthState.STARTING if name in self._begun else health.HealthState.DOWN
+        )
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"part {name}")

@@ -19,22 +19,22 @@ from muster.trust.permissions import roles
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
-class Connect(Protocol):
+class ComponentConnector(Protocol):
     """A connection to this domain's bus; credentials are issued to an identity that has none."""
 
     async def __call__(self, identity: str, role: roles.Role) -> api.Bus: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    settings: domain.Ground
-    folder: home.Folder
-    trust: keyring.Trust
+class ComponentContext:
+    settings: domain.BaseSettings
+    folder: home.DomainFolder
+    trust: keyring.Keyring
     store: database.Store
     bus: api.Bus  # the domain's own connection
-    connect: Connect  # for a part that needs an identity of its own
+    connect: ComponentConnector  # for a part that needs an identity of its own
     metrics: metrics.Metrics
-    log: log.Events
+    log: log.EventLog
     spawn: Spawn  # a task that ends with the part, and whose failure is the part's
     servers: Callable[[], tuple[str, ...]] = tuple  # where the domain's brokers are now
     watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # a name, files, and their budget

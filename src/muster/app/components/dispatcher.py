@@ -25,17 +25,17 @@ class _Known:
     """What the credentials of an identity said when they were read, and what followed from that."""
 
     read_at: float
-    record: keyring.Record | None
+    record: keyring.CredentialRecord | None
     decided: dict[tuple[str, str], bool] = field(default_factory=dict)
 
 
-class Permissions:
+class TopicPermissions:
     """Which topics and queues an identity may use; see `desk.May`.
 
     Of topics, what the broker would say, for what we do in its name. Queues only the dispatcher guards.
     """
 
-    def __init__(self, trust: keyring.Trust) -> None:
+    def __init__(self, trust: keyring.Keyring) -> None:
         self._trust = trust
         self._known: dict[str, _Known] = {}
 
@@ -50,7 +50,7 @@ class Permissions:
                 known.decided[action, what] = decision
         return decision
 
-    def _read(self, identity: str) -> keyring.Record | None:
+    def _read(self, identity: str) -> keyring.CredentialRecord | None:
         try:
             found = self._trust.show(identity)
         except errors.MusterError:
@@ -65,33 +65,33 @@ _SUBSCRIPTIONS: Final = {
 }
 
 
-def _allows(record: keyring.Record, action: str, what: str) -> bool:
+def _allows(record: keyring.CredentialRecord, action: str, what: str) -> bool:
     if action == "subscriptions":
         return record.role in _SUBSCRIPTIONS[what]
-    if action in set(queue_rights.Right):
+    if action in set(queue_rights.QueueRight):
         return queue_rights.allows(record.queues, what, action)
     allowed = record.publish if action == "pub" else record.subscribe
     return any(pattern == what or subjects.matches(pattern, what) for pattern in allowed)
 
 
-class Dispatcher:
+class DispatcherComponent:
     """Keeps the domain's queues and durable subscriptions, or waits to take them over."""
 
     name = "message"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.Message) -> None:
+    def __init__(self, settings: settings_.MessageSettings) -> None:
         self._settings = settings
-        self._service: leadership.Service | None = None
+        self._service: leadership.DispatcherLeadership | None = None
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
-        self._service = leadership.Service(
+        self._service = leadership.DispatcherLeadership(
             bus,
             self._settings,
             max_bytes=context.settings.retention.messages.max_bytes,
-            may=Permissions(context.trust),
+            may=TopicPermissions(context.trust),
             replicas=context.settings.bus.replicas,
             measure=context.metrics,
         )
@@ -101,7 +101,7 @@ class Dispatcher:
         if self._service is not None:
             await self._bus.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         if self._service is None:
-            return component.Health(health.State.STARTING)
-        return component.Health(facts={"acting": self._service.acting.is_set()})
+            return component.ComponentHealth(health.HealthState.STARTING)
+        return component.ComponentHealth(facts={"acting": self._service.acting.is_set()})

@@ -19,17 +19,17 @@ from muster.trust.permissions import roles
 PREFIX = "inform-"
 
 
-class InformationNodes:
+class InformationNodesComponent:
     name = "inform"
     depends_on: Sequence[str] = ()
     vital = False  # contexts stay in their log, and other nodes have copies
 
-    def __init__(self, wanted: settings.Inform) -> None:
+    def __init__(self, wanted: settings.InformSettings) -> None:
         self._wanted = wanted
         self._stack = contextlib.AsyncExitStack()
-        self.nodes: list[node_node.Node] = []
+        self.nodes: list[node_node.InformationNode] = []
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         for number in range(1, self._wanted.nodes + 1):
             bus = await context.connect(
                 f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
@@ -39,7 +39,7 @@ class InformationNodes:
                 bus,
                 settings=self._wanted,
                 store=context.store,
-                **as_of_domain(context.settings, context.trust),
+                **node_arguments(context.settings, context.trust),
             )
             self._stack.push_async_callback(node.close)
             self.nodes.append(node)
@@ -48,22 +48,24 @@ class InformationNodes:
         await self._stack.aclose()
         self.nodes.clear()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         for node in self.nodes:
             failure = node.failure()
             if failure is not None:
-                return component.Health(health.State.FAILED, f"{node.name}: {failure}")
+                return component.ComponentHealth(health.HealthState.FAILED, f"{node.name}: {failure}")
             if node.view_failure is not None:
-                return component.Health(health.State.LATE, f"{node.name} cannot store: {node.view_failure}")
+                return component.ComponentHealth(
+                    health.HealthState.LATE, f"{node.name} cannot store: {node.view_failure}"
+                )
             age_s = node.desk.now_s() - node.desk.fresh_at_s
             if age_s > 3 * self._wanted.timeout_s:
-                return component.Health(
-                    health.State.LATE, f"{node.name} has not heard the log for {age_s:.0f} s"
+                return component.ComponentHealth(
+                    health.HealthState.LATE, f"{node.name} has not heard the log for {age_s:.0f} s"
                 )
-        return component.Health()
+        return component.ComponentHealth()
 
 
-def as_of_domain(settings: domain.Ground, trust: keyring.Trust) -> dict[str, Any]:
+def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:
     """What every node of a domain is started with, in whichever process: its log, and who may do what."""
     return {
         "max_bytes": settings.retention.contexts.max_bytes,
@@ -73,7 +75,7 @@ def as_of_domain(settings: domain.Ground, trust: keyring.Trust) -> dict[str, Any
     }
 
 
-def _role_of(trust: keyring.Trust, identity: str) -> str | None:
+def _role_of(trust: keyring.Keyring, identity: str) -> str | None:
     try:
         return str(trust.show(identity).role)
     except errors.MusterError:

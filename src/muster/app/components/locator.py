@@ -14,7 +14,7 @@ from muster.core.net import tls as tls_
 from muster.trust import certificates as certificates_
 
 
-class Locator:
+class LocatorComponent:
     name = "locator"
     depends_on: Sequence[str] = ()
     vital = False  # whoever knows a broker needs no locator
@@ -27,18 +27,18 @@ class Locator:
     def url(self) -> str | None:
         return None if self._locator is None else self._locator.url
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         settings = context.settings
         creds = await asyncio.to_thread(identities.system_credentials, context.trust)
-        brokers_tls = certificates.for_brokers(settings) if settings.bus.uses_tls else None
+        brokers_tls = certificates.broker_tls(settings) if settings.bus.uses_tls else None
         tls = None
         if brokers_tls is not None:
             files = brokers_tls.cert_file, brokers_tls.key_file
             tls = await asyncio.to_thread(tls_.for_server, *files)
-            context.spawn(certificates_.keep_current(tls_.Renewable(tls, *files)))
+            context.spawn(certificates_.keep_current(tls_.RenewableTls(tls, *files)))
         made = server.Locator(
             self._servers(),
-            access=system_account.Access(credentials=creds, tls=brokers_tls),
+            access=system_account.SystemAccess(credentials=creds, tls=brokers_tls),
             host=settings.bus.host,
             port=settings.bus.locator_port,
             tls=tls,
@@ -51,5 +51,5 @@ class Locator:
             await self._locator.stop()
             self._locator = None
 
-    def health(self) -> component.Health:
-        return component.Health()
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth()

@@ -49,42 +49,42 @@ _ROLES = {
 }
 
 
-async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
-    subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
+async def request_bootstrap(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
+    subject = subjects.from_identity(protocol.PART, bus.identity, KIND, verb)
     return await manage_client.call(bus, subject, arguments, timeout_s=timeout_s)
 
 
 async def waiting(bus: api.Bus) -> list[dict[str, Any]]:
     """Machines that have asked and wait for approval."""
-    subject = subjects.said_by(protocol.PART, bus.identity, KIND, "waiting")
+    subject = subjects.from_identity(protocol.PART, bus.identity, KIND, "waiting")
     return [row async for row in rpc.pages(bus, subject)]
 
 
-class Manage:
+class ManagementComponent:
     name = "manage"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.Manage) -> None:
+    def __init__(self, wanted: settings.ManageSettings) -> None:
         self._wanted = wanted
-        self._context: context_.Context
-        self._care = restarts.Care(_names(wanted), silent_s=SILENT_S)
+        self._context: context_.ComponentContext
+        self._care = restarts.RestartPlanner(_names(wanted), silent_s=SILENT_S)
         self._children: dict[str, int] = {}
         self._unready: set[str] = set()
-        self._nursery: fork_server.Nursery
+        self._nursery: fork_server.ForkServer
         self._changed = asyncio.Event()
-        self._server: server.Server | None = None
-        self._desk: enrolment.Desk
+        self._server: server.RpcServer | None = None
+        self._desk: enrolment.EnrolmentService
         self._stopping = False
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        self._desk = enrolment.Desk(context.store, context.trust)
-        self._nursery = fork_server.Nursery(self._unready.discard)
+        self._desk = enrolment.EnrolmentService(context.store, context.trust)
+        self._nursery = fork_server.ForkServer(self._unready.discard)
         context.spawn(self._keep())
         if context.settings.health.enabled:
             context.spawn(self._listen())
-        self._server = server.Server(
+        self._server = server.RpcServer(
             context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
         )
         await self._server.start()
@@ -94,7 +94,7 @@ class Manage:
         if self._server is not None:
             await self._server.close()
         await self._nursery.close()
-        waits = [asyncio.create_task(os_process.end_of(pid)) for pid in self._children.values()]
+        waits = [asyncio.create_task(os_process.wait_for_exit(pid)) for pid in self._children.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_S)
             if late:
@@ -103,16 +103,18 @@ class Manage:
                         os.kill(pid, signal.SIGKILL)
                 await asyncio.wait(late)
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         missing = [
             name
             for name, ward in self._care.wards.items()
-            if ward.phase is restarts.Phase.MISSING or name in self._unready
+            if ward.phase is restarts.ProcessPhase.MISSING or name in self._unready
         ]
         facts = {"management": self._processes()}
         if missing:
-            return component.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
-        return component.Health(facts=facts)
+            return component.ComponentHealth(
+                health.HealthState.LATE, f"being started: {', '.join(missing)}", facts
+            )
+        return component.ComponentHealth(facts=facts)
 
     def _processes(self) -> list[dict[str, Any]]:
         return [
@@ -144,7 +146,7 @@ class Manage:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
-            places = await asyncio.to_thread(lambda: list(http_health.told(self._context.folder.pages)))
+            places = await asyncio.to_thread(lambda: list(http_health.advertised(self._context.folder.pages)))
             known = [one for one in places if self._children.get(one.process) == one.pid]
             for name in await asyncio.gather(*map(_heard, known)):
                 if name in self._children:
@@ -170,7 +172,7 @@ class Manage:
         self._context.spawn(self._watch(name, pid))
 
     async def _watch(self, name: str, pid: int) -> None:
-        await os_process.end_of(pid)
+        await os_process.wait_for_exit(pid)
         if self._children.get(name) == pid:
             del self._children[name]
         if not self._stopping:
@@ -180,19 +182,19 @@ class Manage:
 
     # What it is asked
 
-    def _operations(self) -> list[server.Operation]:
-        plain = server.Operation.plain
+    def _operations(self) -> list[server.RpcOperation]:
+        plain = server.RpcOperation.plain
         return [
             plain(f"{KIND}.processes", self._listed, audited=False),
             plain(f"{KIND}.waiting", self._waiting, audited=False),
             plain(f"{KIND}.kill", self._kill),
             plain(f"{KIND}.approve", self._desk.approve),
-            server.Operation(f"{KIND}.token", self._token, what="enrolment-token"),
-            server.Operation(ENROL, self._enrol),
+            server.RpcOperation(f"{KIND}.token", self._token, what="enrolment-token"),
+            server.RpcOperation(ENROL, self._enrol),
         ]
 
     async def _authorize(
-        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+        self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         if operation.name == ENROL and call.identity.startswith(enrolment.PREFIX):
             return
@@ -220,7 +222,7 @@ class Manage:
 
     async def _token(
         self,
-        call: server.Call,
+        call: server.RpcCall,
         name: str,
         approval: bool = False,
         lifetime_s: float = enrolment.LIFETIME_S,
@@ -240,7 +242,7 @@ class Manage:
         )
         return {"name": name, "token": token}
 
-    async def _enrol(self, call: server.Call, public_key: str, machine: str = "") -> dict[str, str]:
+    async def _enrol(self, call: server.RpcCall, public_key: str, machine: str = "") -> dict[str, str]:
         try:
             admitted = await self._desk.enrol(call.identity, public_key, machine)
         except errors.Unavailable:  # it waits for approval, and asks again and again
@@ -250,12 +252,12 @@ class Manage:
         if running is not None and admitted.replaced:
             tls = None
             if running.ca:
-                tls = await asyncio.to_thread(certificates.for_clients, self._context.settings)
+                tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
             self._context.spawn(_tell(self._context, running.servers, tls))
         return {"name": admitted.name, "jwt": admitted.jwt}
 
 
-async def _heard(place: http_health.Place) -> str:
+async def _heard(place: http_health.HealthEndpoint) -> str:
     """Its name, if it answers."""
     try:
         answer = await http_server.get(f"{place.url}/livez", timeout_s=LOOK_S)
@@ -264,15 +266,15 @@ async def _heard(place: http_health.Place) -> str:
     return place.process if answer.status == 200 else ""
 
 
-async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> None:
+async def _tell(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:
     """That a former key was revoked."""
     try:
-        await identities.tell_brokers(context.trust, servers, tls=tls)
+        await identities.publish_accounts(context.trust, servers, tls=tls)
     except errors.MusterError as error:
         context.log.error("brokers-not-told", error=error)
 
 
-def _names(wanted: settings.Manage) -> list[str]:
+def _names(wanted: settings.ManageSettings) -> list[str]:
     # Two managers of one name would both do the same: on each of several machines they are called otherwise.
     here = "" if wanted.agent_name == settings.LOCAL else f"{wanted.agent_name}-"
     found = [f"registry-{here}{number}" for number in range(1, wanted.registries + 1)]
@@ -280,9 +282,11 @@ def _names(wanted: settings.Manage) -> list[str]:
     return [*found, f"agent-{wanted.agent_name}"] if wanted.agent else found
 
 
-def _task(context: context_.Context, wanted: settings.Manage, name: str) -> worker.Task:
+def _task(
+    context: context_.ComponentContext, wanted: settings.ManageSettings, name: str
+) -> worker.WorkerConfig:
     kind, _, rest = name.partition("-")
-    whole: domain.Ground = context.settings
+    whole: domain.BaseSettings = context.settings
     identity = rest if kind == "agent" else name
     creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
     running_servers, uses_tls = context.servers(), not whole.bus.servers and whole.bus.uses_tls
@@ -292,8 +296,8 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> work
     number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
     if 0 < number <= len(wanted.direct_ports):
         direct_port = wanted.direct_ports[number - 1]
-    tls = certificates.for_brokers(whole) if uses_tls and direct_port is not None else None
-    return worker.Task(
+    tls = certificates.broker_tls(whole) if uses_tls and direct_port is not None else None
+    return worker.WorkerConfig(
         kind=kind,
         name=identity,
         servers=tuple(running_servers),

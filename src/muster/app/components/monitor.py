@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from muster.monitor.sensor import sensor
 
 
-class Channel:
+class ChannelComponent:
     name = "channel"
     depends_on: Sequence[str] = ()
     vital = False  # others may take its children
 
-    def __init__(self, wanted: settings.Channel) -> None:
+    def __init__(self, wanted: settings.ChannelSettings) -> None:
         self._wanted = wanted
         self._bus: api.Bus | None = None
         self._channel: channel.Channel | None = None
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         await _need("pyarrow")
         from muster.monitor import protocol
         from muster.monitor.channel import channel, interpreters
 
         wanted = self._wanted
-        to = interpreters.Subscription(
+        to = interpreters.ForwardTarget(
             "up", wanted.parents or (protocol.ROOT,), interpreter=wanted.interpreter, where=wanted.where
         )
         self._bus = await context.connect(wanted.name, roles.Role.CHANNEL)
         self._channel = channel.Channel(
             self._bus,
-            channel.Settings(
+            channel.ChannelOptions(
                 hold_s=wanted.hold_s,
                 beat_s=wanted.beat_s,
                 subscriptions=(to,),
@@ -61,25 +61,27 @@ class Channel:
         if self._bus is not None:
             await self._bus.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         assert self._channel is not None
         behind_s = self._channel.waiting_s
         if behind_s > 10 * self._wanted.hold_s + 10:
-            return component.Health(health.State.LATE, f"reports wait for {behind_s:.0f} s to be forwarded")
-        return component.Health()
+            return component.ComponentHealth(
+                health.HealthState.LATE, f"reports wait for {behind_s:.0f} s to be forwarded"
+            )
+        return component.ComponentHealth()
 
 
-class Sensor:
+class SensorComponent:
     name = "sensor"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.Sensor) -> None:
+    def __init__(self, wanted: settings.SensorSettings) -> None:
         self._wanted = wanted
         self._bus: api.Bus | None = None
         self._sensor: sensor.Sensor | None = None
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         await _need("psutil")
         from muster.monitor.sensor import sensor
 
@@ -89,7 +91,7 @@ class Sensor:
         self._bus = await context.connect(wanted.name, roles.Role.AGENT)
         self._sensor = sensor.Sensor(
             self._bus,
-            sensor.Settings(
+            sensor.SensorOptions(
                 buffer_dir=buffer_dir,
                 group=wanted.group,
                 zone=wanted.zone,
@@ -110,17 +112,19 @@ class Sensor:
         if self._bus is not None:
             await self._bus.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         assert self._sensor is not None
         if waiting := self._sensor.buffered:
-            return component.Health(health.State.LATE, f"{waiting} reports wait for a channel to be heard")
-        return component.Health()
+            return component.ComponentHealth(
+                health.HealthState.LATE, f"{waiting} reports wait for a channel to be heard"
+            )
+        return component.ComponentHealth()
 
 
 async def _need(package: str) -> None:
     try:
         await asyncio.to_thread(importlib.import_module, package)
     except ImportError as error:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             f"{package} is not installed", hint="pip install 'muster-fabric[monitor]'"
         ) from error

@@ -18,18 +18,18 @@ IDENTITY = "notifier"
 SERVING_TIMEOUT_S = 5.0  # longer than that, another notifier holds some of the shards
 
 
-class Notifier:
+class NotifierComponent:
     """Holds the domain's parties, or its share of them where there are more notifiers."""
 
     name = "notify"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.Notify) -> None:
+    def __init__(self, settings: settings_.NotifySettings) -> None:
         self._settings = settings
         self._notifier: notifier.Notifier | None = None
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         retention = context.settings.retention
         settings = msgspec.structs.replace(
             self._settings, stream_bytes=min(self._settings.stream_bytes, retention.events.max_bytes)
@@ -55,8 +55,8 @@ class Notifier:
             await self._notifier.stop()
             await self._bus.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         if self._notifier is None:
-            return component.Health(health.State.STARTING)
+            return component.ComponentHealth(health.HealthState.STARTING)
         facts = {"shards": len(self._notifier.held), "parties": len(self._notifier.engine)}
-        return component.Health(facts=facts)
+        return component.ComponentHealth(facts=facts)

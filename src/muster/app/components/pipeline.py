@@ -30,12 +30,12 @@ LOG_NAME = "pipeline.log"
 PROCESSES = 2  # its share of the log budget: as much as all processes of management
 
 
-def options(
-    settings: domain.Ground,
-    pipeline: settings_.Pipeline,
-    folder: home.Folder,
-    trust: keyring.Trust,
-    running: home.Running,
+def pipeline_options(
+    settings: domain.BaseSettings,
+    pipeline: settings_.PipelineSettings,
+    folder: home.DomainFolder,
+    trust: keyring.Keyring,
+    running: home.RunningDomain,
 ) -> dict[str, Any]:
     """What `muster.pipeline.job.main` needs to know; issues the pipeline's credentials. Blocks."""
     return {
@@ -55,12 +55,12 @@ def options(
     }
 
 
-class PipelinePart:
+class PipelineComponent:
     name = "pipeline"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.Pipeline) -> None:
+    def __init__(self, settings: settings_.PipelineSettings) -> None:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class PipelinePart:
         self._restarts = 0
         self._reason = "starting"
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         history = Path(self._settings.history_dir or context.folder.root / "history")
         context.watch_folder("history", history, context.settings.retention.history.max_bytes)
         self._task = context.spawn(self._keep_running(context))
@@ -86,14 +86,14 @@ class PipelinePart:
                     self._process.kill()
                 await self._process.wait()
         if self._log is not None:
-            await log_files.end(self._log)
+            await log_files.end_captures(self._log)
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         if self._process is not None and self._process.returncode is None:
-            return component.Health()
-        return component.Health(state=health.State.DOWN, reason=self._reason)
+            return component.ComponentHealth()
+        return component.ComponentHealth(state=health.HealthState.DOWN, reason=self._reason)
 
-    async def _keep_running(self, context: context_.Context) -> None:
+    async def _keep_running(self, context: context_.ComponentContext) -> None:
         wait_s = 1.0
         while True:
             path = await self._write_options(context)
@@ -109,10 +109,10 @@ class PipelinePart:
             assert self._process.stdout is not None
             file = context.folder.logs / LOG_NAME
             self._log = asyncio.create_task(
-                log_files.keep(self._process.stdout, file, context.settings, processes=PROCESSES)
+                log_files.capture_output(self._process.stdout, file, context.settings, processes=PROCESSES)
             )
             code = await self._process.wait()
-            await log_files.end(self._log)
+            await log_files.end_captures(self._log)
             if code == 0:
                 self._reason = "stopped on request"
                 return
@@ -122,15 +122,15 @@ class PipelinePart:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, WAIT_MAX_S)
 
-    async def _write_options(self, context: context_.Context) -> Path:
+    async def _write_options(self, context: context_.ComponentContext) -> Path:
         while True:  # the domain says where it listens when all parts have started
             running = await asyncio.to_thread(context.folder.running)
             if running is not None:
                 return await asyncio.to_thread(self._prepare, context, running)
             await asyncio.sleep(0.1)
 
-    def _prepare(self, context: context_.Context, running: home.Running) -> Path:
-        told = options(context.settings, self._settings, context.folder, context.trust, running)
+    def _prepare(self, context: context_.ComponentContext, running: home.RunningDomain) -> Path:
+        told = pipeline_options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, msgspec.json.encode(told | {"leashed": True}))

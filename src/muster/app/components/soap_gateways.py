@@ -35,30 +35,30 @@ from muster.trust.permissions import roles
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Doors:
+class SoapGateways:
     """All doors onto one bus: `application` to mount or to serve, `close` at the end."""
 
     def __init__(
         self,
         connect: caller_connections.Connect,
-        known: passwords.Passwords,
+        known: passwords.PasswordStore,
         *,
         callbacks: Sequence[str] = (),
         measure: metrics.Metrics,
         on_failure: password_checker.OnFailure | None = None,
         forwarded_header: str = "",
     ) -> None:
-        self._visitors = caller_connections.Visitors(connect)
-        self._logins = password_checker.Logins(known, on_failure=on_failure)
-        self._wsman = wsman_desk.Desk(self._fleet, callbacks=callbacks, measure=measure)
-        self._context = context_desk.Desk(self._activities, callbacks=callbacks, measure=measure)
-        self._uddi = endpoints.Ports(
-            registry.Registry(self._visitors.visit),
+        self._visitors = caller_connections.CallerConnections(connect)
+        self._logins = password_checker.PasswordChecker(known, on_failure=on_failure)
+        self._wsman = wsman_desk.WsManEndpoint(self._fleet, callbacks=callbacks, measure=measure)
+        self._context = context_desk.WsContextHandler(self._activities, callbacks=callbacks, measure=measure)
+        self._uddi = endpoints.UddiEndpoints(
+            registry.UddiRegistry(self._visitors.visit),
             self.authenticate,
             stands=self._stands,
             measure=measure,
         )
-        self.application = asgi.Application(
+        self.application = asgi.SoapApplication(
             {
                 "/wsman": self._wsman.opened(self.authenticate),
                 **self._context.doors(self.authenticate),
@@ -67,13 +67,13 @@ class Doors:
             forwarded_header=forwarded_header,
         )
 
-    async def authenticate(self, name: str, password: str, address: str) -> endpoint.Caller:
+    async def authenticate(self, name: str, password: str, address: str) -> endpoint.SoapCaller:
         login = await self._logins.check(name, password, address)
-        return endpoint.Caller(login.name, login.role.value, login.verifier)
+        return endpoint.SoapCaller(login.name, login.role.value, login.verifier)
 
-    async def _stands(self, caller: endpoint.Caller) -> bool:
+    async def _stands(self, caller: endpoint.SoapCaller) -> bool:
         return await self._logins.stands(
-            passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
+            passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
 
     async def close(self) -> None:
@@ -81,20 +81,20 @@ class Doors:
         await self._visitors.close()
 
     @contextlib.asynccontextmanager
-    async def _fleet(self, caller: endpoint.Caller) -> AsyncIterator[manage_client.Client]:
+    async def _fleet(self, caller: endpoint.SoapCaller) -> AsyncIterator[manage_client.ManageClient]:
         async with self._visitors.visit(caller.name, caller.role) as bus:
-            yield manage_client.Client(bus)
+            yield manage_client.ManageClient(bus)
 
     @contextlib.asynccontextmanager
-    async def _activities(self, caller: endpoint.Caller) -> AsyncIterator[activities.Sessions]:
+    async def _activities(self, caller: endpoint.SoapCaller) -> AsyncIterator[activities.Activities]:
         async with self._visitors.visit(caller.name, caller.role) as bus:
-            yield activities.Sessions(inform_client.Client(bus), time.time_ns)
+            yield activities.Activities(inform_client.InformClient(bus), time.time_ns)
 
 
-def check(wanted: settings.Soap) -> None:
+def check(wanted: settings.SoapSettings) -> None:
     """`errors.Refused` where passwords would cross the network in the clear; what is not installed."""
     if importlib.util.find_spec("uvicorn") is None:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "the SOAP endpoints are served by uvicorn, which is not installed",
             hint="pip install 'muster-fabric[soap]'",
         )
@@ -105,26 +105,26 @@ def check(wanted: settings.Soap) -> None:
         )
 
 
-def listen(wanted: settings.Soap) -> socket.socket:
+def listen(wanted: settings.SoapSettings) -> socket.socket:
     return server_process.listen(wanted.host, wanted.port, hint="name another port, or 0 for a free one")
 
 
-def url_of(wanted: settings.Soap, listener: socket.socket) -> str:
+def url_of(wanted: settings.SoapSettings, listener: socket.socket) -> str:
     return server_process.url("https" if wanted.certificate else "http", wanted.host, listener)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a SOAP process is given to do."""
 
-    settings: settings.Soap
+    settings: settings.SoapSettings
     listener: int  # an open socket
     root: str  # the domain's folder
     keys: str
-    health: domain.Health
+    health: domain.HealthSettings
     log_level: str = "info"
 
 
-class SoapPart:
+class SoapComponent:
     """The SOAP endpoints, in a process of their own."""
 
     name = "soap"
@@ -133,7 +133,7 @@ class SoapPart:
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
-        self._wanted: settings.Soap = whole.soap
+        self._wanted: settings.SoapSettings = whole.soap
         self._listener: socket.socket | None = None
         self._process = server_process.ServerProcess("soap", "muster.app.supervisor.soap_process")
 
@@ -141,7 +141,7 @@ class SoapPart:
     def url(self) -> str:
         return "" if self._listener is None else url_of(self._wanted, self._listener)
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         await asyncio.to_thread(check, self._wanted)
         self._listener = await asyncio.to_thread(listen, self._wanted)
         task = Task(
@@ -159,13 +159,13 @@ class SoapPart:
         if self._listener is not None:
             self._listener.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         if self._listener is None:
-            return component.Health(health.State.STARTING)
+            return component.ComponentHealth(health.HealthState.STARTING)
         facts = {"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]}
         if self._process.is_running:
-            return component.Health(facts=facts)
-        return component.Health(health.State.LATE, self._process.reason, facts)
+            return component.ComponentHealth(facts=facts)
+        return component.ComponentHealth(health.HealthState.LATE, self._process.reason, facts)
 
 
 PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

@@ -34,24 +34,24 @@ HINT = "pip install 'muster-fabric[web]'"
 ADMINISTRATOR = identities.ADMINISTRATOR
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class WebProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a web process is told to be."""
 
-    settings: settings_.Web
+    settings: settings_.WebSettings
     listener: int  # an open socket
     domain: str
     root: str  # the domain's folder
     keys: str
     history: str
-    health: settings_domain.Health
+    health: settings_domain.HealthSettings
     log_level: str = "info"
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     return [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
 
-def listen(wanted: settings_.Web) -> socket.socket:
+def listen(wanted: settings_.WebSettings) -> socket.socket:
     """The wanted port; on loopback a free one if another process has it."""
     return server_process.listen(
         wanted.host,
@@ -61,16 +61,16 @@ def listen(wanted: settings_.Web) -> socket.socket:
     )
 
 
-def url_of(wanted: settings_.Web, listener: socket.socket) -> str:
+def url_of(wanted: settings_.WebSettings, listener: socket.socket) -> str:
     return server_process.url("https" if wanted.cert else "http", wanted.host, listener)
 
 
-def history_of(whole: Any, folder: home.Folder) -> Path:
+def history_of(whole: Any, folder: home.DomainFolder) -> Path:
     return Path(whole.pipeline.history_dir or folder.root / "history")
 
 
 def set_password(
-    trust: keyring.Trust, name: str = ADMINISTRATOR, *, role: str = "admin", password: str = ""
+    trust: keyring.Keyring, name: str = ADMINISTRATOR, *, role: str = "admin", password: str = ""
 ) -> str:
     """Let ``name`` log in; the password, which is made up if none is given. Blocks."""
     chosen = password or secrets.token_urlsafe(12)
@@ -81,10 +81,10 @@ def set_password(
     return chosen
 
 
-class Door:
+class DomainAddress:
     """How the web reaches the domain of a folder: wherever it is now."""
 
-    def __init__(self, folder: home.Folder, trust: keyring.Trust) -> None:
+    def __init__(self, folder: home.DomainFolder, trust: keyring.Keyring) -> None:
         self._folder = folder
         self._trust = trust
 
@@ -100,21 +100,21 @@ class Door:
         running = await asyncio.to_thread(self._folder.running)
         return None if running is None else (running.pid, running.started_at_s)
 
-    async def _running(self) -> home.Running:
+    async def _running(self) -> home.RunningDomain:
         running = await asyncio.to_thread(self._folder.running)
         if running is None:
             raise errors.NotConnected("it is not running")
         return running
 
 
-class WebPart:
+class WebComponent:
     name = "web"
     depends_on: Sequence[str] = ()
     vital = False
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
-        self._wanted: settings_.Web = whole.web
+        self._wanted: settings_.WebSettings = whole.web
         self._listener: socket.socket | None = None
         self._process = server_process.ServerProcess("web", "muster.app.supervisor.web_process")
         self._missing = ""
@@ -123,14 +123,14 @@ class WebPart:
     def url(self) -> str | None:
         return None if self._listener is None else url_of(self._wanted, self._listener)
 
-    async def start(self, context: context_.Context) -> None:
-        lacking = await asyncio.to_thread(missing)
+    async def start(self, context: context_.ComponentContext) -> None:
+        lacking = await asyncio.to_thread(missing_packages)
         if lacking:
             self._missing = f"{', '.join(lacking)} not installed: {HINT}"
             context.log.warning("web-missing", reason=self._missing)
             return
         self._listener = listen(self._wanted)
-        task = Task(
+        task = WebProcessConfig(
             settings=self._wanted,
             listener=self._listener.fileno(),
             domain=self._whole.domain.name,
@@ -147,17 +147,17 @@ class WebPart:
         if self._listener is not None:
             self._listener.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         if self._listener is None:
-            return component.Health(health.State.DOWN, self._missing)
+            return component.ComponentHealth(health.HealthState.DOWN, self._missing)
         facts = {"web": {"url": self.url}}
         if self._process.is_running:
-            return component.Health(facts=facts)
-        return component.Health(health.State.LATE, self._process.reason, facts)
+            return component.ComponentHealth(facts=facts)
+        return component.ComponentHealth(health.HealthState.LATE, self._process.reason, facts)
 
 
 def check() -> None:
     """Complain now about what is not installed."""
-    lacking = missing()
+    lacking = missing_packages()
     if lacking:
-        raise errors.MissingPart(f"the web needs {', '.join(lacking)}, not installed", hint=HINT)
+        raise errors.MissingDependency(f"the web needs {', '.join(lacking)}, not installed", hint=HINT)

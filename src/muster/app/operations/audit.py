@@ -32,7 +32,7 @@ from muster.bus.rpc import client, request_audit, server
 from muster.core import errors, files, leaky_buckets, messages, subjects
 from muster.core.telemetry import log
 
-events = log.Events("audit")
+events = log.EventLog("audit")
 
 PART = "audit"
 KIND = "act"
@@ -41,13 +41,17 @@ LOOK_S = 1.0
 TEXT_MAX = 1000  # characters that a sender says in its own words
 DETAILS = ("door", "user")  # what else it may state
 LOGIN = "login"
-FAILED_LOGINS = leaky_buckets.Budget(1000, 30.0)  # notes of one process
-SAID = leaky_buckets.Budget(1000, 10.0)  # records that one identity hands in
+FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # notes of one process
+SAID = leaky_buckets.BucketBudget(1000, 10.0)  # records that one identity hands in
 SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
 
 
-def decision(
-    who: str, what: str, target: str, why: str = "", outcome: messages.Outcome = messages.Outcome.DONE
+def audit_entry(
+    who: str,
+    what: str,
+    target: str,
+    why: str = "",
+    outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE,
 ) -> messages.Decision:
     """One line, said by the command of the person who is logged in here."""
     return messages.Decision(
@@ -68,9 +72,9 @@ def _user() -> str:
     return str(os.getuid())
 
 
-async def say(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
+async def publish_entry(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
     """When this returns, it is stored."""
-    subject = subjects.said_by(PART, bus.identity, KIND)
+    subject = subjects.from_identity(PART, bus.identity, KIND)
     absent = errors.Unavailable("no domain's process keeps an audit on this bus")
     answer = await client.exchange(
         bus, subject, messages.encode(line), timeout_s=timeout_s, waits=False, absent=absent
@@ -78,7 +82,7 @@ async def say(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S
     client.result_of(answer.data)
 
 
-def note(folder: Path, line: messages.Decision) -> None:
+def append_entry(folder: Path, line: messages.Decision) -> None:
     """For the domain's process to take over; on disk when this returns."""
     place = folder / FOLDER
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,16 +123,16 @@ class FailedLogins:
             target=target or "-",
             why=why,
             at_ms=int(time.time() * 1000),
-            outcome=messages.Outcome.REFUSED,
+            outcome=messages.DecisionOutcome.REFUSED,
             details={"door": self._door, **details},
         )
         try:
-            await asyncio.to_thread(note, self._folder, line)
+            await asyncio.to_thread(append_entry, self._folder, line)
         except (OSError, errors.MusterError) as error:
             events.error("not-recorded", what=LOGIN, target=target, error=error)
 
 
-class Audit:
+class AuditComponent:
     """The part that writes them down."""
 
     name = "audit"
@@ -136,18 +140,18 @@ class Audit:
     vital = False
 
     def __init__(self) -> None:
-        self._context: context_.Context
-        self._server: server.Server | None = None
+        self._context: context_.ComponentContext
+        self._server: server.RpcServer | None = None
         self._stream: api.Stream | None = None
         self._said = request_audit.Refusals(self._summarise, SAID)
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        act = server.Operation(
+        act = server.RpcOperation(
             KIND, self._heard, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
         )
         # In a group: of several processes of one domain, one writes it down.
-        self._server = server.Server(context.bus, PART, [act], group=PART)
+        self._server = server.RpcServer(context.bus, PART, [act], group=PART)
         await self._server.start()
         context.spawn(self._take_over())
 
@@ -156,10 +160,10 @@ class Audit:
             await self._server.close()
             await self._said.close()
 
-    def health(self) -> component.Health:
-        return component.Health()
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth()
 
-    async def _heard(self, call: server.Call, line: messages.Decision) -> None:
+    async def _heard(self, call: server.RpcCall, line: messages.Decision) -> None:
         """Little of it is the sender's own: records must not be dated back, nor push others out by size, nor
         by number."""
         if not self._said.admit(call.identity):
@@ -180,12 +184,12 @@ class Audit:
         await self._store(stored)
 
     async def _summarise(self, identity: str, count: int) -> None:
-        line = decision(
+        line = audit_entry(
             identity,
             request_audit.SUMMARY,
             identity,
             f"{count} records that {identity} handed in were not stored",
-            messages.Outcome.REFUSED,
+            messages.DecisionOutcome.REFUSED,
         )
         try:
             await self._store(msgspec.structs.replace(line, details={"count": f"{count}"}))
@@ -213,7 +217,7 @@ class Audit:
     async def _store(self, line: messages.Decision) -> None:
         if self._stream is None:
             self._stream = await self._open()
-        subject = subjects.logged(PART, "decision", subjects.token(line.what))
+        subject = subjects.log_subject(PART, "decision", subjects.token(line.what))
         # A note that is taken over twice, because the process fell in between, is stored once.
         await self._stream.publish(subject, messages.encode(line), message_id=line.id)
 

@@ -51,25 +51,25 @@ PIECE_BYTES = 128 << 10
 Told = Callable[[str, float], None]  # what is being done, and which share of all is behind it
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
+class StreamBackup(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     config: dict[str, Any]
     state: dict[str, Any]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     version: str
     domain: str
     made_at_s: float
     records: int
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamBackup, ...]
     files: dict[str, str]  # path: SHA-256
 
 
 async def backup(
     settings: app_settings.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _, __: None
-) -> Manifest:
+) -> BackupManifest:
     """Write the domain of this home to a new file."""
     if await asyncio.to_thread(file.exists):
         raise errors.AlreadyExists(f"{file} is there already", hint="name a new file")
@@ -93,7 +93,7 @@ async def backup(
 
 async def restore(
     file: pathlib.Path, place: home.Home, *, say: Told = lambda _, __: None
-) -> tuple[Manifest, app_settings.Settings]:
+) -> tuple[BackupManifest, app_settings.Settings]:
     """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards.
 
     A store or keys outside of the home must be empty, and are if this fails.  After a crash a store that is
@@ -130,17 +130,17 @@ async def restore(
 
 
 @contextlib.asynccontextmanager
-async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[client.Client, database.Store]]:
+async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[client.NatsBus, database.Store]]:
     """The brokers, as the administrator, and the store: of the domain that runs, or started for this."""
-    running = await asyncio.to_thread(home.Folder(settings.domain.folder).running)
+    running = await asyncio.to_thread(home.DomainFolder(settings.domain.folder).running)
     if running is None:
         async with _started(settings, {}) as started, await _administrator(started) as bus:
             yield bus, started.store
         return
-    trust = await asyncio.to_thread(identities.open_, settings)
+    trust = await asyncio.to_thread(identities.open_keyring, settings)
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = await asyncio.to_thread(identities.credentials, trust, identities.ADMINISTRATOR, role)
-    tls = await asyncio.to_thread(certificates.for_clients, settings) if running.ca else None
+    tls = await asyncio.to_thread(certificates.client_tls, settings) if running.ca else None
     async with (
         await client.connect(running.servers, creds=creds, tls=tls) as bus,
         await domain.open_store(settings) as store,
@@ -154,9 +154,9 @@ def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.D
     return domain.Domain(settings_.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
 
 
-async def _administrator(started: domain.Domain) -> client.Client:
+async def _administrator(started: domain.Domain) -> client.NatsBus:
     bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
-    assert isinstance(bus, client.Client)
+    assert isinstance(bus, client.NatsBus)
     return bus
 
 
@@ -204,12 +204,12 @@ def _flags(settings: app_settings.Settings) -> dict[str, Any]:
     }
 
 
-async def _take(bus: client.Client, name: str, path: pathlib.Path) -> Stream:
-    snapshot = snapshots.Snapshot(bus, name)
+async def _take(bus: client.NatsBus, name: str, path: pathlib.Path) -> StreamBackup:
+    snapshot = snapshots.StreamSnapshot(bus, name)
     with await asyncio.to_thread(path.open, "wb") as file:
         async for piece in snapshot:
             await asyncio.to_thread(file.write, piece)
-    return Stream(name=name, config=snapshot.config, state=snapshot.state)
+    return StreamBackup(name=name, config=snapshot.config, state=snapshot.state)
 
 
 async def _pieces(path: pathlib.Path) -> AsyncIterator[bytes]:
@@ -227,13 +227,13 @@ def _pack(
     work: pathlib.Path,
     file: pathlib.Path,
     records: int,
-    streams: tuple[Stream, ...],
-) -> Manifest:
+    streams: tuple[StreamBackup, ...],
+) -> BackupManifest:
     members = {"muster.toml": place.settings_file, STORE: work / STORE}
     for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
         members |= {f"{name}/{one.relative_to(folder)}": one for one in _files_below(folder)}
     members |= {f"{STREAMS}/{one.name}": work / STREAMS / one.name for one in streams}
-    manifest = Manifest(
+    manifest = BackupManifest(
         format=FORMAT,
         version=muster.__version__,
         domain=settings.domain.name,
@@ -264,12 +264,12 @@ def _digest(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unpack(file: pathlib.Path, work: pathlib.Path) -> Manifest:
+def _unpack(file: pathlib.Path, work: pathlib.Path) -> BackupManifest:
     """Every file as the manifest has it, or nothing."""
     try:
         with tarfile.open(file, "r:gz") as archive:
             _extract(archive, work)
-        manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=BackupManifest)
     except (tarfile.TarError, EOFError, FileNotFoundError, msgspec.MsgspecError, OSError) as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
             raise errors.NotFound(f"there is no file {file}") from error
@@ -318,7 +318,7 @@ def _lay_out(
             f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
             hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
         )
-    home.Folder(settings.domain.folder).create()
+    home.DomainFolder(settings.domain.folder).create()
     keys_to = _outside(settings.keys_folder, fresh, place)
     if keys_to is not None:
         if keys_to.exists() and any(keys_to.iterdir()):
@@ -342,7 +342,7 @@ def _put_in_place(
     """The home, and the keys where they are kept outside of it: both or none."""
     _sync(fresh)
     if keys_to is not None:
-        with private_files.draft(keys_to) as draft:  # it may be on another disk, so it is copied
+        with private_files.staged_folder(keys_to) as draft:  # it may be on another disk, so it is copied
             shutil.copytree(keys, draft, dirs_exist_ok=True)
             _sync(draft)
     try:

@@ -23,7 +23,7 @@ from muster.pipeline import protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CapacityCheck:
     """``stages`` are the parts of the prediction, by name."""
 
     rows: int
@@ -42,7 +42,7 @@ class Checked:
         return sum(took for name, took in self.stages.items() if name != "batch") + 5.0
 
 
-async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeline") -> Checked:
+async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeline") -> CapacityCheck:
     """Of the reports stored in the last ``window_s``. Without a pipeline: the way to the stream."""
     producers = await monitor_client.find(bus)
     try:
@@ -62,13 +62,13 @@ async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeli
         [one.batch.column("reported_at").cast("int64").to_numpy() / 1e6 for one in recent]
     )
     try:
-        batches = await pipeline_client.Client(bus, pipeline=pipeline).batches()
+        batches = await pipeline_client.PipelineClient(bus, pipeline=pipeline).batches()
     except errors.Unavailable:
         return _checked(stages, stored_s - made_s, 0)
     steady = steady_batches(batches)
     if not steady:
         raise errors.NotFound("the pipeline is catching up", hint="ask again after some triggers")
-    read = read_in(stored_s, steady)
+    read = ingest_times(stored_s, steady)
     known = ~np.isnan(read)
     if not known.any():
         raise errors.NotFound("the pipeline has not read them yet", hint="widen --window")
@@ -77,10 +77,12 @@ async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeli
     return _checked(stages, (read - made_s)[known], len(steady))
 
 
-Steady = tuple[float, protocol.Progress]  # a batch, and when the newest message of the one before was stored
+Steady = tuple[
+    float, protocol.BatchProgress
+]  # a batch, and when the newest message of the one before was stored
 
 
-def steady_batches(batches: Sequence[protocol.Progress], *, slack: float = 1.25) -> list[Steady]:
+def steady_batches(batches: Sequence[protocol.BatchProgress], *, slack: float = 1.25) -> list[Steady]:
     """Those that had no more to read than came between two triggers."""
     found = []
     for before, one in itertools.pairwise(batches):
@@ -90,7 +92,7 @@ def steady_batches(batches: Sequence[protocol.Progress], *, slack: float = 1.25)
     return found
 
 
-def read_in(
+def ingest_times(
     stored_s: np.ndarray[tuple[int], np.dtype[np.float64]], steady: Sequence[Steady]
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """When the batch that read each message was done; NaN where that was none of these."""
@@ -102,11 +104,11 @@ def read_in(
 
 def _checked(
     stages: dict[str, float], ages_s: np.ndarray[tuple[int], np.dtype[np.float64]], batches: int
-) -> Checked:
+) -> CapacityCheck:
     predicted_s = sum(stages.values())
     found = capacity_model.check(predicted_s, ages_s.tolist())
     p50_s, p99_s = (float(np.percentile(ages_s, share)) for share in (50, 99))
-    return Checked(
+    return CapacityCheck(
         len(ages_s),
         batches,
         stages,

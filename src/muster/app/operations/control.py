@@ -31,9 +31,9 @@ AGAIN_S = 3.0
 Verb = server.Handler
 
 
-async def ask(bus: api.Bus, verb: str, **arguments: Any) -> Any:
+async def request_control(bus: api.Bus, verb: str, **arguments: Any) -> Any:
     """The domain's answer; raises the error that it refused with."""
-    subject = subjects.said_by(PART, bus.identity, KIND, verb)
+    subject = subjects.from_identity(PART, bus.identity, KIND, verb)
     absent = errors.Unavailable(
         "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
     )
@@ -42,7 +42,7 @@ async def ask(bus: api.Bus, verb: str, **arguments: Any) -> Any:
     )
 
 
-class Control:
+class ControlServer:
     """The part that obeys."""
 
     name = "control"
@@ -51,13 +51,13 @@ class Control:
 
     def __init__(self, verbs: dict[str, Verb]) -> None:
         self._verbs = verbs
-        self._context: context_.Context
-        self._server: server.Server | None = None
+        self._context: context_.ComponentContext
+        self._server: server.RpcServer | None = None
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         operations = [
-            server.Operation.plain(
+            server.RpcOperation.plain(
                 f"{KIND}.{name}",
                 verb,
                 audited=name not in LOOKS,
@@ -66,18 +66,18 @@ class Control:
             )
             for name, verb in self._verbs.items()
         ]
-        self._server = server.Server(context.bus, PART, operations, authorize=self._authorize, at_once=1)
+        self._server = server.RpcServer(context.bus, PART, operations, authorize=self._authorize, at_once=1)
         await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.close()
 
-    def health(self) -> component.Health:
-        return component.Health()
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth()
 
     async def _authorize(
-        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+        self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         record = await asyncio.to_thread(self._context.trust.show, call.identity)
         reads = record.role == roles.Role.WEB and not operation.is_audited

@@ -49,7 +49,7 @@ ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     check: str
     state: str
     found: str
@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ConnectionRoute:
     """How one connects to a domain: as a profile says, or to the one that runs here."""
 
     servers: tuple[str, ...]
@@ -67,11 +67,11 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class DoctorTarget:
     place: home.Home
     settings: app_settings.Settings
-    running: home.Running | None
-    profile: Way | None = None
+    running: home.RunningDomain | None
+    profile: ConnectionRoute | None = None
 
     @property
     def folder(self) -> pathlib.Path:
@@ -79,10 +79,10 @@ class Patient:
 
 
 Answer = tuple[str, str, str]
-Check = Callable[[Patient], Awaitable[Answer]]
+Check = Callable[[DoctorTarget], Awaitable[Answer]]
 
 
-async def examine(patient: Patient) -> list[Finding]:
+async def run_checks(patient: DoctorTarget) -> list[CheckResult]:
     """All findings, in the order in which one would look."""
     if patient.profile is not None:
         checks: tuple[Check, ...] = (python, clock, credentials, brokers)
@@ -94,25 +94,25 @@ async def examine(patient: Patient) -> list[Finding]:
     for check in checks:
         name = check.__name__.replace("_", " ").strip()
         try:
-            found.append(Finding(name, *await check(patient)))
+            found.append(CheckResult(name, *await check(patient)))
         except errors.MusterError as error:
-            found.append(Finding(name, FAULT, error.message, error.hint or ""))
+            found.append(CheckResult(name, FAULT, error.message, error.hint or ""))
         except Exception as error:  # noqa: BLE001  (a check that trips must not hide the others)
-            found.append(Finding(name, FAULT, f"{type(error).__name__}: {error}", "report this"))
+            found.append(CheckResult(name, FAULT, f"{type(error).__name__}: {error}", "report this"))
     return found
 
 
-async def python(_: Patient) -> Answer:
+async def python(_: DoctorTarget) -> Answer:
     return OK, f"{platform.python_version()} in {sys.prefix}", ""
 
 
-async def broker_program(patient: Patient) -> Answer:
+async def broker_program(patient: DoctorTarget) -> Answer:
     named = patient.settings.bus.binary
     found = await binary.find(pathlib.Path(named) if named else None)
     return OK, f"{found.path.name} {binary.show(found.version)}", ""
 
 
-async def extras(patient: Patient) -> Answer:
+async def extras(patient: DoctorTarget) -> Answer:
     """What the settings ask for and is not installed."""
     settings = patient.settings
     wanted = {
@@ -132,7 +132,7 @@ async def extras(patient: Patient) -> Answer:
     return OK, "all that the settings need", ""
 
 
-async def java(patient: Patient) -> Answer:
+async def java(patient: DoctorTarget) -> Answer:
     if not patient.settings.pipeline.enabled and not importlib.util.find_spec("pyspark"):
         return OK, "not needed: no Spark here", ""
     from muster.pipeline.source import java_runtime as java_
@@ -142,7 +142,7 @@ async def java(patient: Patient) -> Answer:
     return OK, f"Java {found.version}, from {found.origin}", ""
 
 
-async def clock(_: Patient) -> Answer:
+async def clock(_: DoctorTarget) -> Answer:
     if time.time() < EARLIEST_S:
         return FAULT, time.strftime("%Y-%m-%d"), "set the clock: credentials and certificates have dates"
     if not await asyncio.to_thread(_is_synchronised):
@@ -154,7 +154,7 @@ async def clock(_: Patient) -> Answer:
     return OK, "kept right by the system", ""
 
 
-async def disk(patient: Patient) -> Answer:
+async def disk(patient: DoctorTarget) -> Answer:
     folder = next(one for one in (patient.folder, *patient.folder.parents) if one.exists())
     usage = shutil.disk_usage(folder)
     wanted = patient.settings.retention.reserved_bytes() if not patient.settings.bus.servers else 0
@@ -167,16 +167,16 @@ async def disk(patient: Patient) -> Answer:
     return OK, free, ""
 
 
-async def open_files(patient: Patient) -> Answer:
+async def open_files(patient: DoctorTarget) -> Answer:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         return WARNING, f"at most {soft}", f"raise it (ulimit -n {OPEN_FILES}): each client costs one"
     return OK, f"at most {soft}", ""
 
 
-async def keys(patient: Patient) -> Answer:
+async def keys(patient: DoctorTarget) -> Answer:
     folder = patient.settings.keys_folder
-    trust = await asyncio.to_thread(identities.open_, patient.settings)
+    trust = await asyncio.to_thread(identities.open_keyring, patient.settings)
     loose = await asyncio.to_thread(_readable_by_others, folder)
     if loose:
         return FAULT, f"others can read {loose}", f"chmod -R go-rwx {folder}"
@@ -201,7 +201,7 @@ async def keys(patient: Patient) -> Answer:
     return OK, f"{len(records)} credentials, none near its end", ""
 
 
-async def tls(patient: Patient) -> Answer:
+async def tls(patient: DoctorTarget) -> Answer:
     settings = patient.settings
     if settings.bus.servers or not settings.bus.uses_tls:
         return OK, "not used: the brokers listen on loopback, or are somebody else's", ""
@@ -217,11 +217,11 @@ async def tls(patient: Patient) -> Answer:
     return OK, f"{len(report)} certificates", ""
 
 
-async def home_(patient: Patient) -> Answer:
+async def home_(patient: DoctorTarget) -> Answer:
     return WARNING, f"there is none in {patient.place.root}", "`muster init` makes one"
 
 
-async def credentials(patient: Patient) -> Answer:
+async def credentials(patient: DoctorTarget) -> Answer:
     """Those of the profile."""
     assert patient.profile is not None
     if patient.profile.creds is None:
@@ -237,7 +237,7 @@ async def credentials(patient: Patient) -> Answer:
     return OK, f"those of {found.identity}", ""
 
 
-async def ports(patient: Patient) -> Answer:
+async def ports(patient: DoctorTarget) -> Answer:
     if patient.running is not None:
         return OK, "the domain has them", ""
     taken = [f"{host}:{port}" for host, port in _ports(patient.settings) if not _is_free(host, port)]
@@ -247,7 +247,7 @@ async def ports(patient: Patient) -> Answer:
     return OK, "free", ""
 
 
-async def store(patient: Patient) -> Answer:
+async def store(patient: DoctorTarget) -> Answer:
     settings = patient.settings
     if settings.store.url.startswith("sqlite:") and not await asyncio.to_thread(patient.folder.exists):
         return OK, "made at the first start", ""
@@ -256,7 +256,7 @@ async def store(patient: Patient) -> Answer:
     return OK, f"{used.record_bytes:,} bytes of records", ""
 
 
-async def domain_(patient: Patient) -> Answer:
+async def domain_(patient: DoctorTarget) -> Answer:
     running = patient.running
     if running is None:
         return WARNING, "does not run", "`muster up --detach`"
@@ -276,7 +276,7 @@ async def domain_(patient: Patient) -> Answer:
     return OK, f"runs and is ready (pid {running.pid})", ""
 
 
-async def brokers(patient: Patient) -> Answer:
+async def brokers(patient: DoctorTarget) -> Answer:
     """Each of them; and whether their clocks agree with ours."""
     way = patient.profile
     if way is None:
@@ -319,16 +319,16 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _own_way(patient: Patient) -> Way:
+def _own_way(patient: DoctorTarget) -> ConnectionRoute:
     """To the domain of this home, as its administrator. Blocks."""
     running = patient.running
     servers = running.servers if running is not None else patient.settings.bus.servers
     if not servers:
-        return Way(())
-    trust = identities.open_(patient.settings)
+        return ConnectionRoute(())
+    trust = identities.open_keyring(patient.settings)
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = identities.credentials_file(trust, identities.ADMINISTRATOR, role)
-    return Way(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
+    return ConnectionRoute(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
 
 
 async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:
@@ -347,12 +347,12 @@ async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:
     return found
 
 
-def _revive(patient: Patient) -> str:
+def _revive(patient: DoctorTarget) -> str:
     if patient.profile is not None:
         return "is the address right, and does a firewall let you through? Ask who runs the domain"
     if patient.running is None or patient.settings.bus.servers:
         return "bus.servers in muster.toml names them: start them, or name others"
-    logs = home.Folder(patient.folder).logs
+    logs = home.DomainFolder(patient.folder).logs
     return f"the domain starts them anew; if not: `muster down && muster up --detach` (logs: {logs})"
 
 
@@ -402,9 +402,9 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def patient(place: home.Home, settings: app_settings.Settings) -> Patient:
-    return Patient(place, settings, home.Folder(settings.domain.folder).running())
+def doctor_target(place: home.Home, settings: app_settings.Settings) -> DoctorTarget:
+    return DoctorTarget(place, settings, home.DomainFolder(settings.domain.folder).running())
 
 
-def worst(findings: list[Finding]) -> str:
+def worst(findings: list[CheckResult]) -> str:
     return max((one.state for one in findings), key=(OK, WARNING, FAULT).index, default=OK)

@@ -17,11 +17,11 @@ from muster.notify import authorities, models, protocol, queries
 from muster.pipeline.batch import policy_replay
 
 
-async def vocabulary(bus: api.Bus) -> models.Vocabulary:
+async def load_vocabulary(bus: api.Bus) -> models.Vocabulary:
     """The models of the domain. `errors.NotFound` where nobody has ever notified anybody."""
     found = models.Vocabulary()
     for one in await queries.defined(bus):
-        found.add(authorities.model_of(msgspec.convert(one, protocol.Define)))
+        found.add(authorities.model_of(msgspec.convert(one, protocol.DefineModel)))
     try:
         await bus.open_stream(protocol.STREAM_HISTORY)
     except errors.NotFound:
@@ -29,7 +29,7 @@ async def vocabulary(bus: api.Bus) -> models.Vocabulary:
     return found
 
 
-def notifications_of(
+def replay_notifications(
     spark: Any,  # a session of `pipeline.session`
     access: Mapping[str, str],
     words: models.Vocabulary,
@@ -37,12 +37,12 @@ def notifications_of(
     *,
     address: str | None = None,
     from_ms: int | None = None,
-) -> policy_replay.Replay:
+) -> policy_replay.PolicyReplay:
     """Whom this policy would have let the past's notifications through to. Blocks."""
     words.policy(policy)
     if address is not None:
         words.address(address)
-    told = policy_replay.Models(
+    told = policy_replay.ReplayModels(
         {model.name: model.attributes for model in words.parties.values()},
         {model.name: model.attributes for model in words.events.values()},
     )

@@ -33,7 +33,7 @@ FULL = 0.99  # a stream that drops its oldest hovers just below its limit
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class BudgetUsage:
     """How much of a budget is used. ``refuses``: writers are turned away when it is full."""
 
     name: str
@@ -47,26 +47,28 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SelfLimitedFiles:
     """Files below a folder that keep to a budget by themselves."""
 
     folder: Path
     limit_bytes: int
 
 
-Levels = Mapping[str, messages.Level]
+Levels = Mapping[str, messages.Severity]
 
 
-def levels(uses: Iterable[Use], alert_at: float) -> dict[str, messages.Level]:
+def usage_severities(uses: Iterable[BudgetUsage], alert_at: float) -> dict[str, messages.Severity]:
     """Which budgets call for an alert, and how loud: those that are full and refuse writers are critical."""
     return {
-        use.name: messages.Level.CRITICAL if use.refuses and use.ratio >= FULL else messages.Level.WARNING
+        use.name: messages.Severity.CRITICAL
+        if use.refuses and use.ratio >= FULL
+        else messages.Severity.WARNING
         for use in uses
         if use.ratio >= alert_at
     }
 
 
-def alerts(before: Levels, now: Levels, uses: Sequence[Use], at_ms: int) -> list[messages.Alert]:
+def alerts(before: Levels, now: Levels, uses: Sequence[BudgetUsage], at_ms: int) -> list[messages.Alert]:
     """What to announce: budgets whose level is new, another, or no longer there."""
     use_of = {use.name: use for use in uses}
     found = []
@@ -89,14 +91,14 @@ def alerts(before: Levels, now: Levels, uses: Sequence[Use], at_ms: int) -> list
     return found
 
 
-def _reason(use: Use) -> str:
+def _reason(use: BudgetUsage) -> str:
     consequence = "writers are refused when it is full" if use.refuses else "the oldest goes when it is full"
     return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
 
 
-def other_than_wanted(
-    found: Iterable[api.Budget], wanted: domain.Ground
-) -> Iterator[tuple[str, retention.Budget]]:
+def drifted_streams(
+    found: Iterable[api.StreamBudget], wanted: domain.BaseSettings
+) -> Iterator[tuple[str, retention.RetentionBudget]]:
     """Streams whose budget is not that of the settings, and what it should be."""
     ours = wanted.retention.streams()
     for budget in found:
@@ -110,7 +112,7 @@ def other_than_wanted(
             yield budget.stream, should
 
 
-class BudgetWatch:
+class RetentionMonitor:
     """The part that looks, and tells."""
 
     name = "budgets"
@@ -119,11 +121,11 @@ class BudgetWatch:
 
     def __init__(self, *, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
-        self._context: context_.Context
-        self._uses: list[Use] = []
-        self._levels: dict[str, messages.Level] = {}
+        self._context: context_.ComponentContext
+        self._uses: list[BudgetUsage] = []
+        self._levels: dict[str, messages.Severity] = {}
         self._open: dict[str, messages.Alert] = {}  # what is firing, by what it is about
-        self._folders: dict[str, Kept] = {}
+        self._folders: dict[str, SelfLimitedFiles] = {}
         self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
         self._used: metrics.Gauge
         self._limit: metrics.Gauge
@@ -131,9 +133,9 @@ class BudgetWatch:
 
     def watch_folder(self, name: str, folder: Path, limit_bytes: int) -> None:
         """Look at these files as well; their owner drops the oldest when there are too many."""
-        self._folders[name] = Kept(folder, limit_bytes)
+        self._folders[name] = SelfLimitedFiles(folder, limit_bytes)
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         self._used = context.metrics.gauge("budget_used_bytes", "Bytes used of each budget.", ("budget",))
         self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
@@ -144,7 +146,7 @@ class BudgetWatch:
     async def stop(self) -> None:
         """Nothing to end but the task, which the domain ends."""
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         rows = [
             {
                 "name": use.name,
@@ -158,7 +160,7 @@ class BudgetWatch:
         above = ", ".join(f"{name} ({level.value})" for name, level in sorted(self._levels.items()))
         reasons = [f"nearly full: {above}"] if above else []
         reasons += [f"{name} is not within its budget: {why}" for name, why in self._unsettled.items()]
-        return component.Health(reason="; ".join(reasons), facts={"budgets": rows})
+        return component.ComponentHealth(reason="; ".join(reasons), facts={"budgets": rows})
 
     async def look(self) -> None:
         """Once, now."""
@@ -169,7 +171,7 @@ class BudgetWatch:
             await _of_store(context),
             *await asyncio.to_thread(_of_files, context, self._folders),
         ]
-        now = levels(self._uses, context.settings.retention.alert_at)
+        now = usage_severities(self._uses, context.settings.retention.alert_at)
         for use in self._uses:
             self._used.set(use.used_bytes, budget=use.name)
             self._limit.set(use.limit_bytes, budget=use.name)
@@ -181,17 +183,17 @@ class BudgetWatch:
                 self._open[alert.about] = alert
             else:
                 self._open.pop(alert.about, None)
-            await context.bus.publish(subjects.announced("bus", "alert"), messages.encode(alert))
+            await context.bus.publish(subjects.to_all("bus", "alert"), messages.encode(alert))
         self._levels = now
 
     async def open_alerts(self) -> list[dict[str, Any]]:
         """The alerts that are firing now."""
         return [msgspec.to_builtins(alert) for alert in self._open.values()]
 
-    async def _settle(self, found: list[api.Budget]) -> list[api.Budget]:
+    async def _settle(self, found: list[api.StreamBudget]) -> list[api.StreamBudget]:
         """Bring streams to the budgets of the settings; how they are then."""
         settings = self._context.settings
-        others = dict(other_than_wanted(found, settings))
+        others = dict(drifted_streams(found, settings))
         self._unsettled = {name: why for name, why in self._unsettled.items() if name in others}
         for name, should in others.items():
             try:
@@ -199,7 +201,7 @@ class BudgetWatch:
                     name,
                     max_bytes=should.max_bytes,
                     max_age_s=should.max_age_s,
-                    on_full=api.OnFull(should.on_full),
+                    on_full=api.FullPolicy(should.on_full),
                     replicas=settings.bus.replicas,
                 )
             except errors.NotFound:
@@ -222,26 +224,28 @@ class BudgetWatch:
                 self._context.log.warning("budgets-unknown", error=error)
 
 
-def _of_stream(budget: api.Budget) -> Use:
-    return Use(
-        budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.OnFull.REFUSE
+def _of_stream(budget: api.StreamBudget) -> BudgetUsage:
+    return BudgetUsage(
+        budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.FullPolicy.REFUSE
     )
 
 
-async def _of_store(context: context_.Context) -> Use:
+async def _of_store(context: context_.ComponentContext) -> BudgetUsage:
     used = await context.store.statistics()
-    return Use("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
+    return BudgetUsage("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
 
 
-def _of_files(context: context_.Context, folders: Mapping[str, Kept]) -> list[Use]:
+def _of_files(
+    context: context_.ComponentContext, folders: Mapping[str, SelfLimitedFiles]
+) -> list[BudgetUsage]:
     disk = shutil.disk_usage(context.folder.root)
     logs = [*context.folder.logs.iterdir(), *context.folder.brokers.glob("*/broker.log*")]
     limit = context.settings.retention.logs.max_bytes
     return [
-        Use("log files", sum(map(_size, logs)), limit, refuses=False),
-        Use("disk", disk.total - disk.free, disk.total, refuses=True),
+        BudgetUsage("log files", sum(map(_size, logs)), limit, refuses=False),
+        BudgetUsage("disk", disk.total - disk.free, disk.total, refuses=True),
         *(
-            Use(name, sum(map(_size, kept.folder.rglob("*"))), kept.limit_bytes, refuses=False)
+            BudgetUsage(name, sum(map(_size, kept.folder.rglob("*"))), kept.limit_bytes, refuses=False)
             for name, kept in folders.items()
             if kept.limit_bytes
         ),

@@ -14,13 +14,13 @@ from muster.manage import client as manage
 from muster.manage.agent import operation_log
 from muster.notify import client as notify
 
-events = log.Events("app")
+events = log.EventLog("app")
 
 OPERATION = "operation"
 RETRY_S, RETRY_S_MAX = 0.5, 30.0
 
 
-async def obey(party: notify.Party, resource: str, manager: manage.Client) -> None:
+async def execute_command(party: notify.ReceiverHandle, resource: str, manager: manage.ManageClient) -> None:
     """Ask for the operation that each accepted event names, for as long as the party lives.
 
     A durable event is acknowledged when its request has been answered: done, failed, refused, or in doubt for
@@ -38,7 +38,9 @@ async def obey(party: notify.Party, resource: str, manager: manage.Client) -> No
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
 
-async def _carry_out(event: notify.Event, operation: str, resource: str, manager: manage.Client) -> bool:
+async def _carry_out(
+    event: notify.ReceivedEvent, operation: str, resource: str, manager: manage.ManageClient
+) -> bool:
     """Whether the request was answered."""
     try:
         answers = await manager.exec(operation, resource, id=f"{event.sender['party']}:{event.id}")
@@ -48,6 +50,7 @@ async def _carry_out(event: notify.Event, operation: str, resource: str, manager
     for answer in answers:
         events.info("command", resource=resource, operation=operation, outcome=answer["outcome"])
     return all(
-        answer["outcome"] != messages.Outcome.IN_DOUBT.value or answer["code"] == operation_log.IN_DOUBT
+        answer["outcome"] != messages.DecisionOutcome.IN_DOUBT.value
+        or answer["code"] == operation_log.IN_DOUBT
         for answer in answers
     )

@@ -28,29 +28,31 @@ POSITION = "position"
 RETRY_S = 1.0
 
 
-class Responder(sections.Section, frozen=True, kw_only=True):
+class Responder(sections.SettingsSection, frozen=True, kw_only=True):
     """What the domain does by itself about its alerts."""
 
     rules: Annotated[
         sections.FilePath,
-        sections.doc("The file of responses: which alert sends which event to whom. Empty: none are sent."),
+        sections.field_doc(
+            "The file of responses: which alert sends which event to whom. Empty: none are sent."
+        ),
     ] = ""
     max_age_s: Annotated[
         float,
-        sections.doc(
+        sections.field_doc(
             "An alert that is older when the responder reads it, after an outage, is not answered.", gt=0
         ),
     ] = 3600.0
 
 
-class ResponderPart:
+class ResponderComponent:
     name = "responder"
     depends_on: Sequence[str] = ("notify",)
     vital = False
 
     def __init__(self, wanted: Responder) -> None:
         self._wanted = wanted
-        self._rules: tuple[response_rules.Rule, ...] = ()
+        self._rules: tuple[response_rules.ResponseRule, ...] = ()
         self._sent = 0
         self._refused = 0
         self._missed = 0  # alerts that the stream did not keep until they were read
@@ -58,7 +60,7 @@ class ResponderPart:
         self._reason = ""  # of the last refusal
         self._waits = ""  # for what, while it cannot read alerts
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._rules = response_rules.load(await asyncio.to_thread(Path(self._wanted.rules).read_text))
         self._bus = await context.connect(IDENTITY, roles.Role.RESPONDER)
         self._counts = context.metrics.counter(
@@ -69,7 +71,7 @@ class ResponderPart:
     async def stop(self) -> None:
         await self._bus.close()
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         reason = self._waits or self._reason
         counts = {
             "sent": self._sent,
@@ -77,17 +79,19 @@ class ResponderPart:
             "missed": self._missed,
             "too_old": self._too_old,
         }
-        return component.Health(health.State.LATE if reason else health.State.UP, reason, counts)
+        return component.ComponentHealth(
+            health.HealthState.LATE if reason else health.HealthState.UP, reason, counts
+        )
 
-    async def _respond(self, context: context_.Context) -> None:
+    async def _respond(self, context: context_.ComponentContext) -> None:
         position = await self._begin(context)
-        async with notify.Parties(self._bus) as parties:
+        async with notify.NotifyClient(self._bus) as parties:
             sender = parties.sender(IDENTITY)
             while True:
                 try:
                     await self._bus.open_stream(protocol.ALERTS_STREAM)
                     self._waits = ""
-                    alerts = pipeline.Client(self._bus).follow_alerts(first=position + 1)
+                    alerts = pipeline.PipelineClient(self._bus).follow_alerts(first=position + 1)
                     async for sequence, alert in alerts:
                         await self._answer(context, sender, sequence, alert)
                         position = sequence
@@ -104,7 +108,7 @@ class ResponderPart:
                     self._waits = str(error)
                     await asyncio.sleep(RETRY_S)
 
-    async def _begin(self, context: context_.Context) -> int:
+    async def _begin(self, context: context_.ComponentContext) -> int:
         """The position of the last alert that is answered already.
 
         When the responder is enabled for the first time, that is the last one there is: rules answer what
@@ -128,9 +132,13 @@ class ResponderPart:
             return position
 
     async def _answer(
-        self, context: context_.Context, sender: notify.Party, sequence: int, alert: messages.Alert
+        self,
+        context: context_.ComponentContext,
+        sender: notify.ReceiverHandle,
+        sequence: int,
+        alert: messages.Alert,
     ) -> None:
-        due = response_rules.due(self._rules, alert)
+        due = response_rules.matching_notifications(self._rules, alert)
         age_s = time.time() - alert.at_ms / 1000
         if due and age_s > self._wanted.max_age_s:
             self._too_old += 1
@@ -158,5 +166,5 @@ class ResponderPart:
                 )
 
 
-async def _keep(context: context_.Context, position: int) -> None:
+async def _keep(context: context_.ComponentContext, position: int) -> None:
     await context.store.put(COLLECTION, POSITION, str(position).encode())

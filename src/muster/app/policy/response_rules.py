@@ -46,7 +46,7 @@ _WORDS = tuple(name for name, kind in _MODEL.items() if kind == types.STRING)
 Value = str | int | float | bool
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     alert: str
     event: str
     to: str
@@ -56,11 +56,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    responses: tuple[Response, ...]
+    responses: tuple[ResponseSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
+class NotificationTemplate:
     type: str
     content: Mapping[str, Value]
     address: str
@@ -68,12 +68,12 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    response: Response
+class ResponseRule:
+    response: ResponseSpec
     applies: Callable[[Callable[[str], object]], bool]
 
 
-def load(source: str) -> tuple[Rule, ...]:
+def load(source: str) -> tuple[ResponseRule, ...]:
     """All rules of a file or none; an error names the response at fault."""
     try:
         found = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
@@ -82,11 +82,13 @@ def load(source: str) -> tuple[Rule, ...]:
     return tuple(_rule(place, response) for place, response in enumerate(found.responses, 1))
 
 
-def due(rules: tuple[Rule, ...], alert: messages.Alert) -> list[Notification]:
+def matching_notifications(
+    rules: tuple[ResponseRule, ...], alert: messages.Alert
+) -> list[NotificationTemplate]:
     """What is to be sent because of this alert, in the order of the rules."""
     attributes = _attributes(alert)
     return [
-        Notification(
+        NotificationTemplate(
             response.event,
             {name: _filled(value, attributes) for name, value in response.content.items()},
             _filled_text(response.to, {word: printer.quoted(attributes[word]) for word in _WORDS}),
@@ -97,17 +99,17 @@ def due(rules: tuple[Rule, ...], alert: messages.Alert) -> list[Notification]:
     ]
 
 
-def _rule(place: int, response: Response) -> Rule:
+def _rule(place: int, response: ResponseSpec) -> ResponseRule:
     sample = dict.fromkeys(_WORDS, printer.quoted("x"))
     try:
         condition = _parsed(response.when, _MODEL)
         _parsed(_filled_text(response.to, sample), None)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"response {place} (to alert {response.alert!r}): {error}") from error
-    return Rule(response, python.compile(condition))
+    return ResponseRule(response, python.compile(condition))
 
 
-def _parsed(source: str, model: Mapping[str, types.Type] | None) -> ast.Condition:
+def _parsed(source: str, model: Mapping[str, types.AttributeType] | None) -> ast.Condition:
     condition = parser.parse(source)
     if model is not None:
         type_check.require(condition, model, source)

@@ -33,22 +33,22 @@ STOP_S = 15.0
 PARENT = "manage.parent="  # in the command line of a child that a parent started
 
 
-class Passive:
+class ParentNode:
     """The parent's side."""
 
     name = "bootstrap"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.Manage) -> None:
+    def __init__(self, wanted: settings.ManageSettings) -> None:
         self._homes = [str(pathlib.Path(one).expanduser().absolute()) for one in wanted.children]
-        self._care = restarts.Care(self._homes, silent_s=SILENT_S)
+        self._care = restarts.RestartPlanner(self._homes, silent_s=SILENT_S)
         self._pids: dict[str, int] = {}
         self._server: asyncio.Server | None = None
         self._port = 0
-        self._context: context_.Context
+        self._context: context_.ComponentContext
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         kept = context.folder.root / PORT_FILE
         before = await asyncio.to_thread(_number_in, kept)
@@ -71,19 +71,23 @@ class Passive:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 for pid in own:
-                    await os_process.end_of(pid)
+                    await os_process.wait_for_exit(pid)
 
-    def health(self) -> component.Health:
+    def health(self) -> component.ComponentHealth:
         facts = {
             "children": [
                 {"home": name, "state": ward.phase.value, "pid": self._pids.get(name), "starts": ward.starts}
                 for name, ward in self._care.wards.items()
             ]
         }
-        missing = [name for name, ward in self._care.wards.items() if ward.phase is restarts.Phase.MISSING]
+        missing = [
+            name for name, ward in self._care.wards.items() if ward.phase is restarts.ProcessPhase.MISSING
+        ]
         if missing:
-            return component.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
-        return component.Health(facts=facts)
+            return component.ComponentHealth(
+                health.HealthState.LATE, f"being started: {', '.join(missing)}", facts
+            )
+        return component.ComponentHealth(facts=facts)
 
     async def _find_running(self) -> None:
         """Children that went on while their parent was away are not started again."""
@@ -121,7 +125,7 @@ class Passive:
         self._adopt(name, pid)
 
     async def _watch(self, name: str, pid: int) -> None:
-        await os_process.end_of(pid)
+        await os_process.wait_for_exit(pid)
         if self._pids.get(name) == pid:
             del self._pids[name]
             self._context.log.warning("child-ended", home=name)
@@ -137,14 +141,14 @@ class Passive:
         writer.close()
 
 
-class Child:
+class ChildNode:
     """The child's side: it beats, and never minds whether anybody hears."""
 
     name = "parent"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.Manage) -> None:
+    def __init__(self, wanted: settings.ManageSettings) -> None:
         self._host, _, port = wanted.parent.rpartition(":")
         if not port.isdigit():
             raise errors.InvalidInput(f"manage.parent: {wanted.parent!r} is not HOST:PORT")
@@ -152,14 +156,16 @@ class Child:
         self._known_as = wanted.known_as
         self._heard = False
 
-    async def start(self, context: context_.Context) -> None:
+    async def start(self, context: context_.ComponentContext) -> None:
         context.spawn(self._beat_always())
 
     async def stop(self) -> None:
         pass
 
-    def health(self) -> component.Health:
-        return component.Health(reason="" if self._heard else "the parent does not answer; carrying on")
+    def health(self) -> component.ComponentHealth:
+        return component.ComponentHealth(
+            reason="" if self._heard else "the parent does not answer; carrying on"
+        )
 
     async def _beat_always(self) -> None:
         while True:
@@ -189,7 +195,7 @@ def _number_in(path: pathlib.Path) -> int:
 def _pid_of(home_: str) -> int | None:
     """Of the domain that runs in a home, if one does."""
     for lock in pathlib.Path(home_).glob("**/run/lock"):
-        pid = home.Folder(lock.parents[1]).holder()
+        pid = home.DomainFolder(lock.parents[1]).holder()
         if pid is not None:
             return pid
     return None

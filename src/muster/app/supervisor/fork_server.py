@@ -26,7 +26,7 @@ from muster.core import errors
 START_S = 20.0
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class ForkServerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line from a process that the nursery bore: first its ``pid``, later that it is ``ready``."""
 
     number: int  # of the request
@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True):
     task: msgspec.Raw
 
 
-class Nursery:
+class ForkServer:
     """The bootstrap node's side."""
 
     def __init__(self, on_ready: Any) -> None:
@@ -115,7 +115,7 @@ class Nursery:
 
     async def _listen(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
-            said = msgspec.json.decode(line, type=Said)
+            said = msgspec.json.decode(line, type=ForkServerMessage)
             born = self._born.get(said.number)
             if said.ready:
                 if (name := self._names.pop(said.number, None)) is not None:
@@ -127,7 +127,7 @@ class Nursery:
                     os.kill(said.pid, signal.SIGKILL)
 
 
-def _say(said: Said) -> None:
+def _say(said: ForkServerMessage) -> None:
     with contextlib.suppress(OSError):
         os.write(1, msgspec.json.encode(said) + b"\n")  # short: it arrives whole, whoever else writes
 
@@ -142,7 +142,7 @@ def main() -> None:
     gc.freeze()
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
-        task = msgspec.json.decode(request.task, type=worker.Task)
+        task = msgspec.json.decode(request.task, type=worker.WorkerConfig)
         if os.fork() == 0:
             _live(request.number, task, leash)
 
@@ -152,7 +152,7 @@ def _live(number: int, task: Any, leash: int) -> None:
     from muster.app.supervisor import worker
 
     code = 1
-    _say(Said(number, pid=os.getpid()))
+    _say(ForkServerMessage(number, pid=os.getpid()))
     try:
         for signal_number in (signal.SIGINT, signal.SIGCHLD):
             signal.signal(signal_number, signal.SIG_DFL)
@@ -163,7 +163,7 @@ def _live(number: int, task: Any, leash: int) -> None:
             opened = os.open(path, how, 0o600)
             os.dup2(opened, fd)
             os.close(opened)
-        asyncio.run(worker.live(task, leash, lambda: _say(Said(number, ready=True))))
+        asyncio.run(worker.run_worker(task, leash, lambda: _say(ForkServerMessage(number, ready=True))))
         code = 0
     except BaseException:  # noqa: BLE001  (whatever it was: it is written down, and the process ends)
         sys.excepthook(*sys.exc_info())

@@ -18,17 +18,17 @@ DOUBLINGS_MAX = 16  # of the pause, which has its own bound
 STEADY_S = 30.0  # after so long a process counts as sound again
 
 
-class Phase(enum.Enum):
+class ProcessPhase(enum.Enum):
     MISSING = "missing"
     RUNNING = "running"
     HELD = "held"  # by hand: not started again
 
 
 @dataclass(slots=True)
-class Ward:
+class SupervisedProcess:
     """One process under care. Times are of the loop's clock."""
 
-    phase: Phase = Phase.MISSING
+    phase: ProcessPhase = ProcessPhase.MISSING
     started_at: float = 0.0
     heard_at: float = 0.0
     due_at: float = 0.0
@@ -38,16 +38,18 @@ class Ward:
     beats: bool = False  # it is known to beat here, so that its silence means something
 
 
-class Care:
+class RestartPlanner:
     def __init__(self, names: Iterable[str], *, silent_s: float | None = None) -> None:
         """``silent_s``: a ward that has not been heard of for so long is ended and started anew."""
-        self.wards = {name: Ward() for name in names}
+        self.wards = {name: SupervisedProcess() for name in names}
         self._silent_s = silent_s
 
     def due(self, now: float) -> list[str]:
         """Whom to start now."""
         return [
-            name for name, ward in self.wards.items() if ward.phase is Phase.MISSING and ward.due_at <= now
+            name
+            for name, ward in self.wards.items()
+            if ward.phase is ProcessPhase.MISSING and ward.due_at <= now
         ]
 
     def silent(self, now: float) -> list[str]:
@@ -57,7 +59,7 @@ class Care:
         return [
             name
             for name, ward in self.wards.items()
-            if ward.phase is Phase.RUNNING
+            if ward.phase is ProcessPhase.RUNNING
             and ward.beats
             and now - max(ward.heard_at, ward.started_at) > self._silent_s
         ]
@@ -65,7 +67,7 @@ class Care:
     def started(self, name: str, now: float, *, beats: bool = True) -> None:
         """``beats`` False: it was started by hand and may not know of this node."""
         ward = self.wards[name]
-        ward.phase, ward.started_at, ward.heard_at, ward.beats = Phase.RUNNING, now, now, beats
+        ward.phase, ward.started_at, ward.heard_at, ward.beats = ProcessPhase.RUNNING, now, now, beats
         ward.starts += 1
 
     def heard(self, name: str, now: float) -> None:
@@ -74,13 +76,15 @@ class Care:
 
     def ended(self, name: str, now: float, reason: str) -> None:
         ward = self.wards[name]
-        if ward.phase is Phase.RUNNING and now - ward.started_at > STEADY_S:
+        if ward.phase is ProcessPhase.RUNNING and now - ward.started_at > STEADY_S:
             ward.falls = 0
         ward.falls += 1
-        ward.phase, ward.reason = Phase.MISSING, reason
+        ward.phase, ward.reason = ProcessPhase.MISSING, reason
         doublings = min(ward.falls - 2, DOUBLINGS_MAX)
         pause_s = 0.0 if ward.falls == 1 else min(PAUSE_S_MAX, PAUSE_S_MIN * 2**doublings)
         ward.due_at = now + pause_s
 
     def next_at(self) -> float | None:
-        return min((ward.due_at for ward in self.wards.values() if ward.phase is Phase.MISSING), default=None)
+        return min(
+            (ward.due_at for ward in self.wards.values() if ward.phase is ProcessPhase.MISSING), default=None
+        )

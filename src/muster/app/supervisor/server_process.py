@@ -70,7 +70,7 @@ class ServerProcess:
         """Whether it runs, or is being started for the first time."""
         return self._process is None or self._process.returncode is None
 
-    def start(self, context: context_.Context, listener: socket.socket, task: bytes) -> None:
+    def start(self, context: context_.ComponentContext, listener: socket.socket, task: bytes) -> None:
         self._task = context.spawn(self._keep_running(context, listener.fileno(), task))
 
     async def stop(self) -> None:
@@ -88,7 +88,7 @@ class ServerProcess:
                     process.kill()
                 await process.wait()
 
-    async def _keep_running(self, context: context_.Context, listener: int, task: bytes) -> None:
+    async def _keep_running(self, context: context_.ComponentContext, listener: int, task: bytes) -> None:
         wait_s = 0.5
         path = context.folder.logs / f"{self._name}.log"
         while True:

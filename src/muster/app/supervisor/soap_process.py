@@ -25,18 +25,18 @@ from muster.trust import keyring
 
 
 async def run(
-    wanted: settings.Soap,
+    wanted: settings.SoapSettings,
     *,
     listener: socket.socket,
-    folder: home.Folder,
-    trust: keyring.Trust,
+    folder: home.DomainFolder,
+    trust: keyring.Keyring,
     stop: asyncio.Event,
-    health: domain.Health,
+    health: domain.HealthSettings,
 ) -> None:
     measure = metrics.Metrics(process=True)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(
-            http_health.of_process(
+            http_health.serve_process(
                 health,
                 process=f"soap-{listener.getsockname()[1]}",
                 conditions=dict,
@@ -45,8 +45,8 @@ async def run(
             )
         )
         failed = await stack.enter_async_context(audit.FailedLogins(folder.root, "soap"))
-        opened = soap_gateways.Doors(
-            web.Door(folder, trust).connect,
+        opened = soap_gateways.SoapGateways(
+            web.DomainAddress(folder, trust).connect,
             trust.passwords(),
             callbacks=wanted.callbacks,
             measure=measure,
@@ -55,7 +55,7 @@ async def run(
         )
         stack.push_async_callback(opened.close)
         await stack.enter_async_context(
-            server.Server(
+            server.SoapServer(
                 opened.application,
                 listener=listener,
                 certificate=wanted.certificate or None,
@@ -74,8 +74,8 @@ async def _main() -> None:
             await run(
                 task.settings,
                 listener=listener,
-                folder=home.Folder(Path(task.root)),
-                trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
+                folder=home.DomainFolder(Path(task.root)),
+                trust=await asyncio.to_thread(keyring.Keyring.open, Path(task.keys)),
                 stop=stop,
                 health=task.health,
             )

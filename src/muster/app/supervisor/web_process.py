@@ -24,22 +24,22 @@ from muster.web import server
 from muster.web import settings as settings_
 
 
-async def run(
-    wanted: settings_.Web,
+async def serve_web(
+    wanted: settings_.WebSettings,
     *,
     listener: socket.socket,
     domain: str,
-    folder: home.Folder,
-    trust: keyring.Trust,
+    folder: home.DomainFolder,
+    trust: keyring.Keyring,
     history: Path,
     stop: asyncio.Event,
-    health: settings_domain.Health,
+    health: settings_domain.HealthSettings,
 ) -> None:
-    door = web.Door(folder, trust)
+    door = web.DomainAddress(folder, trust)
     measure = metrics.Metrics(process=True)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(
-            http_health.of_process(
+            http_health.serve_process(
                 health,
                 process=f"web-{listener.getsockname()[1]}",
                 conditions=dict,
@@ -62,15 +62,15 @@ async def run(
 
 async def _main() -> None:
     async with server_process.supervised() as (given, stop):
-        task = msgspec.json.decode(given, type=web.Task)
+        task = msgspec.json.decode(given, type=web.WebProcessConfig)
         log.configure(sys.stderr, level=task.log_level, form="json")
         with server_process.inherited(task.listener) as listener:
-            await run(
+            await serve_web(
                 task.settings,
                 listener=listener,
                 domain=task.domain,
-                folder=home.Folder(Path(task.root)),
-                trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
+                folder=home.DomainFolder(Path(task.root)),
+                trust=await asyncio.to_thread(keyring.Keyring.open, Path(task.keys)),
                 history=Path(task.history),
                 stop=stop,
                 health=task.health,

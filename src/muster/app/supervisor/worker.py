@@ -50,7 +50,7 @@ AGENTS_MAY = (
 ONLY = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told to be."""
 
     kind: str  # registry, manager, agent
@@ -76,22 +76,22 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes_max: int = 1 << 20
     log_age_s: float = 30 * 86400.0
     log_level: str = "info"
-    health: domain.Health = msgspec.field(default_factory=domain.Health)
+    health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
     pages: str = ""  # the folder in which it tells where its pages are
 
 
-async def connect(task: Task, measure: metrics.Metrics) -> api.Bus:
+async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
     return await client.connect(task.servers, creds=creds, tls=tls, measure=measure)
 
 
-async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]) -> None:
     measure = metrics.Metrics(process=True)
-    conditions: dict[str, Callable[[], http_health.Told]] = {"bus": _starting, task.kind: _starting}
+    conditions: dict[str, Callable[[], http_health.HealthReport]] = {"bus": _starting, task.kind: _starting}
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(
-            http_health.of_process(
+            http_health.serve_process(
                 task.health,
                 process=task.known_as or task.name,
                 conditions=lambda: {name: told() for name, told in conditions.items()},
@@ -100,7 +100,7 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
             )
         )
         bus = await stack.enter_async_context(await connect(task, measure))
-        conditions["bus"] = lambda: http_health.of_bus(bus)
+        conditions["bus"] = lambda: http_health.bus_health(bus)
         match task.kind:
             case "registry":
                 password = None
@@ -109,17 +109,17 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                 store = await stack.enter_async_context(
                     await database.open(
                         task.store_url,
-                        settings=msgspec.convert({"sync": task.sync}, store_api.Settings),
+                        settings=msgspec.convert({"sync": task.sync}, store_api.StoreOptions),
                         password=password,
                     )
                 )
-                part: Any = endpoint.Registry(
+                part: Any = endpoint.RegistryEndpoint(
                     bus,
                     store,
                     manager_ttl_s=task.manager_ttl_s,
-                    authorize=Gate(pathlib.Path(task.keys)),
+                    authorize=RequestAuthorizer(pathlib.Path(task.keys)),
                     replicas=task.replicas,
-                    open_key=lambda: keyring.Trust.open(pathlib.Path(task.keys)).key_of_secrets(),
+                    open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
                 road: Any = bus
@@ -128,11 +128,11 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                     if task.cert:
                         tls = await asyncio.to_thread(tls_.for_server, task.cert, task.cert_key)
                         keeping = asyncio.create_task(
-                            certificates.keep_current(tls_.Renewable(tls, task.cert, task.cert_key))
+                            certificates.keep_current(tls_.RenewableTls(tls, task.cert, task.cert_key))
                         )
                         stack.callback(keeping.cancel)
-                    check = Doorkeeper(pathlib.Path(task.keys))
-                    door = links.Endpoint(bus, check, host=task.host, port=task.direct_port, tls=tls)
+                    check = DirectLinkAuthenticator(pathlib.Path(task.keys))
+                    door = links.DirectEndpoint(bus, check, host=task.host, port=task.direct_port, tls=tls)
                     road = (await stack.enter_async_context(door)).road
                 part = manager.Manager(road)
             case "agent":
@@ -147,18 +147,18 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
             case _:
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
         await stack.enter_async_context(part)
-        conditions[task.kind] = http_health.Told
+        conditions[task.kind] = http_health.HealthReport
         ready()
         await stop.wait()
 
 
-def _starting() -> http_health.Told:
-    return http_health.Told(health.State.STARTING)
+def _starting() -> http_health.HealthReport:
+    return http_health.HealthReport(health.HealthState.STARTING)
 
 
 def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
     """For brokers that an agent on the domain's own machine makes. Blocks."""
-    trust = keyring.Trust.open(keys)
+    trust = keyring.Keyring.open(keys)
     documents = trust.broker()
     named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
     return base.BrokerAccess(
@@ -166,14 +166,14 @@ def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
             operator_jwt=documents.operator_jwt,
             system_account=documents.system_account,
             accounts=documents.accounts,
-            resolver=config.Resolver.MEMORY,
+            resolver=config.AccountResolver.MEMORY,
         ),
         account=named[trust.domain],
         link_credentials=identities.credentials_file(trust, identities.LINK, roles.Role.LINK),
     )
 
 
-class Doorkeeper:
+class DirectLinkAuthenticator:
     """Whether an agent that dials a manager is who it says: what a broker would ask."""
 
     def __init__(self, keys: pathlib.Path) -> None:
@@ -183,7 +183,7 @@ class Doorkeeper:
         return await asyncio.to_thread(self._check, document, nonce, signature)
 
     def _check(self, document: str, nonce: str, signature: bytes) -> str:
-        trust = keyring.Trust.open(self._keys)
+        trust = keyring.Keyring.open(self._keys)
         claims = trust.check(document)
         try:
             signed = base64.b64decode(signature, validate=True)
@@ -195,7 +195,7 @@ class Doorkeeper:
         return claims.name
 
 
-class Gate:
+class RequestAuthorizer:
     """Who may ask what: the role in the keyring decides; the broker saw to the name."""
 
     def __init__(self, keys: pathlib.Path) -> None:
@@ -207,7 +207,7 @@ class Gate:
         at, role = self._known.get(sender, (0.0, ""))
         if time.monotonic() - at > ROLE_CACHE_S:
             try:
-                role = await asyncio.to_thread(lambda: keyring.Trust.open(self._keys).show(sender).role)
+                role = await asyncio.to_thread(lambda: keyring.Keyring.open(self._keys).show(sender).role)
             except errors.NotFound as error:
                 raise errors.Forbidden(f"{sender!r} is not known in this domain") from error
             self._known[sender] = (time.monotonic(), role)
@@ -232,7 +232,7 @@ def machine_id() -> str:
     return ""
 
 
-async def live(task: Task, leash: int, ready: Callable[[], None]) -> None:
+async def run_worker(task: WorkerConfig, leash: int, ready: Callable[[], None]) -> None:
     """Be what the task says until a signal asks for the end, or nobody holds the other end of ``leash``."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -247,7 +247,7 @@ async def live(task: Task, leash: int, ready: Callable[[], None]) -> None:
         TextIO, log_files.RotatingFile(pathlib.Path(task.log_file), task.log_bytes_max, task.log_age_s)
     )
     log.configure(stream, level=task.log_level, form="json")
-    spare_collector()
+    relax_gc()
     working = asyncio.create_task(run(task, stop, ready))
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -258,7 +258,7 @@ async def live(task: Task, leash: int, ready: Callable[[], None]) -> None:
         working.result()
 
 
-def spare_collector() -> None:
+def relax_gc() -> None:
     """Have Python look through everything for cycles very seldom.
 
     A manager holds a million objects that stay; to look through all of them takes a third of a second, in

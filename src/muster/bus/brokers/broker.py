@@ -56,7 +56,7 @@ exec "$@" 3<&-
 """
 
 
-class State(enum.Enum):
+class BrokerState(enum.Enum):
     STOPPED = "stopped"
     STARTING = "starting"
     RUNNING = "running"
@@ -72,18 +72,18 @@ class Broker:
         settings: config.BrokerConfig,
         *,
         program: Path | None = None,
-        supervise: backoff.Supervision | None = None,
+        supervise: backoff.BackoffPolicy | None = None,
         outlive_us: bool = False,
         listener: Callable[[Broker], None] | None = None,
     ) -> None:
         config.check(settings)
         self.config = settings  # with every port known from `reserve` on
-        self.state = State.STOPPED
+        self.state = BrokerState.STOPPED
         self.restarts = 0
         self.failure: errors.MusterError | None = None  # of the last crash
-        self.binary: binary.Binary | None = None
+        self.binary: binary.ServerBinary | None = None
         self._program = program
-        self._supervision = supervise or backoff.Supervision()
+        self._supervision = supervise or backoff.BackoffPolicy()
         self._guarded = not outlive_us
         self._listener = listener
         self._held: ports.Held = {}
@@ -139,15 +139,15 @@ class Broker:
 
     async def ask(self, page: str) -> dict[str, Any]:
         """A page of its monitor, such as ``varz``."""
-        return await monitor.ask(self.monitor_url, page)
+        return await monitor.get_monitor(self.monitor_url, page)
 
-    async def health(self) -> monitor.Health:
+    async def health(self) -> monitor.BrokerHealth:
         return await monitor.health(self.monitor_url)
 
     async def problem(self) -> errors.MusterError | None:
         """What is wrong with it now, if anything is, and what to do: a disk that filled up, for one. A broker
         that cannot store goes on carrying messages, and nobody but its health page says so."""
-        if self.failure is not None and self.state in (State.RESTARTING, State.FAILED):
+        if self.failure is not None and self.state in (BrokerState.RESTARTING, BrokerState.FAILED):
             return self.failure
         answer = await self.health()
         return None if answer.ok else diagnosis.unhealthy(self.name, answer.reason)
@@ -156,7 +156,7 @@ class Broker:
 
     async def reserve(self) -> None:
         """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
-        holding = asyncio.create_task(asyncio.to_thread(ports.hold, self.config, self._held))
+        holding = asyncio.create_task(asyncio.to_thread(ports.reserve, self.config, self._held))
         try:
             self.config = await asyncio.shield(holding)
         except asyncio.CancelledError:
@@ -166,7 +166,7 @@ class Broker:
     async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """When this returns, the broker accepts clients."""
         async with self._lock:
-            if self.state is not State.STOPPED:
+            if self.state is not BrokerState.STOPPED:
                 raise errors.Conflict(f"broker {self.name} is {self.state.value} already")
             self.failure = None
             await self._begin(timeout_s)
@@ -177,7 +177,7 @@ class Broker:
         async with self._lock:
             await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
             ports.release(self._held)
-            self._set(State.STOPPED)
+            self._set(BrokerState.STOPPED)
 
     async def restart(
         self,
@@ -196,7 +196,7 @@ class Broker:
         """Stop it as a power cut would. It is not started again."""
         await self.stop(timeout_s=0.0)
 
-    async def wait_for(self, *states: State) -> State:
+    async def wait_for(self, *states: BrokerState) -> BrokerState:
         """Wait until it is in one of these."""
         while self.state not in states:
             await self._changed.wait()
@@ -206,16 +206,16 @@ class Broker:
         """Until its health page is good: for a member of a cluster, until the storage has a leader."""
 
         async def healthy() -> bool:
-            if self.state in (State.FAILED, State.STOPPED):
+            if self.state in (BrokerState.FAILED, BrokerState.STOPPED):
                 raise self.failure or errors.NotConnected(f"broker {self.name} does not run")
             return (await self.health()).ok
 
         try:
-            await poll(healthy, timeout_s=timeout_s)
+            await poll_until(healthy, timeout_s=timeout_s)
         except TimeoutError:
             raise diagnosis.BrokerFailed(
                 f"broker {self.name} is not healthy after {timeout_s:g} s: {(await self.health()).reason}",
-                fault=diagnosis.Fault.NOT_READY,
+                fault=diagnosis.BrokerFault.NOT_READY,
                 log_tail=await self.log_tail(),
                 hint="see whether the other brokers of its cluster run and can be reached",
             ) from None
@@ -268,7 +268,7 @@ class Broker:
             return any(one.up for one in await self.links() if one.id == remote.id)
 
         try:
-            await poll(up, timeout_s=timeout_s)
+            await poll_until(up, timeout_s=timeout_s)
         except TimeoutError:
             said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             await self.unlink(remote.id)
@@ -286,7 +286,7 @@ class Broker:
     async def links(self) -> list[topology.LinkStatus]:
         """Its leaf links as they are now."""
         addresses = {one.id: await _addresses(one.urls) for one in self.config.remotes}
-        return topology.of_leaves(self.name, self.config.remotes, addresses, await self.ask("leafz"))
+        return topology.leaf_links(self.name, self.config.remotes, addresses, await self.ask("leafz"))
 
     def _require_live_links(self) -> None:
         if self.binary is not None:
@@ -308,14 +308,14 @@ class Broker:
 
         process.send_signal(signal.SIGHUP)
         try:
-            await poll(loaded, timeout_s=RELOAD_TIMEOUT_S)
+            await poll_until(loaded, timeout_s=RELOAD_TIMEOUT_S)
         except TimeoutError:
             raise errors.TimedOut(f"broker {self.name} did not reload in {RELOAD_TIMEOUT_S:g} s") from None
 
     # The process
 
     async def _begin(self, timeout_s: float) -> None:
-        self._set(State.STARTING)
+        self._set(BrokerState.STARTING)
         try:
             self.binary = await binary.find(self._program)
             await self.reserve()
@@ -324,7 +324,7 @@ class Broker:
         except BaseException:
             await self._end()
             ports.release(self._held)
-            self._set(State.STOPPED)
+            self._set(BrokerState.STOPPED)
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
 
@@ -367,14 +367,14 @@ class Broker:
             return (await monitor.health(self.monitor_url, "js-enabled-only=true")).ok
 
         try:
-            await poll(up, timeout_s=timeout_s)
+            await poll_until(up, timeout_s=timeout_s)
         except TimeoutError:
             raise diagnosis.BrokerFailed(
                 f"broker {self.name} is not ready after {timeout_s:g} s",
-                fault=diagnosis.Fault.NOT_READY,
+                fault=diagnosis.BrokerFault.NOT_READY,
                 log_tail=await self.log_tail(),
             ) from None
-        self._set(State.RUNNING)
+        self._set(BrokerState.RUNNING)
 
     async def _supervise(self) -> None:
         crashes_at_s: list[float] = []
@@ -397,7 +397,7 @@ class Broker:
             problem = await self.problem()
             if (
                 isinstance(problem, diagnosis.BrokerFailed)
-                and problem.fault is diagnosis.Fault.DISK_FULL
+                and problem.fault is diagnosis.BrokerFault.DISK_FULL
                 and await asyncio.to_thread(files.has_room, self.config)
             ):
                 log.warning("broker %s: there is room on its disk again; it is started anew", self.name)
@@ -414,15 +414,15 @@ class Broker:
         while True:
             now_s = time.monotonic()
             crashes_at_s[:] = backoff.recent(self._supervision, crashes_at_s, now_s)
-            pause_s = backoff.next_pause_s(self._supervision, len(crashes_at_s))
+            pause_s = backoff.next_delay_s(self._supervision, len(crashes_at_s))
             if pause_s is None:
                 assert self.failure is not None
-                self.failure = diagnosis.given_up(self.name, len(crashes_at_s), self.failure)
+                self.failure = diagnosis.restart_limit_reached(self.name, len(crashes_at_s), self.failure)
                 log.error("%s", self.failure.message)
-                self._set(State.FAILED)
+                self._set(BrokerState.FAILED)
                 return False
             log.warning("%s; starting it again in %.1f s", self.failure, pause_s)
-            self._set(State.RESTARTING)
+            self._set(BrokerState.RESTARTING)
             await asyncio.sleep(pause_s)
             try:
                 await self._launch(START_TIMEOUT_S)
@@ -467,7 +467,7 @@ class Broker:
             )
         )
 
-    def _set(self, state: State) -> None:
+    def _set(self, state: BrokerState) -> None:
         self.state = state
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -475,7 +475,7 @@ class Broker:
             self._listener(self)
 
 
-async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
+async def poll_until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
     """Ask until it is so, at first often, then twenty times a second. TimeoutError if it does not come
     true."""
     pause_s = POLL_S_MIN

@@ -42,7 +42,7 @@ _UNREADABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters;
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class BrokerTls:
     cert_file: Path
     key_file: Path
     ca_file: Path
@@ -50,7 +50,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class BrokerStorage:
     """Durable storage (JetStream) on this broker.
 
     ``sync_interval_s`` None syncs every message before it is acknowledged, which is what makes one broker
@@ -66,12 +66,12 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class BrokerListener:
     port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class BrokerCluster:
     """A full mesh. Every member names the others; ``secret`` keeps strangers out where there is no TLS."""
 
     name: str
@@ -81,7 +81,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class ClusterGateway:
     """A cluster's door to the other clusters of a super-cluster: their names, and where to knock."""
 
     name: str
@@ -101,7 +101,7 @@ class LeafRemote:
     credentials_file: Path | None = None
 
 
-class Resolver(enum.Enum):
+class AccountResolver(enum.Enum):
     """Where a broker keeps the accounts' documents.
 
     In memory they stand in its configuration: a change is a rewrite and a reload of every broker.  In full
@@ -120,7 +120,7 @@ class OperatorTrust:
     operator_jwt: str
     system_account: str  # its public key, one of `accounts`
     accounts: Mapping[str, str]  # public key: JWT
-    resolver: Resolver = Resolver.FULL
+    resolver: AccountResolver = AccountResolver.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +131,15 @@ class BrokerConfig:
     port: int = 0
     monitor_port: int = 0  # always on loopback: it asks nobody who they are
     advertise: str | None = None  # host:port told to clients, where that is not what it listens on
-    tls: Tls | None = None
+    tls: BrokerTls | None = None
     plaintext: bool = False  # listen on other addresses than loopback without TLS
-    storage: Storage | None = field(default_factory=Storage)
-    cluster: Cluster | None = None
-    gateway: Gateway | None = None
-    leaf: Listener | None = field(default_factory=Listener)
+    storage: BrokerStorage | None = field(default_factory=BrokerStorage)
+    cluster: BrokerCluster | None = None
+    gateway: ClusterGateway | None = None
+    leaf: BrokerListener | None = field(default_factory=BrokerListener)
     remotes: tuple[LeafRemote, ...] = ()
-    websocket: Listener | None = None
-    mqtt: Listener | None = None
+    websocket: BrokerListener | None = None
+    mqtt: BrokerListener | None = None
     trust: OperatorTrust | None = None
     system_secret: str | None = None  # without `trust`: the password of SYSTEM_USER on the system account
     payload_bytes_max: int = MIB + MIB // 16  # a context of 1 MiB and what travels with it
@@ -366,7 +366,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     return document
 
 
-def _storage(storage: Storage) -> dict[str, Any]:
+def _storage(storage: BrokerStorage) -> dict[str, Any]:
     interval_s = storage.sync_interval_s
     document: dict[str, Any] = {
         "max_file_store": storage.file_bytes_max,
@@ -378,7 +378,7 @@ def _storage(storage: Storage) -> dict[str, Any]:
     return document
 
 
-def _remote(remote: LeafRemote, tls: Tls | None) -> dict[str, Any]:
+def _remote(remote: LeafRemote, tls: BrokerTls | None) -> dict[str, Any]:
     document: dict[str, Any] = {"urls": list(remote.urls)}
     if remote.account is not None:
         document["account"] = remote.account
@@ -389,7 +389,7 @@ def _remote(remote: LeafRemote, tls: Tls | None) -> dict[str, Any]:
     return document
 
 
-def _tls(tls: Tls | None, *, verify: bool) -> dict[str, Any]:
+def _tls(tls: BrokerTls | None, *, verify: bool) -> dict[str, Any]:
     if tls is None:
         return {}
     files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
@@ -402,7 +402,7 @@ def _secret(secret: str | None) -> dict[str, Any]:
 
 def _trust(config: BrokerConfig, trust: OperatorTrust) -> dict[str, Any]:
     resolver: Any = "MEMORY"
-    if trust.resolver is Resolver.FULL:
+    if trust.resolver is AccountResolver.FULL:
         resolver = {"type": "full", "dir": config.accounts_path, "allow_delete": True, "interval": "30s"}
     return {
         "operator": trust.operator_jwt,

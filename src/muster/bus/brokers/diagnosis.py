@@ -15,7 +15,7 @@ from muster.core import errors
 TAIL_LINES = 12
 
 
-class Fault(enum.Enum):
+class BrokerFault(enum.Enum):
     PORT_TAKEN = "port-taken"
     BAD_ADDRESS = "bad-address"
     UNWRITABLE = "unwritable"
@@ -34,7 +34,7 @@ class BrokerFailed(errors.Unavailable):
     code = "broker-failed"
 
     def __init__(
-        self, message: str, *, fault: Fault, log_tail: Sequence[str] = (), hint: str | None = None
+        self, message: str, *, fault: BrokerFault, log_tail: Sequence[str] = (), hint: str | None = None
     ) -> None:
         super().__init__(message, hint=hint)
         self.fault = fault
@@ -43,7 +43,7 @@ class BrokerFailed(errors.Unavailable):
 
 class _Rule(NamedTuple):
     pattern: re.Pattern[str]
-    fault: Fault
+    fault: BrokerFault
     message: str  # with the pattern's groups
     hint: str
 
@@ -54,31 +54,31 @@ _BIND = r"listen tcp[46]? (\S+): bind: "
 _RULES = (
     _Rule(
         re.compile(_BIND + "address already in use"),
-        Fault.PORT_TAKEN,
+        BrokerFault.PORT_TAKEN,
         "{0} is taken by another program",
         "stop that program, or configure another port (0 takes a free one)",
     ),
     _Rule(
         re.compile(_BIND + "cannot assign requested address"),
-        Fault.BAD_ADDRESS,
+        BrokerFault.BAD_ADDRESS,
         "{0} is not an address of this machine",
         "configure an address that this machine has, or 127.0.0.1",
     ),
     _Rule(
         re.compile(_BIND + "permission denied"),
-        Fault.BAD_ADDRESS,
+        BrokerFault.BAD_ADDRESS,
         "this user may not listen on {0}",
         "configure a port above 1023",
     ),
     _Rule(
         re.compile(r"(/\S+): no space left on device"),
-        Fault.DISK_FULL,
+        BrokerFault.DISK_FULL,
         "the disk is full: {0} could not be written",
         _FREE_SPACE,
     ),
     _Rule(
         re.compile(r"^nats-server: (?:.*?:\d+:\d+: )?(.+)"),
-        Fault.BAD_CONFIG,
+        BrokerFault.BAD_CONFIG,
         "the server refuses its configuration: {0}",
         "correct what is named in the broker's settings",
     ),
@@ -87,14 +87,14 @@ _RULES = (
             r"(?:open|mkdir|write) (/.*?): "
             r"(permission denied|read-only file system|not a directory|no such file or directory)"
         ),
-        Fault.UNWRITABLE,
+        BrokerFault.UNWRITABLE,
         "{0} cannot be used: {1}",
         _MAKE_WRITABLE,
     ),
-    _Rule(re.compile(r"\[FTL\] (.+)"), Fault.CRASHED, "{0}", "the broker's log has more"),
+    _Rule(re.compile(r"\[FTL\] (.+)"), BrokerFault.CRASHED, "{0}", "the broker's log has more"),
     _Rule(
         re.compile(r"(panic: .+|fatal error: .+)"),
-        Fault.CRASHED,
+        BrokerFault.CRASHED,
         "the server fell: {0}",
         "the broker's log has more",
     ),
@@ -107,14 +107,14 @@ def explain(name: str, output: str, exit_code: int | None) -> BrokerFailed:
     lines = [line for line in output.splitlines() if line.strip()]
     killed = exit_code is not None and exit_code < 0
     how = f"was killed by signal {-(exit_code or 0)}" if killed else f"ended ({exit_code})"
-    known = _match(lines, (Fault.CRASHED,) if killed else tuple(Fault))
-    message, fault, hint = known or (how, Fault.CRASHED, "its log may say more")
+    known = _match(lines, (BrokerFault.CRASHED,) if killed else tuple(BrokerFault))
+    message, fault, hint = known or (how, BrokerFault.CRASHED, "its log may say more")
     return BrokerFailed(
         f"broker {name}{':' if known else ''} {message}", fault=fault, log_tail=lines[-TAIL_LINES:], hint=hint
     )
 
 
-def _match(lines: Sequence[str], among: Collection[Fault]) -> tuple[str, Fault, str] | None:
+def _match(lines: Sequence[str], among: Collection[BrokerFault]) -> tuple[str, BrokerFault, str] | None:
     for rule in _RULES:
         if rule.fault in among:
             for line in reversed(lines):
@@ -123,12 +123,12 @@ def _match(lines: Sequence[str], among: Collection[Fault]) -> tuple[str, Fault, 
     return None
 
 
-def given_up(name: str, crashes: int, last: errors.MusterError) -> BrokerFailed:
+def restart_limit_reached(name: str, crashes: int, last: errors.MusterError) -> BrokerFailed:
     tail = last.log_tail if isinstance(last, BrokerFailed) else ()
     times = "once" if crashes == 1 else f"{crashes} times"
     return BrokerFailed(
         f"broker {name} fell {times} and was given up; the last time: {last.message}",
-        fault=Fault.CRASH_LOOP,
+        fault=BrokerFault.CRASH_LOOP,
         log_tail=tail,
         hint=last.hint or "the broker's log has more",
     )
@@ -141,7 +141,7 @@ def refused_reload(name: str, output: str) -> BrokerFailed | None:
         return None
     return BrokerFailed(
         f"broker {name} would not take its new configuration: {found[1]}",
-        fault=Fault.RELOAD_REFUSED,
+        fault=BrokerFault.RELOAD_REFUSED,
         log_tail=output.splitlines()[-TAIL_LINES:],
         hint="listeners, routes, gateways and names are fixed while the server runs: restart it",
     )
@@ -178,7 +178,7 @@ def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFai
     where = re.sub(r"//[^@/\s]*@", "//", " ".join(urls))  # never show a password
     return BrokerFailed(
         f"broker {name}: the link {id} to {where} did not come up: {reason}",
-        fault=Fault.DEAD_LINK,
+        fault=BrokerFault.DEAD_LINK,
         log_tail=complaints[-TAIL_LINES:],
         hint=hint,
     )
@@ -189,7 +189,7 @@ def unknown_host(name: str, id: str, urls: Sequence[str]) -> BrokerFailed:
     hosts = ", ".join(str(urlsplit(url).hostname) for url in urls)
     return BrokerFailed(
         f"broker {name}: the link {id} cannot come up: no address is known for the host {hosts}",
-        fault=Fault.DEAD_LINK,
+        fault=BrokerFault.DEAD_LINK,
         hint="see how it is spelt, and that the DNS or the hosts file of this machine knows it",
     )
 
@@ -204,9 +204,9 @@ def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
 
 def unhealthy(name: str, reason: str) -> BrokerFailed:
     """For a broker that runs, and says of itself that something is wrong."""
-    known = _match(reason.splitlines() or [""], (Fault.DISK_FULL, Fault.UNWRITABLE))
+    known = _match(reason.splitlines() or [""], (BrokerFault.DISK_FULL, BrokerFault.UNWRITABLE))
     if known is None:
-        return BrokerFailed(f"broker {name} is not healthy: {reason}", fault=Fault.NOT_READY)
+        return BrokerFailed(f"broker {name} is not healthy: {reason}", fault=BrokerFault.NOT_READY)
     message, fault, hint = known
     return BrokerFailed(f"broker {name}: {message}", fault=fault, hint=hint)
 
@@ -214,7 +214,7 @@ def unhealthy(name: str, reason: str) -> BrokerFailed:
 def disk_full(name: str, folder: Path, free_bytes: int) -> BrokerFailed:
     return BrokerFailed(
         f"broker {name}: the disk is full: {free_bytes} bytes are free for {folder}",
-        fault=Fault.DISK_FULL,
+        fault=BrokerFault.DISK_FULL,
         hint=_FREE_SPACE,
     )
 
@@ -223,10 +223,12 @@ def unwritable(name: str, error: OSError) -> BrokerFailed:
     """For what we could not write ourselves, before the server had its turn."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BrokerFailed(
-            f"broker {name}: the disk is full: {error.filename}", fault=Fault.DISK_FULL, hint=_FREE_SPACE
+            f"broker {name}: the disk is full: {error.filename}",
+            fault=BrokerFault.DISK_FULL,
+            hint=_FREE_SPACE,
         )
     return BrokerFailed(
         f"broker {name}: {error.filename} cannot be written: {error.strerror}",
-        fault=Fault.UNWRITABLE,
+        fault=BrokerFault.UNWRITABLE,
         hint=_MAKE_WRITABLE,
     )

@@ -12,12 +12,12 @@ TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class BrokerHealth:
     ok: bool
     reason: str = ""  # in the server's words
 
 
-async def ask(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """One of the server's pages (``varz``, ``connz``, ``routez``, ``gatewayz``, ``leafz``, ``jsz?…``)."""
     response = await server.get(f"{url}/{page}", timeout_s=timeout_s)
     if response.status != 200:
@@ -28,11 +28,11 @@ async def ask(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str,
     return answer
 
 
-async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> Health:
+async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> BrokerHealth:
     """What the broker says of itself; a broker that does not answer is not healthy."""
     try:
         response = await server.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
         answer = response.json()
     except errors.MusterError as error:
-        return Health(False, error.message)
-    return Health(response.status == 200, str(answer.get("error", "")))
+        return BrokerHealth(False, error.message)
+    return BrokerHealth(response.status == 200, str(answer.get("error", "")))

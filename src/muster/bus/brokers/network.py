@@ -27,7 +27,7 @@ EVACUATE_TIMEOUT_S = 60.0
 DRAIN_S = 5.0  # before a restart: leadership is handed over, and clients are asked to go elsewhere
 
 
-class Network:
+class BrokerNetwork:
     """``async with mesh(3, directory) as network: … network.urls`` — or `start` and `stop` by hand."""
 
     def __init__(
@@ -36,9 +36,9 @@ class Network:
         *,
         leaves: Iterable[tuple[str, str]] = (),
         program: Path | None = None,
-        supervise: backoff.Supervision | None = None,
+        supervise: backoff.BackoffPolicy | None = None,
         outlive_us: bool = False,
-        system_credentials: connection.Credentials | None = None,
+        system_credentials: connection.CredentialSource | None = None,
     ) -> None:
         """``leaves`` are leaf links, near end and far end, to be made at the start."""
         self.brokers: dict[str, broker.Broker] = {}
@@ -114,7 +114,7 @@ class Network:
             await made.start(timeout_s=timeout_s)
             await self._rewire()
             await self._ready(made, timeout_s)
-            await storage.settled(self._sharing(made), timeout_s)
+            await storage.wait_until_settled(self._sharing(made), timeout_s)
         except BaseException:
             del self.brokers[made.name]
             await made.stop(timeout_s=1.0)
@@ -188,9 +188,9 @@ class Network:
         try:
             found = await one.links()
             if one.config.cluster is not None:
-                found += topology.of_routes(one.name, await one.ask("routez"))
+                found += topology.route_links(one.name, await one.ask("routez"))
             if one.config.gateway is not None:
-                found += topology.of_gateways(one.name, await one.ask("gatewayz"))
+                found += topology.gateway_links(one.name, await one.ask("gatewayz"))
         except errors.Unavailable:
             return []
         return found
@@ -198,7 +198,7 @@ class Network:
     # Durable storage
 
     async def add_storage(
-        self, name: str, wanted: config.Storage, *, timeout_s: float = broker.START_TIMEOUT_S
+        self, name: str, wanted: config.BrokerStorage, *, timeout_s: float = broker.START_TIMEOUT_S
     ) -> None:
         """Give a broker durable storage, for new streams to be placed on. The network runs on; the broker
         itself is restarted, since the engine can start storage late but then does not know its own name."""
@@ -214,7 +214,7 @@ class Network:
             )
         await one.restart(dataclasses.replace(one.config, storage=wanted), drain_s=DRAIN_S)
         await self._ready(one, timeout_s)
-        await storage.settled(self._sharing(one), timeout_s)
+        await storage.wait_until_settled(self._sharing(one), timeout_s)
 
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
@@ -237,15 +237,15 @@ class Network:
         if not force:
             await self._empty(one, sharing, timeout_s)
         without = dataclasses.replace(one.config, storage=None)
-        if one.state in (broker.State.RUNNING, broker.State.RESTARTING):
+        if one.state in (broker.BrokerState.RUNNING, broker.BrokerState.RESTARTING):
             await one.restart(without, drain_s=DRAIN_S)
         one.config = without
         if sharing:
-            await storage.forget(name, sharing, self._access(one))
+            await storage.remove_peer(name, sharing, self._access(one))
             self._storage_removed_at_s[name] = time.monotonic()
 
     async def _empty(self, one: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
-        if one.state is not broker.State.RUNNING:
+        if one.state is not broker.BrokerState.RUNNING:
             raise errors.Refused(
                 f"broker {one.name} does not run, so what it stores cannot move",
                 hint="start it first, or force it and lose what only it held",
@@ -263,8 +263,8 @@ class Network:
         if needed:
             await storage.evacuate(one, others, self._access(one), timeout_s)
 
-    def _access(self, one: broker.Broker) -> system_account.Access:
-        return system_account.Access(
+    def _access(self, one: broker.Broker) -> system_account.SystemAccess:
+        return system_account.SystemAccess(
             credentials=self._system_credentials, password=one.config.system_secret, tls=one.config.tls
         )
 
@@ -291,11 +291,11 @@ class Network:
         for one in self.brokers.values():
             everybody = [other.config for other in self.brokers.values()]
             wired = topology.with_routes(one.config, everybody, self._outside_routes[one.name])
-            if wired != one.config and one.state is broker.State.RUNNING:
+            if wired != one.config and one.state is broker.BrokerState.RUNNING:
                 await one.apply(wired)
 
     async def _ready(self, one: broker.Broker, timeout_s: float) -> None:
-        running = [other for other in self.brokers.values() if other.state is broker.State.RUNNING]
+        running = [other for other in self.brokers.values() if other.state is broker.BrokerState.RUNNING]
         peers = {
             other.name
             for other in running
@@ -311,7 +311,7 @@ class Network:
             return not await missing()
 
         try:
-            await broker.poll(joined, timeout_s=timeout_s)
+            await broker.poll_until(joined, timeout_s=timeout_s)
         except TimeoutError:
             absent = ", ".join(sorted(await missing()))
             raise errors.TimedOut(
@@ -366,7 +366,7 @@ def members(
     """
     if n < 1:
         raise errors.InvalidInput(f"a cluster of {n} brokers is none")
-    cluster = config.Cluster(name=name) if n > 1 or "gateway" in settings else None
+    cluster = config.BrokerCluster(name=name) if n > 1 or "gateway" in settings else None
     names = [f"{prefix}-{index}" for index in range(1, n + 1)]
     return [
         config.BrokerConfig(name=one, directory=directory / one, cluster=cluster, **settings) for one in names
@@ -375,29 +375,29 @@ def members(
 
 def mesh(
     n: int, directory: Path, *, name: str = "muster", prefix: str = "broker", **settings: Any
-) -> Network:
+) -> BrokerNetwork:
     """A cluster of ``n`` brokers, each joined to all others."""
-    return Network(members(n, directory, name=name, prefix=prefix, **settings))
+    return BrokerNetwork(members(n, directory, name=name, prefix=prefix, **settings))
 
 
-def super_cluster(sizes: Mapping[str, int], directory: Path, **settings: Any) -> Network:
+def super_cluster(sizes: Mapping[str, int], directory: Path, **settings: Any) -> BrokerNetwork:
     """Clusters of these names and sizes, joined by gateways."""
-    return Network(
+    return BrokerNetwork(
         one
         for name, n in sizes.items()
         for one in members(
-            n, directory, name=name, prefix=name, gateway=config.Gateway(name=name), **settings
+            n, directory, name=name, prefix=name, gateway=config.ClusterGateway(name=name), **settings
         )
     )
 
 
-def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: Any) -> Network:
+def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: Any) -> BrokerNetwork:
     """Single brokers, each hanging on its parent by a leaf link; chains and stars are trees too.
 
     Storage, where ``settings`` give it, is each broker's own, in a domain of its name.
     """
-    each = settings.pop("storage", config.Storage())
-    return Network(
+    each = settings.pop("storage", config.BrokerStorage())
+    return BrokerNetwork(
         [
             config.BrokerConfig(
                 name=name,

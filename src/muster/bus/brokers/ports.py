@@ -9,7 +9,7 @@ from muster.bus.brokers import config, diagnosis
 Held = dict[str, socket.socket]  # by door
 
 
-def hold(settings: config.BrokerConfig, held: Held) -> config.BrokerConfig:
+def reserve(settings: config.BrokerConfig, held: Held) -> config.BrokerConfig:
     """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
     for door, host, port in tuple(config.ports(settings)):
         if door in held and port not in (0, held[door].getsockname()[1]):

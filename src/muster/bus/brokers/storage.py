@@ -32,7 +32,7 @@ async def replicas_max(one: broker.Broker) -> int:
 
 
 async def evacuate(
-    one: broker.Broker, others: Sequence[broker.Broker], access: system_account.Access, timeout_s: float
+    one: broker.Broker, others: Sequence[broker.Broker], access: system_account.SystemAccess, timeout_s: float
 ) -> None:
     """Have everything that this broker stores moved to the others, and wait until it is."""
     assert one.binary is not None
@@ -44,7 +44,7 @@ async def evacuate(
         return int((await one.ask("jsz"))["streams"]) == 0
 
     try:
-        await broker.poll(empty, timeout_s=timeout_s)
+        await broker.poll_until(empty, timeout_s=timeout_s)
     except TimeoutError:
         raise errors.TimedOut(
             f"broker {one.name} still held streams after {timeout_s:g} s",
@@ -52,7 +52,9 @@ async def evacuate(
         ) from None
 
 
-async def forget(name: str, others: Sequence[broker.Broker], access: system_account.Access) -> None:
+async def remove_peer(
+    name: str, others: Sequence[broker.Broker], access: system_account.SystemAccess
+) -> None:
     """Strike a broker that stores no more from the group that the others form.
 
     If it was their leader they elect another first, which takes some seconds: nobody answers meanwhile.
@@ -67,16 +69,16 @@ async def forget(name: str, others: Sequence[broker.Broker], access: system_acco
         return True
 
     try:
-        await broker.poll(struck, timeout_s=ELECTION_TIMEOUT_S)
+        await broker.poll_until(struck, timeout_s=ELECTION_TIMEOUT_S)
     except TimeoutError:
         raise errors.TimedOut(
             f"broker {name} is still counted among those that store: nobody leads the others",
             hint="see that more than half of the brokers that ever shared it run, and try again",
         ) from None
-    await settled(others, ELECTION_TIMEOUT_S)
+    await wait_until_settled(others, ELECTION_TIMEOUT_S)
 
 
-async def settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
+async def wait_until_settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
     """Wait until these brokers, and no others, share a storage whose leader sees all of them."""
     names = {one.name for one in sharing}
 
@@ -90,7 +92,7 @@ async def settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
 
     if len(names) > 1:
         try:
-            await broker.poll(together, timeout_s=timeout_s)
+            await broker.poll_until(together, timeout_s=timeout_s)
         except TimeoutError:
             raise errors.TimedOut(
                 f"the storage of {', '.join(sorted(names))} has not settled after {timeout_s:g} s",

@@ -17,16 +17,16 @@ TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class SystemAccess:
     """How to reach the system account: credentials where there is trust, a password where there is none."""
 
-    credentials: connection.Credentials | None = None
+    credentials: connection.CredentialSource | None = None
     password: str | None = None
-    tls: config.Tls | None = None
+    tls: config.BrokerTls | None = None
 
 
 async def request(
-    addresses: Sequence[str], access: Access, subject: str, payload: dict[str, Any] | bytes
+    addresses: Sequence[str], access: SystemAccess, subject: str, payload: dict[str, Any] | bytes
 ) -> dict[str, Any]:
     """Ask whoever is responsible, and raise what the answer complains of."""
     data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
@@ -39,7 +39,7 @@ async def request(
 
 
 async def gather(
-    addresses: Sequence[str], access: Access, subject: str, *, enough: int, timeout_s: float = 1.0
+    addresses: Sequence[str], access: SystemAccess, subject: str, *, enough: int, timeout_s: float = 1.0
 ) -> list[dict[str, Any]]:
     """Ask every broker, and collect answers until there are ``enough`` or time is up."""
     async with await _connect(addresses, access) as bus:
@@ -48,10 +48,10 @@ async def gather(
         ]
 
 
-async def _connect(addresses: Sequence[str], access: Access) -> client.Client:
+async def _connect(addresses: Sequence[str], access: SystemAccess) -> client.NatsBus:
     """``addresses`` are host:port."""
     if access.credentials is None and access.password is None:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "this needs the brokers' system account",
             hint="give credentials of the system account or, where there is no trust, a system secret",
         )
@@ -65,7 +65,7 @@ async def _connect(addresses: Sequence[str], access: Access) -> client.Client:
     )
 
 
-def _context(tls: config.Tls) -> ssl.SSLContext:
+def _context(tls: config.BrokerTls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(tls.ca_file))
     context.load_cert_chain(tls.cert_file, tls.key_file)
     return context

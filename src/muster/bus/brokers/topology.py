@@ -27,7 +27,7 @@ from muster.core import errors
 GLOBAL_ACCOUNT = "$G"
 
 
-class Kind(enum.Enum):
+class LinkKind(enum.Enum):
     LEAF = "leaf"
     ROUTE = "route"
     GATEWAY = "gateway"
@@ -36,7 +36,7 @@ class Kind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
     id: str
-    kind: Kind
+    kind: LinkKind
     near: str  # the broker that keeps it up
     far: str  # the broker, or for a gateway the cluster, at the other end; an address while that is unknown
     account: str | None
@@ -51,7 +51,7 @@ class LinkStatus:
 Address = tuple[str, int]
 
 
-def of_leaves(
+def leaf_links(
     near: str,
     remotes: Sequence[config.LeafRemote],
     addresses: Mapping[str, Iterable[Address]],
@@ -78,13 +78,18 @@ def of_leaves(
                 break
     return [
         _status(
-            remote.id, Kind.LEAF, near, remote.far or remote.urls[0], _account(remote), found.get(remote.id)
+            remote.id,
+            LinkKind.LEAF,
+            near,
+            remote.far or remote.urls[0],
+            _account(remote),
+            found.get(remote.id),
         )
         for remote in remotes
     ]
 
 
-def of_routes(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
+def route_links(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
     """One for each peer; the connections that the engine keeps to it share the load."""
     peers: dict[str, dict[str, Any]] = {}
     for one in routez.get("routes") or ():
@@ -92,13 +97,14 @@ def of_routes(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
         for count in ("in_msgs", "out_msgs", "in_bytes", "out_bytes"):
             found[count] = found.get(count, 0) + one.get(count, 0)
     return [
-        _status(route_id(near, far), Kind.ROUTE, near, far, None, one) for far, one in sorted(peers.items())
+        _status(route_id(near, far), LinkKind.ROUTE, near, far, None, one)
+        for far, one in sorted(peers.items())
     ]
 
 
-def of_gateways(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
+def gateway_links(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
     return [
-        _status(gateway_id(near, far), Kind.GATEWAY, near, far, None, one.get("connection") or None)
+        _status(gateway_id(near, far), LinkKind.GATEWAY, near, far, None, one.get("connection") or None)
         for far, one in sorted((gatewayz.get("outbound_gateways") or {}).items())
     ]
 
@@ -106,17 +112,19 @@ def of_gateways(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
 def due(everybody: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
     """All links that there should be among these, each as if it were down."""
     found = [
-        LinkStatus(remote.id, Kind.LEAF, one.name, remote.far or remote.urls[0], _account(remote), up=False)
+        LinkStatus(
+            remote.id, LinkKind.LEAF, one.name, remote.far or remote.urls[0], _account(remote), up=False
+        )
         for one in everybody
         for remote in one.remotes
     ]
     for one, other in itertools.combinations(everybody, 2):
         if one.cluster and other.cluster and one.cluster.name == other.cluster.name:
             id = route_id(one.name, other.name)
-            found.append(LinkStatus(id, Kind.ROUTE, one.name, other.name, None, up=False))
+            found.append(LinkStatus(id, LinkKind.ROUTE, one.name, other.name, None, up=False))
     clusters = sorted({one.gateway.name for one in everybody if one.gateway})
     found += [
-        LinkStatus(gateway_id(one.name, far), Kind.GATEWAY, one.name, far, None, up=False)
+        LinkStatus(gateway_id(one.name, far), LinkKind.GATEWAY, one.name, far, None, up=False)
         for one in everybody
         for far in clusters
         if one.gateway and one.gateway.name != far
@@ -141,7 +149,7 @@ def _account(remote: config.LeafRemote) -> str:
 
 
 def _status(
-    id: str, kind: Kind, near: str, far: str, account: str | None, one: Mapping[str, Any] | None
+    id: str, kind: LinkKind, near: str, far: str, account: str | None, one: Mapping[str, Any] | None
 ) -> LinkStatus:
     if one is None:
         return LinkStatus(id, kind, near, far, account, up=False)
@@ -149,7 +157,7 @@ def _status(
         id,
         kind,
         near,
-        str(one.get("name") or far) if kind is Kind.LEAF else far,
+        str(one.get("name") or far) if kind is LinkKind.LEAF else far,
         account,
         up=True,
         round_trip_s=seconds(one.get("rtt", "")),

@@ -21,7 +21,7 @@ def is_harmless(text: str) -> bool:
     return any(words in text for words in _HARMLESS)
 
 
-def is_of_credentials(text: str) -> bool:
+def is_credential_error(text: str) -> bool:
     text = text.lower()
     return any(word in text for word in _UNAUTHORIZED)
 
@@ -31,7 +31,7 @@ def connection_error(error: Exception, server: str = "") -> errors.MusterError:
     text = str(error).removeprefix("nats: ").strip().strip("'") or type(error).__name__
     if isinstance(error, errors.MusterError):
         return error
-    if isinstance(error, nats.errors.AuthorizationError) or is_of_credentials(text):
+    if isinstance(error, nats.errors.AuthorizationError) or is_credential_error(text):
         return errors.Unauthorized(
             f"the broker refuses these credentials: {text}",
             hint="check that they are this domain's, have not expired and were not revoked",
@@ -43,7 +43,7 @@ def connection_error(error: Exception, server: str = "") -> errors.MusterError:
             hint="check the certificate authority and the host's name in the broker's certificate",
         )
     if isinstance(error, ImportError):
-        return errors.MissingPart(f"{text}", hint="pip install 'muster-fabric[websocket]'")
+        return errors.MissingDependency(f"{text}", hint="pip install 'muster-fabric[websocket]'")
     if isinstance(error, nats.errors.Error) and "url" in text:
         return errors.InvalidInput(f"not the address of a broker: {where} ({text})")
     return errors.NotConnected(f"no broker answers at {where}: {text}")

@@ -26,7 +26,7 @@ from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
 from muster.core.telemetry import log, metrics
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 AUDIT_S = 30.0
 AUDIT_TIMEOUT_S = 2.0
@@ -42,20 +42,20 @@ _CHANGES = {
 }
 
 
-class Client:
+class NatsBus:
     """See `api.Bus`; made by `connect`."""
 
-    def __init__(self, identity: str, *, audit_s: float, counts: counters.Counts) -> None:
+    def __init__(self, identity: str, *, audit_s: float, counts: counters.ConnectionCounters) -> None:
         self._identity = identity
         self._audit_s = audit_s
         self._counts = counts
-        self._wire: requests.Wire
+        self._wire: requests.RequestConnection
         self._state = api.ConnectionState.CLOSED
-        self._listeners = state_listeners.Listeners()
-        self._subscriptions: dict[int, subscriptions.Subscription] = {}
+        self._listeners = state_listeners.StateListeners()
+        self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
         self._may_ask = True  # the brokers, which of our subscriptions they hold
         self._auditor: asyncio.Task[None] | None = None
-        self._durable: streams_stream.Streams
+        self._durable: streams_stream.StreamFactory
 
     def __repr__(self) -> str:
         return f"<bus {self._identity!r} {self._state.value} at {self.broker}>"
@@ -63,7 +63,7 @@ class Client:
     async def _open(
         self,
         servers: Sequence[str],
-        creds: Callable[[], client_connection.Credentials] | None,
+        creds: Callable[[], client_connection.CredentialSource] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
@@ -77,7 +77,9 @@ class Client:
             random.shuffle(order)
         failure: errors.MusterError | None = None
         for server in order:
-            self._wire = requests.Wire(self._identity, self._changed, self._refused, self._counts)
+            self._wire = requests.RequestConnection(
+                self._identity, self._changed, self._refused, self._counts
+            )
             try:
                 await self._wire.open(
                     server,
@@ -100,7 +102,7 @@ class Client:
                 ) from failure
             raise failure or errors.InvalidInput("no address of a broker was given")
         self._wire.know(order)
-        self._durable = streams_stream.Streams(self._wire, self._counts)
+        self._durable = streams_stream.StreamFactory(self._wire, self._counts)
         self._changed("connected")
         if self._audit_s > 0:
             self._auditor = asyncio.create_task(self._audit_always(), name=f"audit of {self._identity}")
@@ -181,9 +183,9 @@ class Client:
         handler: api.Handler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
-        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
-    ) -> subscriptions.Subscription:
-        subscription = subscriptions.Subscription(
+        overflow: api.OverflowPolicy = api.OverflowPolicy.DROP_OLDEST,
+    ) -> subscriptions.BoundedSubscription:
+        subscription = subscriptions.BoundedSubscription(
             subject,
             handler=handler,
             max_pending=max_pending,
@@ -191,7 +193,7 @@ class Client:
             overflow=overflow,
             counts=self._counts,
         )
-        accept, message, over = subscription.accept, received.Message, self._wire
+        accept, message, over = subscription.accept, received.ReceivedMessage, self._wire
 
         def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             accept(message(subject.decode(), reply.decode() or None, data, headers, over))
@@ -213,14 +215,14 @@ class Client:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
-    ) -> received.Message:
+    ) -> received.ReceivedMessage:
         message_format.check_subject(subject)
         raw_headers = message_format.raw_headers(headers)
         answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
         return self._message(answer)
 
-    def _message(self, answer: requests.Answer) -> received.Message:
-        return received.Message(
+    def _message(self, answer: requests.InboxReply) -> received.ReceivedMessage:
+        return received.ReceivedMessage(
             answer.subject.decode(),
             answer.reply.decode() or None,
             answer.data,
@@ -242,10 +244,10 @@ class Client:
         answers: list[api.Message] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def take(answer: requests.Answer) -> None:
+        def take(answer: requests.InboxReply) -> None:
             if done.done():
                 return
-            nobody = requests.nobody_listens(answer)
+            nobody = requests.is_no_responders(answer)
             if not nobody:
                 answers.append(self._message(answer))
             if nobody or len(answers) == enough:
@@ -269,10 +271,10 @@ class Client:
 
     # What lasts.
 
-    async def stream(self, settings: api.StreamSettings) -> streams_stream.Stream:
+    async def stream(self, settings: api.StreamSettings) -> streams_stream.NatsStream:
         return await self._durable.ensure(settings)
 
-    async def open_stream(self, name: str) -> streams_stream.Stream:
+    async def open_stream(self, name: str) -> streams_stream.NatsStream:
         return await self._durable.open(name)
 
     async def streams(self) -> list[str]:
@@ -281,19 +283,19 @@ class Client:
     async def delete_stream(self, name: str) -> None:
         await self._durable.remove(name)
 
-    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.KeyValue:
+    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.StreamKeyValue:
         return await self._durable.bucket(settings)
 
     @property
-    def storage(self) -> jetstream.Api:
+    def storage(self) -> jetstream.JetStreamApi:
         """The brokers' own interface, for what has no word of ours (`muster.bus.streams.snapshots`)."""
         return self._durable.api
 
-    async def budgets(self) -> list[api.Budget]:
+    async def budgets(self) -> list[api.StreamBudget]:
         return await self._durable.budgets()
 
     async def limit(
-        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: int
     ) -> None:
         await self._durable.limit(stream, streams_stream.budget(max_bytes, max_age_s, on_full, replicas))
 
@@ -329,14 +331,16 @@ class Client:
             if subscription is not None:
                 subscription.renewed += 1
                 events.warning("subscription-renewed", subject=subscription.subject, broker=self.broker)
-        self._counts.add(counters.Count.RENEWED, len(lost))
+        self._counts.add(counters.ConnectionCounter.RENEWED, len(lost))
         return len(lost)
 
     async def _held_by_broker(self) -> set[int] | None:
         """The numbers of our subscriptions as our broker knows them; None if that cannot be had."""
         found: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
 
-        def take(answer: requests.Answer) -> None:  # every broker of the domain answers; one of them is ours
+        def take(
+            answer: requests.InboxReply,
+        ) -> None:  # every broker of the domain answers; one of them is ours
             report = json.loads(answer.data) if answer.data else {}
             if not answer.data or report.get("server", {}).get("id") == self._wire.server_id:
                 connections = report.get("data", {}).get("connections")
@@ -405,7 +409,9 @@ async def connect(
     servers: Iterable[str],
     *,
     identity: str | None = None,
-    creds: client_connection.Credentials | Callable[[], client_connection.Credentials] | None = None,
+    creds: client_connection.CredentialSource
+    | Callable[[], client_connection.CredentialSource]
+    | None = None,
     tls: ssl.SSLContext | None = None,
     tls_hostname: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -414,7 +420,7 @@ async def connect(
     in_order: bool = False,
     proxy: str | None = None,
     echo: bool = True,
-) -> Client:
+) -> NatsBus:
     """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
 
     They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
@@ -425,10 +431,12 @@ async def connect(
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
         identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
-    client = Client(subjects.identity(identity), audit_s=audit_s, counts=counters.Counts(measure))
+    client = NatsBus(
+        subjects.identity(identity), audit_s=audit_s, counts=counters.ConnectionCounters(measure)
+    )
     await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
     return client
 
 
-def _given(creds: client_connection.Credentials) -> client_connection.Credentials:
+def _given(creds: client_connection.CredentialSource) -> client_connection.CredentialSource:
     return creds

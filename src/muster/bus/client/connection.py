@@ -27,7 +27,7 @@ from muster.bus.client import broker_errors, counters, parser, transports
 from muster.core import errors
 from muster.core.telemetry import log
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
 
@@ -38,7 +38,7 @@ MAX_UNSENT_BYTES = 2 << 20
 AT_ONCE_BYTES_MAX = 64 << 10  # behind more than that nothing is sent out of turn
 
 
-class Credentials(Protocol):
+class CredentialSource(Protocol):
     """Who a connection is, and the proof. `muster.trust` has them."""
 
     @property
@@ -56,7 +56,7 @@ class Credentials(Protocol):
 
 
 @contextlib.contextmanager
-def heeding_cancellation() -> Iterator[None]:
+def cancellable() -> Iterator[None]:
     """Say a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
     `asyncio.wait_for` does if what it waits for is done at that moment. A deadline would never strike."""
     task = asyncio.current_task()
@@ -66,7 +66,7 @@ def heeding_cancellation() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-class Line(nats_client.Client):
+class NatsConnection(nats_client.Client):
     """One connection. Its owner is told of changes of its state, and of subscriptions refused."""
 
     def __init__(
@@ -74,10 +74,10 @@ class Line(nats_client.Client):
         inbox: str,
         on_change: Callable[[str], None],
         on_refused: Callable[[str], None],
-        counts: counters.Counts,
+        counts: counters.ConnectionCounters,
     ) -> None:
         super().__init__()
-        self._ps = self._parser = parser.Parser(self)
+        self._ps = self._parser = parser.NatsParser(self)
         self._readers: dict[int, Reader] = {}
         self._inbox = inbox
         self._refused_subjects: set[str] = set()
@@ -100,7 +100,7 @@ class Line(nats_client.Client):
         server: str,
         *,
         name: str,
-        creds: Callable[[], Credentials] | None,
+        creds: Callable[[], CredentialSource] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
@@ -142,7 +142,7 @@ class Line(nats_client.Client):
         if tls_hostname is not None:
             options["tls_hostname"] = tls_hostname
         try:
-            with heeding_cancellation():
+            with cancellable():
                 await super().connect(
                     [server],
                     name=name,
@@ -184,7 +184,7 @@ class Line(nats_client.Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         if not self._transport:
-            made = transports.WebSocket if s.uri.scheme in ("ws", "wss") else transports.Tcp
+            made = transports.WebSocketTransport if s.uri.scheme in ("ws", "wss") else transports.TcpTransport
             self._transport = made(self._proxy)
         try:
             await super()._connect_to_server(s)
@@ -209,7 +209,7 @@ class Line(nats_client.Client):
             await super()._attempt_reconnect()
 
     async def _failed(self, error: Exception) -> None:
-        if broker_errors.is_of_credentials(str(error)) and not self.is_connected:
+        if broker_errors.is_credential_error(str(error)) and not self.is_connected:
             self._auth_failures += 1
             if self._auth_failures >= 2:
                 self.cause = broker_errors.connection_error(error)
@@ -224,7 +224,7 @@ class Line(nats_client.Client):
     async def _reconnected(self) -> None:
         self._attempts = self._auth_failures = 0
         self.generation += 1
-        self._counts.add(counters.Count.RECONNECTED)
+        self._counts.add(counters.ConnectionCounter.RECONNECTED)
         self._on_change("connected")
         self._tell()
 
@@ -259,7 +259,7 @@ class Line(nats_client.Client):
                 await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
             return
         kind, subject = violation.groups()
-        self._counts.add(counters.Count.FORBIDDEN)
+        self._counts.add(counters.ConnectionCounter.FORBIDDEN)
         if kind.lower() == "subscription":
             self._refused_subjects.add(subject)
             self._on_refused(subject)
@@ -277,7 +277,7 @@ class Line(nats_client.Client):
         self.set_server_pool(list(dict.fromkeys([*known, *servers])))
 
     def count_bad_trace(self, _: str) -> None:
-        self._counts.add(counters.Count.BAD_TRACE)
+        self._counts.add(counters.ConnectionCounter.BAD_TRACE)
 
     @property
     def server_name(self) -> str | None:
@@ -302,7 +302,7 @@ class Line(nats_client.Client):
         return self._parser.take(data) if self.is_connected else data
 
     async def _read_loop(self) -> None:
-        if isinstance(self._transport, transports.Tcp):
+        if isinstance(self._transport, transports.TcpTransport):
             self._transport.hand_over(self._take)
         await super()._read_loop()
         if self.is_connected:  # it ended for no reason it knows: a socket nobody reads must not look alive
@@ -328,7 +328,7 @@ class Line(nats_client.Client):
         self._refused_subjects.discard(subject)
         number = 0
         try:
-            with heeding_cancellation():
+            with cancellable():
                 number = (await super().subscribe(subject, queue=group))._id
                 self._readers[number] = reader
             await self.round_trip(timeout_s)
@@ -385,7 +385,7 @@ class Line(nats_client.Client):
     def _writes_at_once(self) -> bool:
         return (
             self.is_connected
-            and isinstance(self._transport, transports.Tcp)
+            and isinstance(self._transport, transports.TcpTransport)
             and self._transport.unsent_bytes() < AT_ONCE_BYTES_MAX
         )
 
@@ -436,7 +436,7 @@ class Line(nats_client.Client):
 
     async def ease(self) -> None:
         """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
-        with heeding_cancellation():
+        with cancellable():
             await self._flush_pending(force_flush=True)
 
     async def round_trip(self, timeout_s: float) -> None:

@@ -9,7 +9,7 @@ from muster.bus import api
 from muster.core.telemetry import metrics
 
 
-class Count(enum.Enum):
+class ConnectionCounter(enum.Enum):
     """Metric, what it counts, and the reason where several stand under one name."""
 
     DROPPED = ("bus_dropped_messages", "Messages dropped before a reader saw them.", "slow-reader")
@@ -21,16 +21,16 @@ class Count(enum.Enum):
     BAD_TRACE = ("bus_ignored_headers", "Headers that could not be read.", "malformed-trace")
 
 
-class Counts:
+class ConnectionCounters:
     def __init__(self, to: metrics.Metrics | None) -> None:
-        self._totals: collections.Counter[Count] = collections.Counter()
-        self._metrics: dict[Count, metrics.Counter] = {}
+        self._totals: collections.Counter[ConnectionCounter] = collections.Counter()
+        self._metrics: dict[ConnectionCounter, metrics.Counter] = {}
         if to is not None:
-            for count in Count:
+            for count in ConnectionCounter:
                 name, words, reason = count.value
                 self._metrics[count] = to.counter(name, words, ("reason",) if reason else ())
 
-    def add(self, what: Count, number: int = 1) -> None:
+    def add(self, what: ConnectionCounter, number: int = 1) -> None:
         self._totals[what] += number
         if what in self._metrics:
             reason = what.value[2]
@@ -38,9 +38,9 @@ class Counts:
 
     def statistics(self) -> api.BusStatistics:
         return api.BusStatistics(
-            reconnects=self._totals[Count.RECONNECTED],
-            violations=self._totals[Count.FORBIDDEN],
-            dropped=self._totals[Count.DROPPED],
-            renewed=self._totals[Count.RENEWED],
-            refused_full=self._totals[Count.FULL],
+            reconnects=self._totals[ConnectionCounter.RECONNECTED],
+            violations=self._totals[ConnectionCounter.FORBIDDEN],
+            dropped=self._totals[ConnectionCounter.DROPPED],
+            renewed=self._totals[ConnectionCounter.RENEWED],
+            refused_full=self._totals[ConnectionCounter.FULL],
         )

@@ -20,8 +20,8 @@ LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
 LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: a broker's INFO may name many brokers
 
 
-class Parser(parser.Parser):
-    def __init__(self, over: connection.Line) -> None:
+class NatsParser(parser.Parser):
+    def __init__(self, over: connection.NatsConnection) -> None:
         self._line = over
         self._kept: list[bytes] = []  # the beginning of something whose end has not come
         self._kept_bytes = 0

@@ -14,13 +14,18 @@ def _beginning(name: str) -> bytes:
     return f"NATS/1.0\r\n{name}:".encode()
 
 
-class Message:
+class ReceivedMessage:
     """See `api.Message`. Headers are decoded when somebody looks at them."""
 
     __slots__ = ("_headers", "_raw_headers", "_wire", "data", "reply", "subject")
 
     def __init__(
-        self, subject: str, reply: str | None, data: bytes, raw_headers: bytes | None, over: requests.Wire
+        self,
+        subject: str,
+        reply: str | None,
+        data: bytes,
+        raw_headers: bytes | None,
+        over: requests.RequestConnection,
     ) -> None:
         self.subject = subject
         self.reply = reply
@@ -46,19 +51,19 @@ class Message:
         return self.headers.get(name)
 
     @property
-    def trace(self) -> trace.Trace | None:
+    def trace(self) -> trace.TraceContext | None:
         # The first letter may be of either case; most messages have no headers at all.
         if self._raw_headers is None or b"raceparent" not in self._raw_headers:
             return None
         return trace.extract(self.headers, self._wire.count_bad_trace)
 
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        reply = message_format.answer_subject(self.subject, self.reply)
+        reply = message_format.reply_subject(self.subject, self.reply)
         if self._wire.send(reply, data, "", message_format.raw_headers(headers)):
             await self._wire.ease()
 
     def respond_now(self, data: bytes) -> bool:
-        reply = message_format.answer_subject(self.subject, self.reply)
+        reply = message_format.reply_subject(self.subject, self.reply)
         if not self._wire.has_room:
             return False
         self._wire.send(reply, data, "", message_format.raw_headers(None))

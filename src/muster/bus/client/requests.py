@@ -21,11 +21,11 @@ from muster.core import subjects as subjects_
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 
-class NobodyListens(errors.Unavailable):
+class NoResponders(errors.Unavailable):
     """The broker answered in place of a subscriber: there is none."""
 
 
-class Answer:
+class InboxReply:
     """What came back to a request, before anybody looked into it."""
 
     __slots__ = ("data", "raw_headers", "reply", "subject")
@@ -45,7 +45,7 @@ class _Call:
     def __init__(
         self,
         subjects: Sequence[str],
-        take: Callable[[Answer], None],
+        take: Callable[[InboxReply], None],
         fail: Callable[[errors.MusterError], None],
     ) -> None:
         self.subjects = subjects  # what was asked there: a refusal of the broker names it
@@ -61,9 +61,9 @@ class _Question:
     def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
         self.subjects = (subject,)
         self.timeout_s = timeout_s
-        self.future: asyncio.Future[Answer] = loop.create_future()
+        self.future: asyncio.Future[InboxReply] = loop.create_future()
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: InboxReply) -> None:
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -75,7 +75,7 @@ class _Question:
         self.fail(errors.TimedOut(f"no answer from {self.subjects[0]!r} within {self.timeout_s:g} s"))
 
 
-class Wire(connection.Line):
+class RequestConnection(connection.NatsConnection):
     """A connection that can ask."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Wire(connection.Line):
         identity: str,
         on_change: Callable[[str], None],
         on_refused: Callable[[str], None],
-        counts: counters.Counts,
+        counts: counters.ConnectionCounters,
     ) -> None:
         super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
         self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
@@ -122,7 +122,7 @@ class Wire(connection.Line):
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         call = self._calls.get(subject)
         if call is not None:
-            call.take(Answer(subject, reply, data, headers))
+            call.take(InboxReply(subject, reply, data, headers))
 
     @property
     def is_ready(self) -> bool:
@@ -139,7 +139,7 @@ class Wire(connection.Line):
     def expect(
         self,
         subjects: Sequence[str],
-        take: Callable[[Answer], None],
+        take: Callable[[InboxReply], None],
         fail: Callable[[errors.MusterError], None],
         *,
         stored: bool = False,
@@ -170,7 +170,7 @@ class Wire(connection.Line):
         *,
         timeout_s: float,
         stored: bool = False,
-    ) -> Answer:
+    ) -> InboxReply:
         """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens.
 
         ``stored``: as with `expect`.  Without a connection nothing is sent: what was given up must not be
@@ -193,12 +193,12 @@ class Wire(connection.Line):
         finally:
             alarm.cancel()
             del self._calls[key]
-        if nobody_listens(answer):
-            raise NobodyListens(f"nobody listens on {subject!r}")
+        if is_no_responders(answer):
+            raise NoResponders(f"nobody listens on {subject!r}")
         return answer
 
 
-def nobody_listens(answer: Answer) -> bool:
+def is_no_responders(answer: InboxReply) -> bool:
     """The broker's own answer to a request for which there is no subscription."""
     return (
         not answer.data and answer.raw_headers is not None and answer.raw_headers.startswith(_NO_RESPONDERS)

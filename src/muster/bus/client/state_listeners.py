@@ -9,12 +9,12 @@ from collections.abc import Callable
 from muster.bus import api
 from muster.core.telemetry import log
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 Listener = Callable[[api.ConnectionState], None]
 
 
-class Listeners:
+class StateListeners:
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 

@@ -23,10 +23,10 @@ from muster.bus.client import counters
 from muster.core import errors
 from muster.core.telemetry import log, trace
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 
-class Subscription:
+class BoundedSubscription:
     """See `api.Subscription`."""
 
     def __init__(
@@ -36,8 +36,8 @@ class Subscription:
         handler: api.Handler | None,
         max_pending: int,
         max_pending_bytes: int,
-        overflow: api.Overflow,
-        counts: counters.Counts,
+        overflow: api.OverflowPolicy,
+        counts: counters.ConnectionCounters,
     ) -> None:
         if max_pending < 1 or max_pending_bytes < 1:
             raise errors.InvalidInput("a subscription must be allowed at least one pending message")
@@ -110,13 +110,13 @@ class Subscription:
 
     def _make_room(self, size: int) -> bool:
         """Apply the policy to a full queue; False where the new message is the one to go."""
-        if self._overflow is api.Overflow.DROP_OLDEST and size <= self._max_pending_bytes:
+        if self._overflow is api.OverflowPolicy.DROP_OLDEST and size <= self._max_pending_bytes:
             while self._is_full_for(size):
                 self._queued_bytes -= len(self._queue.popleft().data)
                 self._drop()
             return True
         self._drop()
-        if self._overflow is api.Overflow.CLOSE:
+        if self._overflow is api.OverflowPolicy.CLOSE:
             self.end(
                 errors.Overloaded(
                     f"the reader of {self._subject!r} fell behind by more than {self._max_pending} messages "
@@ -131,7 +131,7 @@ class Subscription:
         if self._dropped == 0:
             events.warning("slow-reader", subscription=self._subject, policy=self._overflow.value)
         self._dropped += 1
-        self._counts.add(counters.Count.DROPPED)
+        self._counts.add(counters.ConnectionCounter.DROPPED)
 
     def end(self, error: errors.MusterError | None = None) -> None:
         """No more will come. What is queued can still be read; then ``error`` is raised, if any."""
@@ -172,7 +172,7 @@ class Subscription:
 
     def _handler_failed(self, message: api.Message, error: Exception) -> None:
         self._failed += 1
-        self._counts.add(counters.Count.HANDLER_FAILED)
+        self._counts.add(counters.ConnectionCounter.HANDLER_FAILED)
         events.event(
             "handler-failed",
             level=logging.ERROR,

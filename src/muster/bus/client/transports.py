@@ -18,7 +18,7 @@ from nats.aio import transport
 CLOSE_TIMEOUT_S = 1.0
 
 
-class Tcp(transport.TcpTransport):
+class TcpTransport(transport.TcpTransport):
     """nats-py's, but it can be closed after a failed TLS handshake too, where waiting would never end."""
 
     def __init__(self, proxy: str | None = None) -> None:
@@ -74,7 +74,7 @@ class Tcp(transport.TcpTransport):
                 writer.transport.abort()
 
 
-class WebSocket(transport.WebSocketTransport):
+class WebSocketTransport(transport.WebSocketTransport):
     """nats-py's, with a limit to the time that connecting takes, said in a form that aiohttp still likes."""
 
     def __init__(self, proxy: str | None = None) -> None:

@@ -28,7 +28,7 @@ _MALFORMED = (
 )
 
 
-class Server(uvicorn.Server):
+class AsgiServer(uvicorn.Server):
     """``connections_max`` bounds the connections, those in a TLS handshake included, and
     ``of_address_max`` those of one client address (None where a proxy connects for all clients)."""
 
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
-        self.open = connection_limits.Connections(connections_max, of_address_max)
+        self.open = connection_limits.ConnectionLimits(connections_max, of_address_max)
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -54,9 +54,9 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _accept(self, **parts: Any) -> asyncio.Protocol:
-        return _Gate(self, Protocol(self, **parts))
+        return _Gate(self, AsgiProtocol(self, **parts))
 
-    def accepted(self, transport: asyncio.Transport, protocol: Protocol) -> None:
+    def accepted(self, transport: asyncio.Transport, protocol: AsgiProtocol) -> None:
         if not self.open.add(protocol, str((transport.get_extra_info("peername") or ("-",))[0])):
             transport.abort()
             return
@@ -69,7 +69,9 @@ class Server(uvicorn.Server):
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _secure(self, transport: asyncio.Transport, protocol: Protocol, tls: ssl.SSLContext) -> None:
+    async def _secure(
+        self, transport: asyncio.Transport, protocol: AsgiProtocol, tls: ssl.SSLContext
+    ) -> None:
         secured = None
         with contextlib.suppress(OSError):  # among them all of TLS, and of lost connections
             secured = await asyncio.get_running_loop().start_tls(
@@ -89,7 +91,7 @@ class Server(uvicorn.Server):
 class _Gate(asyncio.Protocol):
     """The protocol of a connection until it is counted and secured."""
 
-    def __init__(self, server: Server, protocol: Protocol) -> None:
+    def __init__(self, server: AsgiServer, protocol: AsgiProtocol) -> None:
         self._server = server
         self._protocol = protocol
 
@@ -98,11 +100,11 @@ class _Gate(asyncio.Protocol):
         self._server.accepted(transport, self._protocol)
 
 
-class Protocol(h11_impl.H11Protocol):
-    def __init__(self, server: Server, **parts: Any) -> None:
+class AsgiProtocol(h11_impl.H11Protocol):
+    def __init__(self, server: AsgiServer, **parts: Any) -> None:
         super().__init__(**parts)
         self._server_of = server
-        self._framing = http1.Framing()
+        self._framing = http1.HttpFraming()
         self._connected = False
         self._early = b""
         self._refused = False
@@ -125,7 +127,7 @@ class Protocol(h11_impl.H11Protocol):
             return
         try:
             self._framing.feed(data)
-        except http1.Malformed as error:
+        except http1.MalformedHttp as error:
             self._refuse(error)
             return
         super().data_received(data)
@@ -135,7 +137,7 @@ class Protocol(h11_impl.H11Protocol):
         elif self._waiting is None:
             self._wait()
 
-    def _refuse(self, error: http1.Malformed) -> None:
+    def _refuse(self, error: http1.MalformedHttp) -> None:
         self._refused = True
         cycle: h11_impl.RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:

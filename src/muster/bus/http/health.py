@@ -32,23 +32,23 @@ from muster.core.telemetry import metrics as metrics_
 PID = "__meta_pid"  # a label that Prometheus drops: a new number must not make a new series
 
 
-class Condition(Protocol):
+class HealthCondition(Protocol):
     """How one part of a process is."""
 
     @property
-    def state(self) -> health.State: ...
+    def state(self) -> health.HealthState: ...
     @property
     def reason(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    state: health.State = health.State.UP
+class HealthReport:
+    state: health.HealthState = health.HealthState.UP
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HealthEndpoint:
     """Where the pages of a process are."""
 
     process: str
@@ -57,25 +57,25 @@ class Place:
 
 
 async def serve(
-    settings: domain.Health,
+    settings: domain.HealthSettings,
     *,
     ready: Callable[[], bool],
-    health: Callable[[], Mapping[str, Condition]],
+    health: Callable[[], Mapping[str, HealthCondition]],
     metrics: metrics_.Metrics,
     also: Mapping[str, http_server.Handler] | None = None,
-) -> http_server.Server | None:
+) -> http_server.HttpServer | None:
     """The listening server, or None where the settings want none. ``also`` adds the process's own pages."""
     if not settings.enabled:
         return None
 
-    def readyz(_: http_server.Request) -> http_server.Response:
+    def readyz(_: http_server.HttpRequest) -> http_server.HttpResponse:
         is_ready = ready()
         parts = {name: {"state": one.state.value, "reason": one.reason} for name, one in health().items()}
         return http_server.json_response({"ready": is_ready, "parts": parts}, 200 if is_ready else 503)
 
-    def exposition(request: http_server.Request) -> http_server.Response:
+    def exposition(request: http_server.HttpRequest) -> http_server.HttpResponse:
         content_type, text = metrics.exposition(request.headers.get("accept", ""))
-        return http_server.Response(200, text, content_type)
+        return http_server.HttpResponse(200, text, content_type)
 
     routes: dict[str, http_server.Handler] = {
         "/livez": lambda _: http_server.text("ok\n"),
@@ -87,42 +87,42 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def of_process(
-    settings: domain.Health,
+async def serve_process(
+    settings: domain.HealthSettings,
     *,
     process: str,
-    conditions: Callable[[], Mapping[str, Condition]],
+    conditions: Callable[[], Mapping[str, HealthCondition]],
     metrics: metrics_.Metrics,
     folder: Path | None = None,
-) -> AsyncIterator[http_server.Server | None]:
+) -> AsyncIterator[http_server.HttpServer | None]:
     """The pages of a process that is ready when all of ``conditions`` are up, told in ``folder``."""
 
     def ready() -> bool:
-        return all(one.state is health.State.UP for one in conditions().values())
+        return all(one.state is health.HealthState.UP for one in conditions().values())
 
     server = await serve(settings, ready=ready, health=conditions, metrics=metrics)
     if server is None:
-        async with otlp_exporter.exporting(settings, process, metrics):
+        async with otlp_exporter.otlp_export(settings, process, metrics):
             yield None
         return
-    async with server, otlp_exporter.exporting(settings, process, metrics):
+    async with server, otlp_exporter.otlp_export(settings, process, metrics):
         if folder is None:
             yield server
             return
-        file = await asyncio.to_thread(tell, folder, process, server)
+        file = await asyncio.to_thread(advertise, folder, process, server)
         try:
             yield server
         finally:
             await asyncio.to_thread(file.unlink, missing_ok=True)
 
 
-def of_bus(bus: api.Bus) -> Told:
+def bus_health(bus: api.Bus) -> HealthReport:
     if bus.state is api.ConnectionState.CONNECTED:
-        return Told()
-    return Told(health.State.DOWN, f"the connection is {bus.state.value}")
+        return HealthReport()
+    return HealthReport(health.HealthState.DOWN, f"the connection is {bus.state.value}")
 
 
-def tell(folder: Path, process: str, server: http_server.Server) -> Path:
+def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Path:
     """Write where the pages of ``process`` are. Blocks."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     host = f"[{server.host}]" if ":" in server.host else server.host
@@ -134,12 +134,12 @@ def tell(folder: Path, process: str, server: http_server.Server) -> Path:
     return file
 
 
-def told(folder: Path) -> Iterator[Place]:
+def advertised(folder: Path) -> Iterator[HealthEndpoint]:
     """Those of processes that still run; what killed ones left is removed. Blocks."""
     for file in sorted(folder.glob("*.json")):
         with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError):
             (group,) = json.loads(file.read_text())
-            place = Place(
+            place = HealthEndpoint(
                 group["labels"]["process"], f"http://{group['targets'][0]}", int(group["labels"][PID])
             )
             if _runs(place.pid):

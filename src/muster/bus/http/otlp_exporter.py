@@ -19,16 +19,18 @@ from muster.core.telemetry import log, metrics, otlp
 
 TIMEOUT_S = 5.0
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 
 @contextlib.asynccontextmanager
-async def exporting(settings: domain.Health, process: str, measure: metrics.Metrics) -> AsyncIterator[None]:
+async def otlp_export(
+    settings: domain.HealthSettings, process: str, measure: metrics.Metrics
+) -> AsyncIterator[None]:
     """Export until the end of this block, and once more then."""
     if not settings.otlp_url:
         yield
         return
-    exporter = Exporter(settings.otlp_url, process, measure)
+    exporter = OtlpExporter(settings.otlp_url, process, measure)
     task = asyncio.create_task(exporter.run(settings.otlp_period_s), name="metrics out")
     try:
         yield
@@ -38,7 +40,7 @@ async def exporting(settings: domain.Health, process: str, measure: metrics.Metr
         await exporter.export()
 
 
-class Exporter:
+class OtlpExporter:
     def __init__(self, url: str, process: str, measure: metrics.Metrics) -> None:
         self._url = f"{url.rstrip('/')}/v1/metrics"
         self._measure = measure

@@ -32,7 +32,7 @@ UNREAD_BYTES_MAX = 64 * 1024 * 1024  # of a request, read and dropped after the 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     path: str
     query: Mapping[str, str]  # the last value, where a name is given twice
     headers: Mapping[str, str]  # names in lower case
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     status: int = 200
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -54,18 +54,18 @@ class Response:
             raise errors.InvalidInput(f"the answer is not JSON: {self.body[:80]!r}") from error
 
 
-Handler = Callable[[Request], Awaitable[Response] | Response]
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse] | HttpResponse]
 
 
-def text(body: str, status: int = 200) -> Response:
-    return Response(status, body.encode())
+def text(body: str, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, body.encode())
 
 
-def json_response(value: object, status: int = 200) -> Response:
-    return Response(status, json.dumps(value).encode() + b"\n", "application/json")
+def json_response(value: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-class Server:
+class HttpServer:
     """A listening responder. Made by `serve`; closes with `close` or at the end of its ``async with``."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Server:
             self._on_refused("too-large")
             return _encode(text("request too large\n", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         parsed = parse_request(head, str(writer.get_extra_info("peername", ("",))[0]))
-        if isinstance(parsed, Response):
+        if isinstance(parsed, HttpResponse):
             self._on_refused("malformed")
             return _encode(parsed)
         method, request = parsed
@@ -171,7 +171,7 @@ class Server:
             if method == "POST":
                 request = dataclasses.replace(request, body=await self._body(request, reader, writer))
             answer = handler(request)
-            response = answer if isinstance(answer, Response) else await answer
+            response = answer if isinstance(answer, HttpResponse) else await answer
         except errors.MusterError as error:
             self._on_refused(error.code)
             response = text(f"{error.message}\n", _status(error))
@@ -180,15 +180,15 @@ class Server:
             response = text("this page has a fault; the log says more\n", 500)
         return _encode(response, head_only=method == "HEAD")
 
-    def _nothing_there(self, path: str) -> Response:
+    def _nothing_there(self, path: str) -> HttpResponse:
         allowed = [method for method, routes in self._routes.items() if path in routes]
         if allowed:
-            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": ", ".join(allowed)})
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": ", ".join(allowed)})
         known = " ".join(sorted({path for routes in self._routes.values() for path in routes}))
         return text(f"nothing at {path}; there is: {known}\n", HTTPStatus.NOT_FOUND)
 
     async def _body(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: HttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes:
         try:
             length = int(request.headers["content-length"])
@@ -219,13 +219,13 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
     connections_max: int = CONNECTIONS_MAX,
-) -> Server:
+) -> HttpServer:
     """Answer GET and HEAD at the exact paths of ``pages``, and POST at those of ``doors``.
 
     ``port`` 0 takes a free one; `Server.port` tells which. ``on_refused`` hears the reason for each request
     that is turned away.
     """
-    server = Server(pages, doors or {}, on_refused, body_bytes_max, connections_max)
+    server = HttpServer(pages, doors or {}, on_refused, body_bytes_max, connections_max)
     await server._listen(host, port, tls)
     return server
 
@@ -236,7 +236,7 @@ async def get(
     timeout_s: float = REQUEST_TIMEOUT_S,
     body_bytes_max: int = BODY_BYTES_MAX,
     tls: ssl.SSLContext | None = None,
-) -> Response:
+) -> HttpResponse:
     """One GET. Any status is an answer; `errors.Unavailable` means there was none."""
     return await _ask("GET", url, {}, b"", timeout_s, body_bytes_max, tls)
 
@@ -249,7 +249,7 @@ async def post(
     timeout_s: float = REQUEST_TIMEOUT_S,
     body_bytes_max: int = BODY_BYTES_MAX,
     tls: ssl.SSLContext | None = None,
-) -> Response:
+) -> HttpResponse:
     """One POST. Any status is an answer; `errors.Unavailable` means there was none."""
     length = {"Content-Length": str(len(body))}
     return await _ask("POST", url, {**headers, **length}, body, timeout_s, body_bytes_max, tls)
@@ -263,7 +263,7 @@ async def _ask(
     timeout_s: float,
     body_bytes_max: int,
     tls: ssl.SSLContext | None,
-) -> Response:
+) -> HttpResponse:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.InvalidInput(f"{url!r} is not an http:// or https:// address")
@@ -293,7 +293,7 @@ async def _ask(
             writer.close()
 
 
-def parse_request(head: bytes, peer: str) -> tuple[str, Request] | Response:
+def parse_request(head: bytes, peer: str) -> tuple[str, HttpRequest] | HttpResponse:
     """The method and the request, or the refusal to send."""
     try:
         http1.read_head(head)
@@ -303,12 +303,12 @@ def parse_request(head: bytes, peer: str) -> tuple[str, Request] | Response:
             raise ValueError(first)
         parts = urllib.parse.urlsplit(target)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
-    except (http1.Malformed, ValueError):  # UnicodeDecodeError is one
+    except (http1.MalformedHttp, ValueError):  # UnicodeDecodeError is one
         return text("not an HTTP request\n", HTTPStatus.BAD_REQUEST)
-    return method, Request(urllib.parse.unquote(parts.path), query, _headers(rest), peer)
+    return method, HttpRequest(urllib.parse.unquote(parts.path), query, _headers(rest), peer)
 
 
-async def _read_response(reader: asyncio.StreamReader, body_bytes_max: int) -> Response:
+async def _read_response(reader: asyncio.StreamReader, body_bytes_max: int) -> HttpResponse:
     first, *rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     version, status, *_ = first.split(" ")
     if not version.startswith("HTTP/"):
@@ -323,7 +323,7 @@ async def _read_response(reader: asyncio.StreamReader, body_bytes_max: int) -> R
         while chunk := await reader.read(65_536):
             body += chunk
             _check_size(len(body), body_bytes_max)
-    return Response(int(status), body, headers.get("content-type", ""), headers)
+    return HttpResponse(int(status), body, headers.get("content-type", ""), headers)
 
 
 def _check_size(length: int, body_bytes_max: int) -> None:
@@ -336,7 +336,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _encode(response: Response, *, head_only: bool = False) -> bytes:
+def _encode(response: HttpResponse, *, head_only: bool = False) -> bytes:
     fields = {
         "Content-Type": response.content_type,
         "Content-Length": str(len(response.body)),

@@ -35,20 +35,20 @@ NETWORK_PREFIX = {4: 24, 6: 64}
 SITE_PREFIX = {4: 16, 6: 48}
 
 
-class Protocol(enum.Enum):
+class BrokerProtocol(enum.Enum):
     NATS = "nats"
     WEBSOCKET = "websocket"
     MQTT = "mqtt"
 
 
 SCHEMES = {
-    Protocol.NATS: ("nats", "tls"),
-    Protocol.WEBSOCKET: ("ws", "wss"),
-    Protocol.MQTT: ("mqtt", "mqtts"),
+    BrokerProtocol.NATS: ("nats", "tls"),
+    BrokerProtocol.WEBSOCKET: ("ws", "wss"),
+    BrokerProtocol.MQTT: ("mqtt", "mqtts"),
 }
 
 
-class Distance(enum.IntEnum):
+class BrokerDistance(enum.IntEnum):
     MACHINE = 0
     NETWORK = 1
     SITE = 2
@@ -56,26 +56,26 @@ class Distance(enum.IntEnum):
 
 
 _WORDS = {
-    Distance.MACHINE: "same machine",
-    Distance.NETWORK: "same network",
-    Distance.SITE: "same site",
-    Distance.ELSEWHERE: "elsewhere",
+    BrokerDistance.MACHINE: "same machine",
+    BrokerDistance.NETWORK: "same network",
+    BrokerDistance.SITE: "same site",
+    BrokerDistance.ELSEWHERE: "elsewhere",
 }
 
 
-class Host(NamedTuple):
+class BrokerHost(NamedTuple):
     name: str  # as clients are told: what a certificate vouches for
     address: str  # where that leads
     port: int = 0  # 0: the broker's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class BrokerCandidate:
     """A broker as the locator knows it. None means: not known."""
 
     id: str
     name: str
-    hosts: tuple[Host, ...]  # where it answered
+    hosts: tuple[BrokerHost, ...]  # where it answered
     port: int
     tls: bool = False
     websocket_port: int | None = None
@@ -93,13 +93,13 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    candidate: Candidate
+class BrokerChoice:
+    candidate: BrokerCandidate
     host: str
     port: int
     reached: tuple[str, int]  # where it answers NATS clients
     scheme: str
-    distance: Distance
+    distance: BrokerDistance
     why: str
 
     @property
@@ -119,31 +119,31 @@ def parse_address(text: str) -> IPAddress:
 
 
 def rank(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[BrokerCandidate],
     client: IPAddress,
     *,
-    protocol: Protocol = Protocol.NATS,
+    protocol: BrokerProtocol = BrokerProtocol.NATS,
     sent: Mapping[str, int] | None = None,
-) -> list[Choice]:
+) -> list[BrokerChoice]:
     """The candidates that this client can use, best first. ``sent``: clients sent to each since it was
     asked."""
-    usable: list[tuple[Candidate, Host, int, Distance]] = []
+    usable: list[tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]] = []
     for one in candidates:
         nearest = _nearest(one, client)
         if nearest is None or one.leaving:
             continue
         distance, host = nearest
         port = {
-            Protocol.NATS: host.port or one.port,
-            Protocol.WEBSOCKET: one.websocket_port,
-            Protocol.MQTT: one.mqtt_port,
+            BrokerProtocol.NATS: host.port or one.port,
+            BrokerProtocol.WEBSOCKET: one.websocket_port,
+            BrokerProtocol.MQTT: one.mqtt_port,
         }[protocol]
         if port:
             usable.append((one, host, port, distance))
     taken = {one.id: _slots_taken(one, (sent or {}).get(one.id, 0)) for one, _, _, _ in usable}
     mean = sum(taken.values()) / len(taken) if taken else 0.0
 
-    def key(entry: tuple[Candidate, Host, int, Distance]) -> tuple[object, ...]:
+    def key(entry: tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]) -> tuple[object, ...]:
         one, _, _, distance = entry
         full = taken[one.id] >= 1.0
         crowded = taken[one.id] >= CROWDED_SLOTS or load(one) >= CROWDED_LOAD
@@ -152,7 +152,7 @@ def rank(
 
     secure, plain = 1, 0
     return [
-        Choice(
+        BrokerChoice(
             one,
             host.name,
             port,
@@ -165,25 +165,25 @@ def rank(
     ]
 
 
-def load(one: Candidate) -> float:
+def load(one: BrokerCandidate) -> float:
     """How much of its computing power is used, from 0 to 1."""
     by_cpu = one.cpu_share if one.cpu_share is not None else 0.5
     by_messages = (one.messages_per_s or 0.0) / (MESSAGES_PER_S_PER_CORE * (one.cores or 1))
     return min(1.0, max(by_cpu, by_messages))
 
 
-def headroom(one: Candidate, slots_taken: float) -> float:
+def headroom(one: BrokerCandidate, slots_taken: float) -> float:
     """Idle cores, times the share of slots that are free."""
     return (one.cores or 1) * (1.0 - load(one)) * (1.0 - min(1.0, slots_taken))
 
 
-def _slots_taken(one: Candidate, sent: int) -> float:
+def _slots_taken(one: BrokerCandidate, sent: int) -> float:
     if one.connections is None or not one.connections_max:
         return 0.5
     return (one.connections + sent) / one.connections_max
 
 
-def _nearest(one: Candidate, client: IPAddress) -> tuple[Distance, Host] | None:
+def _nearest(one: BrokerCandidate, client: IPAddress) -> tuple[BrokerDistance, BrokerHost] | None:
     """Of equally near ones a name rather than an address: certificates are for names."""
     reached = [(_distance(one, parse_address(host.address), client), host) for host in one.hosts]
     usable = [(distance, host) for distance, host in reached if distance is not None]
@@ -198,17 +198,17 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _distance(one: Candidate, host: IPAddress, client: IPAddress) -> Distance | None:
+def _distance(one: BrokerCandidate, host: IPAddress, client: IPAddress) -> BrokerDistance | None:
     """None if the client cannot reach it there."""
     if host.is_loopback:
         # A client on the locator's machine asks from there; anybody else cannot mean our loopback.
-        return Distance.MACHINE if client.is_loopback else None
+        return BrokerDistance.MACHINE if client.is_loopback else None
     if host == client or (client.is_loopback and one.beside_locator):
-        return Distance.MACHINE
-    for distance, prefixes in ((Distance.NETWORK, NETWORK_PREFIX), (Distance.SITE, SITE_PREFIX)):
+        return BrokerDistance.MACHINE
+    for distance, prefixes in ((BrokerDistance.NETWORK, NETWORK_PREFIX), (BrokerDistance.SITE, SITE_PREFIX)):
         if host.version == client.version and _same(host, client, prefixes[host.version]):
             return distance
-    return Distance.ELSEWHERE
+    return BrokerDistance.ELSEWHERE
 
 
 def _same(a: IPAddress, b: IPAddress, prefix: int) -> bool:
@@ -216,7 +216,7 @@ def _same(a: IPAddress, b: IPAddress, prefix: int) -> bool:
     return int(a) >> shift == int(b) >> shift
 
 
-def _why(one: Candidate, distance: Distance, slots_taken: float) -> str:
+def _why(one: BrokerCandidate, distance: BrokerDistance, slots_taken: float) -> str:
     words = [_WORDS[distance]]
     if one.connections is not None and one.connections_max:
         free = max(0, one.connections_max - one.connections)
@@ -232,7 +232,7 @@ def _why(one: Candidate, distance: Distance, slots_taken: float) -> str:
     return "; ".join(words)
 
 
-def summary(choices: Sequence[Choice]) -> list[dict[str, object]]:
+def summary(choices: Sequence[BrokerChoice]) -> list[dict[str, object]]:
     """As the locator tells it to a client."""
     return [
         {

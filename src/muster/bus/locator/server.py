@@ -48,7 +48,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class BrokerGreeting:
     """What a broker says to whoever connects, and how long it took to say it."""
 
     address: Address  # as it was told to us
@@ -59,9 +59,9 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class BrokerSurvey:
     at_s: float
-    candidates: tuple[ranking.Candidate, ...]
+    candidates: tuple[ranking.BrokerCandidate, ...]
 
 
 class Locator:
@@ -72,7 +72,7 @@ class Locator:
         self,
         seeds: Iterable[str],
         *,
-        access: system_account.Access | None = None,
+        access: system_account.SystemAccess | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
@@ -84,8 +84,8 @@ class Locator:
         self._access = access
         self._listen = (host, port, tls)
         self._refresh_s = refresh_s
-        self._server: server.Server | None = None
-        self._survey = Survey(float("-inf"), ())
+        self._server: server.HttpServer | None = None
+        self._survey = BrokerSurvey(float("-inf"), ())
         self._seen_at_s: dict[Address, float] = {}
         self._asking: asyncio.Task[None] | None = None
         self._messages: dict[str, tuple[float, int]] = {}
@@ -121,10 +121,10 @@ class Locator:
         self,
         client: str,
         *,
-        protocol: ranking.Protocol = ranking.Protocol.NATS,
+        protocol: ranking.BrokerProtocol = ranking.BrokerProtocol.NATS,
         count: int = 3,
         via: str | None = None,
-    ) -> list[ranking.Choice]:
+    ) -> list[ranking.BrokerChoice]:
         """Up to ``count`` brokers for the client at this address, best first, each seen alive just now.
 
         ``via`` is the name under which the client reached this machine.
@@ -133,7 +133,7 @@ class Locator:
         survey = await self._fresh()
         known = [_reachable(one, where, via) for one in survey.candidates]
         choices = ranking.rank(known, where, protocol=protocol, sent=self._sent)
-        alive: list[ranking.Choice] = []
+        alive: list[ranking.BrokerChoice] = []
         while choices and len(alive) < count:
             tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
             async with self._probing:
@@ -147,9 +147,9 @@ class Locator:
         self._sent[alive[0].candidate.id] += 1
         return alive
 
-    async def _answer(self, request: server.Request) -> server.Response:
+    async def _answer(self, request: server.HttpRequest) -> server.HttpResponse:
         try:
-            protocol = ranking.Protocol(request.query.get("protocol", "nats"))
+            protocol = ranking.BrokerProtocol(request.query.get("protocol", "nats"))
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
         except ValueError as error:
             raise errors.InvalidInput(f"cannot make sense of the question: {error}") from None
@@ -161,7 +161,7 @@ class Locator:
 
     # What it knows of the brokers
 
-    async def _fresh(self) -> Survey:
+    async def _fresh(self) -> BrokerSurvey:
         """What is known, asked anew if it is old. All who wait share one asking."""
         if time.monotonic() - self._survey.at_s > self._refresh_s:
             if self._asking is None or self._asking.done():
@@ -175,10 +175,10 @@ class Locator:
         self._seen_at_s |= {one.address: now_s for one in greetings}
         self._seen_at_s = {one: at_s for one, at_s in self._seen_at_s.items() if now_s - at_s < FORGET_S}
         vitals = await self._vitals(greetings)
-        self._survey = Survey(now_s, tuple(candidates(greetings, vitals)))
+        self._survey = BrokerSurvey(now_s, tuple(candidates(greetings, vitals)))
         self._sent.clear()
 
-    async def _vitals(self, greetings: Sequence[Greeting]) -> dict[str, Mapping[str, Any]]:
+    async def _vitals(self, greetings: Sequence[BrokerGreeting]) -> dict[str, Mapping[str, Any]]:
         """Each broker's own figures by its id, where we may ask for them."""
         if self._access is None or not greetings:
             return {}
@@ -240,17 +240,17 @@ async def locate(
 
 
 def candidates(
-    greetings: Iterable[Greeting], vitals: Mapping[str, Mapping[str, Any]]
-) -> list[ranking.Candidate]:
+    greetings: Iterable[BrokerGreeting], vitals: Mapping[str, Mapping[str, Any]]
+) -> list[ranking.BrokerCandidate]:
     """One for each broker, from what it said under each of its addresses and what it told of itself. Pure."""
-    found: dict[str, ranking.Candidate] = {}
+    found: dict[str, ranking.BrokerCandidate] = {}
     for one in greetings:
         name, port = one.address
         page = vitals.get(_id(one), {})
         cores = page.get("cores")
         before = found.get(_id(one))
-        hosts = (*(before.hosts if before else ()), ranking.Host(name, one.reached, port))
-        found[_id(one)] = ranking.Candidate(
+        hosts = (*(before.hosts if before else ()), ranking.BrokerHost(name, one.reached, port))
+        found[_id(one)] = ranking.BrokerCandidate(
             id=_id(one),
             name=str(one.info.get("server_name", "")),
             hosts=tuple(dict.fromkeys(hosts)),
@@ -274,10 +274,10 @@ def candidates(
     return list(found.values())
 
 
-async def greet_all(addresses: Sequence[Address]) -> list[Greeting]:
+async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
     """Greet these brokers, and those that they tell of, and those that those tell of."""
     asked: set[Address] = set()
-    answered: list[Greeting] = []
+    answered: list[BrokerGreeting] = []
     ask = list(dict.fromkeys(addresses))
     while ask:
         asked.update(ask)
@@ -288,7 +288,7 @@ async def greet_all(addresses: Sequence[Address]) -> list[Greeting]:
     return answered
 
 
-async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> Greeting | None:
+async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> BrokerGreeting | None:
     """A live ping: connect, hear the broker's greeting, leave. None if it does not answer as a broker
     does."""
     writer = None
@@ -304,7 +304,7 @@ async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> Gree
         info = json.loads(line[5:])
         if not isinstance(info, dict) or "server_id" not in info:
             return None
-        return Greeting(address, str(there[0]), info, took_s, same_machine=here[0] == there[0])
+        return BrokerGreeting(address, str(there[0]), info, took_s, same_machine=here[0] == there[0])
     except (OSError, TimeoutError, ValueError):
         return None
     finally:
@@ -325,7 +325,9 @@ def address_of(url: str) -> Address:
     return host, port
 
 
-def _reachable(one: ranking.Candidate, client: ranking.IPAddress, via: str | None) -> ranking.Candidate:
+def _reachable(
+    one: ranking.BrokerCandidate, client: ranking.IPAddress, via: str | None
+) -> ranking.BrokerCandidate:
     """With the address of this machine that leads to the client, if the broker listens on all of them.
 
     Such a broker tells addresses of its machine only to the members of its cluster, and none that a
@@ -337,7 +339,7 @@ def _reachable(one: ranking.Candidate, client: ranking.IPAddress, via: str | Non
     if address is None:
         return one
     name = via or (socket.gethostname() if one.tls else address)
-    return dataclasses.replace(one, hosts=(*one.hosts, ranking.Host(name, address, one.port)))
+    return dataclasses.replace(one, hosts=(*one.hosts, ranking.BrokerHost(name, address, one.port)))
 
 
 def _own_address(client: ranking.IPAddress) -> str | None:
@@ -351,14 +353,14 @@ def _own_address(client: ranking.IPAddress) -> str | None:
         return None
 
 
-def _welcomes(greeting: Greeting | None, choice: ranking.Choice) -> bool:
+def _welcomes(greeting: BrokerGreeting | None, choice: ranking.BrokerChoice) -> bool:
     """It answers, it is the broker we mean, and it is not about to leave."""
     return greeting is not None and _id(greeting) == choice.candidate.id and not greeting.info.get("ldm")
 
 
-def _id(greeting: Greeting) -> str:
+def _id(greeting: BrokerGreeting) -> str:
     return str(greeting.info["server_id"])
 
 
-def _alive(_: server.Request) -> server.Response:
+def _alive(_: server.HttpRequest) -> server.HttpResponse:
     return server.text("ok\n")

@@ -27,12 +27,14 @@ MAX_UNSENT = 1000  # messages kept while not connected
 TRY_S = 3.0
 
 
-class Message:
+class SimulatedMessage:
     """See `api.Message`."""
 
     __slots__ = ("_bus", "data", "headers", "reply", "subject")
 
-    def __init__(self, subject: str, data: bytes, headers: api.Headers, reply: str | None, bus: Bus) -> None:
+    def __init__(
+        self, subject: str, data: bytes, headers: api.Headers, reply: str | None, bus: SimulatedBus
+    ) -> None:
         self.subject = subject
         self.data = data
         self.headers = headers
@@ -43,13 +45,11 @@ class Message:
         return self.headers.get(name)
 
     @property
-    def trace(self) -> trace.Trace | None:
+    def trace(self) -> trace.TraceContext | None:
         return trace.extract(self.headers, self._bus.count_bad_trace)
 
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        await self._bus.publish(
-            message_format.answer_subject(self.subject, self.reply), data, headers=headers
-        )
+        await self._bus.publish(message_format.reply_subject(self.subject, self.reply), data, headers=headers)
 
     def respond_now(self, data: bytes) -> bool:
         del data
@@ -57,28 +57,28 @@ class Message:
 
 
 @dataclass(slots=True, eq=False)
-class Ear:
+class SimulatedSubscription:
     """A subscription as the brokers know it."""
 
     subject: str
     group: str
-    bus: Bus
-    accept: Callable[[Message], None]
+    bus: SimulatedBus
+    accept: Callable[[SimulatedMessage], None]
     listening: bool = False
 
 
-class Bus:
+class SimulatedBus:
     """See `api.Bus`; made by `network.Network.connect`."""
 
-    def __init__(self, net: network.Network, identity: str, node: str, session: int) -> None:
+    def __init__(self, net: network.SimulatedNetwork, identity: str, node: str, session: int) -> None:
         self.net = net
         self.node = node
         self._identity = identity
         self._connection: api.ConnectionId | None = None
         self._state = api.ConnectionState.CLOSED
-        self._listeners = state_listeners.Listeners()
-        self._counts = counters.Counts(None)
-        self._subscriptions: dict[subscriptions.Subscription, Ear] = {}
+        self._listeners = state_listeners.StateListeners()
+        self._counts = counters.ConnectionCounters(None)
+        self._subscriptions: dict[subscriptions.BoundedSubscription, SimulatedSubscription] = {}
         self._unsent: list[Callable[[], None]] = []
         self._session = session
         self._replies = itertools.count(1)
@@ -116,10 +116,10 @@ class Bus:
         return self._counts.statistics()
 
     def count_bad_trace(self, _: str) -> None:
-        self._counts.add(counters.Count.BAD_TRACE)
+        self._counts.add(counters.ConnectionCounter.BAD_TRACE)
 
     def count_full(self) -> None:
-        self._counts.add(counters.Count.FULL)
+        self._counts.add(counters.ConnectionCounter.FULL)
 
     # What the network does to it.
 
@@ -127,7 +127,7 @@ class Bus:
         again = self._state is api.ConnectionState.RECONNECTING
         self._connection = connection
         if again:
-            self._counts.add(counters.Count.RECONNECTED)
+            self._counts.add(counters.ConnectionCounter.RECONNECTED)
         unsent, self._unsent = self._unsent, []
         for action in unsent:
             self.net.hop(self.node, "up", action)
@@ -200,7 +200,7 @@ class Bus:
         heard_by: Callable[[int], None],
     ) -> None:
         """Publish, and learn at the brokers how many heard it."""
-        with_trace = dict(message_format.traced(headers))
+        with_trace = dict(message_format.with_trace_headers(headers))
         size = len(data) + (len(message_format.encode_headers(with_trace)) if with_trace else 0)
         if size > MAX_PAYLOAD:
             raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {MAX_PAYLOAD}")
@@ -219,11 +219,11 @@ class Bus:
         handler: api.Handler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
-        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
-    ) -> subscriptions.Subscription:
+        overflow: api.OverflowPolicy = api.OverflowPolicy.DROP_OLDEST,
+    ) -> subscriptions.BoundedSubscription:
         message_format.check_subject(subject, wildcards=True)
         message_format.check_group(group or "")
-        subscription = subscriptions.Subscription(
+        subscription = subscriptions.BoundedSubscription(
             subject,
             handler=handler,
             max_pending=max_pending,
@@ -231,7 +231,7 @@ class Bus:
             overflow=overflow,
             counts=self._counts,
         )
-        ear = Ear(subject, group or "", self, subscription.accept)
+        ear = SimulatedSubscription(subject, group or "", self, subscription.accept)
         self._send(lambda: self.net.listen(ear))
         self._subscriptions[subscription] = ear
         await self.flush()
@@ -250,7 +250,7 @@ class Bus:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
-    ) -> Message:
+    ) -> SimulatedMessage:
         answers, nobody = await self._ask(subject, data, headers, 1, timeout_s)
         if nobody:
             raise errors.Unavailable(f"nobody listens on {subject!r}")
@@ -277,13 +277,13 @@ class Bus:
         headers: api.Headers | None,
         enough: int | None,
         timeout_s: float,
-    ) -> tuple[list[Message], bool]:
+    ) -> tuple[list[SimulatedMessage], bool]:
         """The answers, and whether nobody listens."""
         message_format.check_subject(subject)
-        answers: list[Message] = []
+        answers: list[SimulatedMessage] = []
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def take(message: Message) -> None:
+        def take(message: SimulatedMessage) -> None:
             if not done.done():
                 answers.append(message)
                 if len(answers) == enough:
@@ -295,7 +295,7 @@ class Bus:
 
         requester = f"{self._identity}.{self._session}"
         reply = subjects.reply_subject(subjects.responder(subject), requester, str(next(self._replies)))
-        ear = Ear(reply, "", self, take)
+        ear = SimulatedSubscription(reply, "", self, take)
         self.net.listen(ear)
         try:
             self._say(subject, data, headers, reply, heard_by)
@@ -381,26 +381,26 @@ class Bus:
 
         self.net.hop(self.node, "down", answer)
 
-    async def stream(self, settings: api.StreamSettings) -> streams.Stream:
+    async def stream(self, settings: api.StreamSettings) -> streams.SimulatedStream:
         return await self._ensure(settings, markers=False)
 
-    async def _ensure(self, settings: api.StreamSettings, *, markers: bool) -> streams.Stream:
+    async def _ensure(self, settings: api.StreamSettings, *, markers: bool) -> streams.SimulatedStream:
         storage.check_settings(settings)
 
         def operation() -> None:
             there = self.net.logs.get(settings.name)
             if there is None:
-                self.net.logs[settings.name] = storage.Log(settings, markers=markers)
+                self.net.logs[settings.name] = storage.SimulatedLog(settings, markers=markers)
             else:
                 there.reconfigure(settings)
 
         await self.call(operation)
-        return streams.Stream(self, settings.name)
+        return streams.SimulatedStream(self, settings.name)
 
-    async def open_stream(self, name: str) -> streams.Stream:
+    async def open_stream(self, name: str) -> streams.SimulatedStream:
         subjects.token(name)
         await self.call(lambda: self.net.log(name))
-        return streams.Stream(self, name)
+        return streams.SimulatedStream(self, name)
 
     async def streams(self) -> list[str]:
         return await self.call(lambda: sorted(self.net.logs))
@@ -412,18 +412,18 @@ class Bus:
 
         await self.call(operation)
 
-    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.KeyValue:
+    async def key_value(self, settings: api.KeyValueSettings) -> streams_key_value.StreamKeyValue:
         stream = await self._ensure(streams_key_value.stream_settings(settings), markers=True)
-        return streams_key_value.KeyValue(settings.bucket, stream)
+        return streams_key_value.StreamKeyValue(settings.bucket, stream)
 
-    async def budgets(self) -> list[api.Budget]:
-        def operation() -> list[api.Budget]:
+    async def budgets(self) -> list[api.StreamBudget]:
+        def operation() -> list[api.StreamBudget]:
             return [self.net.log(name).budget() for name in self.net.logs]
 
         return sorted(await self.call(operation), key=lambda budget: -budget.used_ratio)
 
     async def limit(
-        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: int
     ) -> None:
         await self.call(
             lambda: self.net.log(stream).limit(
@@ -436,7 +436,7 @@ class Bus:
     async def close(self) -> None:
         if self._state is api.ConnectionState.CLOSED:
             return
-        mine: Sequence[subscriptions.Subscription] = list(self._subscriptions)
+        mine: Sequence[subscriptions.BoundedSubscription] = list(self._subscriptions)
         with contextlib.suppress(errors.Unavailable):
             await self.flush()
         for subscription in mine:

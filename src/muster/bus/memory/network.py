@@ -38,7 +38,7 @@ RECONNECT_S = 0.1
 
 
 @dataclass(slots=True)
-class Faults:
+class NetworkFaults:
     """What the network does to messages. May be changed while it runs."""
 
     delay_s_min: float = 0.000_1
@@ -49,45 +49,45 @@ class Faults:
     silence_s: float = 40.0  # after so long, both ends of a cut connection give it up
 
 
-class Ears:
+class SubscriptionTable:
     """Who listens to what, by subject where it is one."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, list[connection.Ear]] = {}
-        self._wild: list[connection.Ear] = []
+        self._exact: dict[str, list[connection.SimulatedSubscription]] = {}
+        self._wild: list[connection.SimulatedSubscription] = []
 
-    def _place(self, ear: connection.Ear) -> list[connection.Ear]:
+    def _place(self, ear: connection.SimulatedSubscription) -> list[connection.SimulatedSubscription]:
         if "*" in ear.subject or ">" in ear.subject:
             return self._wild
         return self._exact.setdefault(ear.subject, [])
 
-    def add(self, ear: connection.Ear) -> None:
+    def add(self, ear: connection.SimulatedSubscription) -> None:
         ear.listening = True
         self._place(ear).append(ear)
 
-    def remove(self, ear: connection.Ear) -> None:
+    def remove(self, ear: connection.SimulatedSubscription) -> None:
         if ear.listening:
             ear.listening = False
             self._place(ear).remove(ear)
             if not self._exact.get(ear.subject, True):
                 del self._exact[ear.subject]
 
-    def remove_all_of(self, bus: connection.Bus) -> None:
+    def remove_all_of(self, bus: connection.SimulatedBus) -> None:
         everyone = [*self._wild, *(ear for ears in self._exact.values() for ear in ears)]
         for ear in everyone:
             if ear.bus is bus:
                 self.remove(ear)
 
-    def for_subject(self, subject: str) -> list[connection.Ear]:
+    def for_subject(self, subject: str) -> list[connection.SimulatedSubscription]:
         wild = [ear for ear in self._wild if subject_patterns.matches(ear.subject, subject)]
         return [*self._exact.get(subject, ()), *wild]
 
 
-class Network:
+class SimulatedNetwork:
     """Brokers, links and storage. `connect` is an `api.Connector`."""
 
-    def __init__(self, seed: int = 0, *, faults: Faults | None = None) -> None:
-        self.faults = faults or Faults()
+    def __init__(self, seed: int = 0, *, faults: NetworkFaults | None = None) -> None:
+        self.faults = faults or NetworkFaults()
         self.random = random.Random(seed)
         self.lost = 0
         self.duplicated = 0
@@ -95,10 +95,10 @@ class Network:
         self._cuts = 0
         self._unplugged: dict[str, int] = {}  # node: which unplugging
         self._links: dict[tuple[str, str], float] = {}
-        self._ears = Ears()
+        self._ears = SubscriptionTable()
         self._connections = 0
-        self._buses: list[connection.Bus] = []
-        self.logs: dict[str, storage.Log] = {}
+        self._buses: list[connection.SimulatedBus] = []
+        self.logs: dict[str, storage.SimulatedLog] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
 
@@ -155,13 +155,13 @@ class Network:
             if bus.state is api.ConnectionState.RECONNECTING:
                 self._reconnect_soon(bus)
 
-    def disconnect(self, bus: connection.Bus) -> None:
+    def disconnect(self, bus: connection.SimulatedBus) -> None:
         """Its connection breaks; it makes another."""
         self.report_closed(bus)
         bus.lose_connection()
         self._reconnect_soon(bus)
 
-    def crash(self, bus: connection.Bus) -> None:
+    def crash(self, bus: connection.SimulatedBus) -> None:
         """The process behind it is killed: nothing is said or done any more."""
         self.report_closed(bus)
         bus.end(errors.NotConnected("the process was killed"))
@@ -172,11 +172,11 @@ class Network:
                 self.report_closed(bus)
                 bus.lose_connection()
 
-    def _reconnect_soon(self, bus: connection.Bus) -> None:
+    def _reconnect_soon(self, bus: connection.SimulatedBus) -> None:
         delay_s = RECONNECT_S * (0.5 + self.random.random() / 2)
         asyncio.get_running_loop().call_later(delay_s, self._reconnect, bus)
 
-    def _reconnect(self, bus: connection.Bus) -> None:
+    def _reconnect(self, bus: connection.SimulatedBus) -> None:
         if bus.state is api.ConnectionState.RECONNECTING and self.is_plugged(bus.node):
             bus.gain_connection(self._next_connection())
 
@@ -184,7 +184,7 @@ class Network:
         self._connections += 1
         return api.ConnectionId("memory", self._connections)
 
-    def report_closed(self, bus: connection.Bus) -> None:
+    def report_closed(self, bus: connection.SimulatedBus) -> None:
         if bus.connection is not None:
             report = {"server": {"id": bus.connection.broker}, "client": {"id": bus.connection.number}}
             subject = f"{subjects.CONNECTIONS}.disconnect"
@@ -195,31 +195,31 @@ class Network:
 
     async def connect(
         self, identity: str, *, servers: Iterable[str] = (), node: str | None = None
-    ) -> connection.Bus:
+    ) -> connection.SimulatedBus:
         del servers  # there is one network
         node = node or identity
         if not self.is_plugged(node):
             raise errors.NotConnected(f"no broker answers {node!r}")
-        bus = connection.Bus(self, subjects.identity(identity), node, self._connections)
+        bus = connection.SimulatedBus(self, subjects.identity(identity), node, self._connections)
         self._buses.append(bus)
         bus.gain_connection(self._next_connection())
         return bus
 
-    def listen(self, ear: connection.Ear) -> None:
+    def listen(self, ear: connection.SimulatedSubscription) -> None:
         self._ears.add(ear)
 
-    def forget(self, ear: connection.Ear) -> None:
+    def forget(self, ear: connection.SimulatedSubscription) -> None:
         self._ears.remove(ear)
 
-    def forget_bus(self, bus: connection.Bus) -> None:
+    def forget_bus(self, bus: connection.SimulatedBus) -> None:
         self._ears.remove_all_of(bus)
         if bus in self._buses:
             self._buses.remove(bus)
 
     def route(self, node: str, subject: str, data: bytes, headers: api.Headers, reply: str | None) -> int:
         """At the brokers: pass it on to whoever listens. Returns how many that were."""
-        groups: dict[tuple[str, str], list[connection.Ear]] = {}
-        chosen: list[connection.Ear] = []
+        groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
+        chosen: list[connection.SimulatedSubscription] = []
         for ear in self._ears.for_subject(subject):
             if self.reaches(node, ear.bus.node):
                 if ear.group:
@@ -228,14 +228,14 @@ class Network:
                     chosen.append(ear)
         chosen += [self.random.choice(members) for members in groups.values()]
         for ear in chosen:
-            self._pass_on(ear, connection.Message(subject, data, headers, reply, ear.bus))
+            self._pass_on(ear, connection.SimulatedMessage(subject, data, headers, reply, ear.bus))
         return len(chosen)
 
     def announce(self, subject: str, data: bytes) -> None:
         """The brokers themselves say something."""
         self.route(QUORUM, subject, data, {}, None)
 
-    def _pass_on(self, ear: connection.Ear, message: connection.Message) -> None:
+    def _pass_on(self, ear: connection.SimulatedSubscription, message: connection.SimulatedMessage) -> None:
         copies = 1
         if self.chance(self.faults.loss):
             self.lost += 1
@@ -257,7 +257,7 @@ class Network:
     def changed(self, name: str) -> asyncio.Event:
         return self._changed.setdefault(name, asyncio.Event())
 
-    def tell_changed(self, log: storage.Log) -> None:
+    def tell_changed(self, log: storage.SimulatedLog) -> None:
         """Wake whoever waits for this stream, and see to its next expiry."""
         event = self._changed.pop(log.settings.name, None)
         if event is not None:
@@ -273,19 +273,19 @@ class Network:
                 alarm = asyncio.get_running_loop().call_at(at, self._expire, log)
                 self._expiries[log.settings.name] = alarm
 
-    def _expire(self, log: storage.Log) -> None:
+    def _expire(self, log: storage.SimulatedLog) -> None:
         self._expiries.pop(log.settings.name, None)
         log.expire(self.now_ns())
         self.tell_changed(log)
 
-    def log(self, name: str) -> storage.Log:
+    def log(self, name: str) -> storage.SimulatedLog:
         log = self.logs.get(name)
         if log is None:
             raise errors.NotFound(f"stream not found: {name}")
         log.expire(self.now_ns())
         return log
 
-    def store(self, name: str, batch: Sequence[api.Outgoing], node: str) -> int:
+    def store(self, name: str, batch: Sequence[api.OutgoingMessage], node: str) -> int:
         """At the brokers: subscribers hear it, and the stream keeps it."""
         log = self.log(name)
         for message in batch:
@@ -293,14 +293,14 @@ class Network:
         sequence = log.store(batch, self.now_ns())
         for message in batch:
             if message.deliver_at_ns is not None and message.deliver_to is not None:
-                due = api.Outgoing(message.deliver_to, message.data, message.headers)
+                due = api.OutgoingMessage(message.deliver_to, message.data, message.headers)
                 asyncio.get_running_loop().call_at(
                     (message.deliver_at_ns - EPOCH_NS) / 1e9, self._due, name, sequence, due
                 )
         self.tell_changed(log)
         return sequence
 
-    def _due(self, name: str, sequence: int, message: api.Outgoing) -> None:
+    def _due(self, name: str, sequence: int, message: api.OutgoingMessage) -> None:
         log = self.logs.get(name)
         if log is not None and sequence in log.messages:
             log.remove(sequence)
@@ -314,6 +314,6 @@ class Network:
         keepers = [log for log in self.logs.values() if log.covers(subject)]
         for log in keepers:
             with contextlib.suppress(errors.Refused, errors.AlreadyExists):
-                log.store([api.Outgoing(subject, data, headers)], self.now_ns())
+                log.store([api.OutgoingMessage(subject, data, headers)], self.now_ns())
                 self.tell_changed(log)
         return len(keepers)

@@ -18,7 +18,7 @@ OVERHEAD_BYTES = 34  # of a stored message, about what the real one takes
 
 
 @dataclasses.dataclass(slots=True)
-class Consumption:
+class ConsumerState:
     """A durable consumer's state."""
 
     settings: api.ConsumerSettings
@@ -40,7 +40,7 @@ def check_settings(settings: api.StreamSettings) -> None:
         message_format.check_subject(subject, wildcards=True)
 
 
-class Log:
+class SimulatedLog:
     """One stream."""
 
     def __init__(self, settings: api.StreamSettings, *, markers: bool = False) -> None:
@@ -49,7 +49,7 @@ class Log:
         self.messages: dict[int, api.StoredMessage] = {}
         self.last = 0
         self.bytes = 0
-        self.consumers: dict[str, Consumption] = {}
+        self.consumers: dict[str, ConsumerState] = {}
         self._by_subject: dict[str, deque[int]] = {}
         self._expiry: list[tuple[int, int]] = []  # a heap: when (in ns), sequence
         self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
@@ -72,16 +72,16 @@ class Log:
                 self.remove(sequences[0])
         self._keep_within_budget()
 
-    def limit(self, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int) -> None:
+    def limit(self, *, max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: int) -> None:
         self.settings = dataclasses.replace(
             self.settings, max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full, replicas=replicas
         )
-        if on_full is api.OnFull.DROP_OLDEST:
+        if on_full is api.FullPolicy.DROP_OLDEST:
             self._keep_within_budget()
 
-    def budget(self) -> api.Budget:
+    def budget(self) -> api.StreamBudget:
         settings = self.settings
-        return api.Budget(
+        return api.StreamBudget(
             settings.name,
             self.bytes,
             settings.max_bytes,
@@ -93,7 +93,7 @@ class Log:
 
     # Writing.
 
-    def store(self, batch: Sequence[api.Outgoing], now_ns: int) -> int:
+    def store(self, batch: Sequence[api.OutgoingMessage], now_ns: int) -> int:
         """All or none; the last one's sequence."""
         self.expire(now_ns)
         if self.settings.replicas == 1:  # as the broker does: replicated streams look for the id first
@@ -117,7 +117,7 @@ class Log:
         sequence, at_ns = self._ids.get(message_id or "", (0, 0))
         return sequence if sequence and now_ns - at_ns <= window_ns else 0
 
-    def _check_expectations(self, message: api.Outgoing) -> None:
+    def _check_expectations(self, message: api.OutgoingMessage) -> None:
         expectations = (
             (message.expected_last_sequence, self.last),
             (message.expected_last_subject_sequence, self.last_of(message.subject)),
@@ -126,19 +126,19 @@ class Log:
             if expected is not None and expected != actual:
                 raise errors.Conflict(f"{self.settings.name}: wrong last sequence: {actual}", actual=actual)
 
-    def _check_room(self, batch: Sequence[api.Outgoing]) -> None:
-        if self.settings.on_full is not api.OnFull.REFUSE:
+    def _check_room(self, batch: Sequence[api.OutgoingMessage]) -> None:
+        if self.settings.on_full is not api.FullPolicy.REFUSE:
             return
         size = sum(_size(message) for message in batch)
         count = len(self.messages) + len(batch)
         if self.bytes + size > self.settings.max_bytes or 0 < self.settings.max_messages < count:
             raise errors.LimitExceeded(f"{self.settings.name}: maximum bytes exceeded")
 
-    def _append(self, message: api.Outgoing, now_ns: int) -> None:
+    def _append(self, message: api.OutgoingMessage, now_ns: int) -> None:
         self.last += 1
         if message.message_id is not None:
             self._ids[message.message_id] = (self.last, now_ns)
-        if self.settings.retention is api.Retention.INTEREST and not any(
+        if self.settings.retention is api.RetentionPolicy.INTEREST and not any(
             consumer.wants(message.subject) for consumer in self.consumers.values()
         ):
             return
@@ -205,7 +205,7 @@ class Log:
             if self.markers and newest and not marker:
                 headers = {key_value.MARKER_REASON: "MaxAge"}
                 ttl_s = key_value.EXPIRY_MARKER_TTL_S
-                self._append(api.Outgoing(message.subject, b"", headers, ttl_s=ttl_s), now_ns)
+                self._append(api.OutgoingMessage(message.subject, b"", headers, ttl_s=ttl_s), now_ns)
 
     # Reading.
 
@@ -250,9 +250,9 @@ class Log:
         if there is not None:
             there.settings = settings
         else:
-            self.consumers[settings.name] = Consumption(settings, settings.start_sequence or 1)
+            self.consumers[settings.name] = ConsumerState(settings, settings.start_sequence or 1)
 
-    def consumption(self, name: str) -> Consumption:
+    def consumption(self, name: str) -> ConsumerState:
         try:
             return self.consumers[name]
         except KeyError:
@@ -280,7 +280,7 @@ class Log:
             found.append((message, delivered))
         return found
 
-    def _due(self, consumer: Consumption) -> int | None:
+    def _due(self, consumer: ConsumerState) -> int | None:
         if consumer.again:
             return consumer.again.popleft()
         while consumer.position <= self.last:
@@ -303,7 +303,9 @@ class Log:
             sequence < other.position and sequence not in other.counts for other in self.consumers.values()
         )
         retention = self.settings.retention
-        if retention is api.Retention.WORK_QUEUE or (retention is api.Retention.INTEREST and seen_by_all):
+        if retention is api.RetentionPolicy.WORK_QUEUE or (
+            retention is api.RetentionPolicy.INTEREST and seen_by_all
+        ):
             self.remove(sequence)
 
     def refuse(self, name: str, sequence: int, until: float) -> None:
@@ -318,6 +320,6 @@ class Log:
         return min((deadline for deadline, _ in waiting), default=None)
 
 
-def _size(message: api.Outgoing | api.StoredMessage) -> int:
+def _size(message: api.OutgoingMessage | api.StoredMessage) -> int:
     headers = sum(len(name) + len(value) + 4 for name, value in message.headers.items())
     return len(message.subject) + len(message.data) + headers + OVERHEAD_BYTES

@@ -21,10 +21,10 @@ REPLAYED_AT_ONCE = 2  # a replay takes several moments, in between which others 
 RETRY_S = 0.25
 
 
-class Stream(publisher.Publishing):
+class SimulatedStream(publisher.StreamPublisher):
     """See `api.Stream`."""
 
-    def __init__(self, bus: connection.Bus, name: str) -> None:
+    def __init__(self, bus: connection.SimulatedBus, name: str) -> None:
         self._bus = bus
         self._net = bus.net
         self._name = name
@@ -36,7 +36,7 @@ class Stream(publisher.Publishing):
     # Writing.
 
     async def publish_batch(
-        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, messages: Sequence[api.OutgoingMessage], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
         message_format.check_count(len(messages))
         log = self._net.logs.get(self._name)
@@ -127,11 +127,13 @@ class Stream(publisher.Publishing):
             f"{self._name!r} does not hold {first} to {last} any more", first=first, last=last
         )
 
-    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
+    def follow(
+        self, first: int, *, subject: str | None = None, gaps: bool = False
+    ) -> SimulatedOrderedConsumer:
         if first < 1:
             raise errors.InvalidInput("sequences begin with 1")
         patterns = (subject,) if subject is not None else ()
-        return Following(self, first, patterns, strict=subject is None and not gaps)
+        return SimulatedOrderedConsumer(self, first, patterns, strict=subject is None and not gaps)
 
     def last_of_each(self, pattern: str, *, headers_only: bool) -> LastOfEach:
         del headers_only  # nothing to be saved here
@@ -173,10 +175,10 @@ class Stream(publisher.Publishing):
 
     # Consumers.
 
-    async def consumer(self, settings: api.ConsumerSettings) -> Consumer:
+    async def consumer(self, settings: api.ConsumerSettings) -> SimulatedConsumer:
         subjects.token(settings.name)
         await self._bus.call(lambda: self._net.log(self._name).consume(settings))
-        return Consumer(self._bus, self, settings.name)
+        return SimulatedConsumer(self._bus, self, settings.name)
 
     async def delete_consumer(self, name: str) -> None:
         def operation() -> None:
@@ -187,10 +189,10 @@ class Stream(publisher.Publishing):
         await self._bus.call(operation)
 
 
-def _traced(message: api.Outgoing) -> api.Outgoing:
-    headers = dict(message_format.traced(message.headers))
+def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
+    headers = dict(message_format.with_trace_headers(message.headers))
     message_format.encode_headers(headers)
-    return api.Outgoing(
+    return api.OutgoingMessage(
         message.subject,
         message.data,
         headers,
@@ -206,7 +208,7 @@ def _traced(message: api.Outgoing) -> api.Outgoing:
 class _Reading(abc.ABC):
     """Looks at the stream again and again, and waits for its next change in between."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SimulatedStream) -> None:
         self._stream = stream
         self._ready: deque[api.StoredMessage | key_value.Mark] = deque()
         self._closed = asyncio.Event()
@@ -247,10 +249,10 @@ class _Reading(abc.ABC):
         await self.close()
 
 
-class Following(_Reading):
+class SimulatedOrderedConsumer(_Reading):
     """See `api.Following`."""
 
-    def __init__(self, stream: Stream, first: int, patterns: Sequence[str], *, strict: bool) -> None:
+    def __init__(self, stream: SimulatedStream, first: int, patterns: Sequence[str], *, strict: bool) -> None:
         super().__init__(stream)
         self._next = first
         self._patterns = tuple(patterns)
@@ -287,7 +289,7 @@ class LastOfEach(_Reading):
     is missing from it, and comes later.  Over a new connection, and after a failure, another replay begins.
     """
 
-    def __init__(self, stream: Stream, pattern: str) -> None:
+    def __init__(self, stream: SimulatedStream, pattern: str) -> None:
         super().__init__(stream)
         self._pattern = pattern
         self._over: api.ConnectionId | None = None
@@ -321,11 +323,11 @@ class LastOfEach(_Reading):
                 self._ready.append(key_value.Mark.CURRENT)
 
 
-class Delivery:
+class SimulatedDelivery:
     """See `api.Delivery`."""
 
     def __init__(
-        self, bus: connection.Bus, stream: str, consumer: str, message: api.StoredMessage, count: int
+        self, bus: connection.SimulatedBus, stream: str, consumer: str, message: api.StoredMessage, count: int
     ) -> None:
         self._bus = bus
         self._stream = stream
@@ -352,16 +354,18 @@ class Delivery:
         self._bus.tell(operation)
 
 
-class Consumer:
+class SimulatedConsumer:
     """See `api.Consumer`."""
 
-    def __init__(self, bus: connection.Bus, stream: Stream, name: str) -> None:
+    def __init__(self, bus: connection.SimulatedBus, stream: SimulatedStream, name: str) -> None:
         self._bus = bus
         self._stream = stream
         self._name = name
         self._closed = False
 
-    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[api.Delivery]:
+    async def fetch(
+        self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
+    ) -> list[api.StreamDelivery]:
         if count < 1:
             raise errors.InvalidInput("fetch at least one")
         loop = asyncio.get_running_loop()
@@ -380,7 +384,7 @@ class Consumer:
                 return []
             if found:
                 name = self._stream.name
-                return [Delivery(self._bus, name, self._name, message, n) for message, n in found]
+                return [SimulatedDelivery(self._bus, name, self._name, message, n) for message, n in found]
             left_s = deadline - loop.time()
             if left_s <= 0:
                 return []
@@ -388,7 +392,7 @@ class Consumer:
                 left_s = min(left_s, max(0.001, due - loop.time()))
             await self._stream.wait_for_change(last, left_s)
 
-    async def __aiter__(self) -> AsyncIterator[api.Delivery]:
+    async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
         while not self._closed:
             for delivery in await self.fetch(100):
                 yield delivery

@@ -15,27 +15,27 @@ ANSWER_BYTES_MIN = 16 << 10  # that the smallest answer counts for: no more than
 
 
 @dataclass(slots=True)
-class Answer:
+class RememberedAnswer:
     digest: bytes  # of the request
     data: asyncio.Future[bytes]
     bytes: int = 0  # that it counts for; none while it is not there
 
 
-class Answers:
+class AnswerMemory:
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, Answer]] = {}  # by identity and request id, the oldest first
+        self._of: dict[str, dict[str, RememberedAnswer]] = {}  # by identity and request id, the oldest first
         self._bytes: Counter[str] = Counter()
         self._total = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
-    def get(self, identity: str, id: str) -> Answer | None:
+    def get(self, identity: str, id: str) -> RememberedAnswer | None:
         return self._of.get(identity, {}).get(id)
 
-    def expect(self, identity: str, id: str, digest: bytes) -> Answer:
+    def expect(self, identity: str, id: str, digest: bytes) -> RememberedAnswer:
         """An answer that is not there yet. It ends with `keep`, or with `drop`."""
-        made = Answer(digest, asyncio.get_running_loop().create_future())
+        made = RememberedAnswer(digest, asyncio.get_running_loop().create_future())
         self._of.setdefault(identity, {})[id] = made
         return made
 

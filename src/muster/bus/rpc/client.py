@@ -27,7 +27,7 @@ RETRY_S = 0.2  # between attempts while no process serves
 
 class _Reply(msgspec.Struct):
     result: Any = None
-    error: error_replies.Fault | None = None
+    error: error_replies.ErrorReply | None = None
 
 
 _decode = msgspec.json.Decoder(_Reply).decode
@@ -64,7 +64,7 @@ def result_of(data: bytes) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.MusterError(f"the answer is not understood: {error}") from error
     if reply.error is not None:
-        raise error_replies.error_of(reply.error)
+        raise error_replies.from_error_reply(reply.error)
     return reply.result
 
 

@@ -17,7 +17,7 @@ from muster.core import errors
 TEXT_MAX = 4096  # characters of one fact: a parse error carries the text at fault
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``facts`` are the attributes that the error's class declares (`errors.MusterError.facts`)."""
 
     code: str
@@ -28,10 +28,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     facts: dict[str, Any] = {}
 
 
-def fault_of(error: errors.MusterError) -> Fault:
+def to_error_reply(error: errors.MusterError) -> ErrorReply:
     kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
     values = {name: getattr(error, name, None) for name in type(error).facts}
-    return Fault(
+    return ErrorReply(
         code=error.code,
         kind=getattr(kind, "code", ""),
         message=error.message,
@@ -45,7 +45,7 @@ def fault_of(error: errors.MusterError) -> Fault:
     )
 
 
-def error_of(fault: Fault) -> errors.MusterError:
+def from_error_reply(fault: ErrorReply) -> errors.MusterError:
     """The error that ``fault`` describes, without a call of its constructor, which may need other facts."""
     kind = _class_of(fault.code) or _class_of(fault.kind) or errors.MusterError
     error = kind.__new__(kind)

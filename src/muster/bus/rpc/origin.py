@@ -21,19 +21,19 @@ HEADER = "Muster-Origin"  # an interface and an address
 
 
 @dataclass(slots=True)
-class Origin:
+class ActOrigin:
     interface: str
     address: str = ""
     answered: bool = False
 
 
-_current: contextvars.ContextVar[Origin | None] = contextvars.ContextVar("origin", default=None)
+_current: contextvars.ContextVar[ActOrigin | None] = contextvars.ContextVar("origin", default=None)
 
 
 @contextlib.contextmanager
-def acting(interface: str, address: str = "") -> Iterator[Origin]:
+def acting(interface: str, address: str = "") -> Iterator[ActOrigin]:
     """Requests that are sent inside state this origin."""
-    begun = Origin(interface, address)
+    begun = ActOrigin(interface, address)
     token = _current.set(begun)
     try:
         yield begun

@@ -23,13 +23,13 @@ from muster.core.telemetry import log
 MAX_BYTES = 256 << 20
 MAX_AGE_S = 365 * 86400.0
 
-REFUSED = leaky_buckets.Budget(100, 300.0)  # records of refused and failed requests of one identity
+REFUSED = leaky_buckets.BucketBudget(100, 300.0)  # records of refused and failed requests of one identity
 SUMMARY_S = 300.0  # after which a record states how many were not stored
 SUMMARY = "not-recorded"  # what such a record says was done
 
-_BOUNDED = (messages.Outcome.REFUSED, messages.Outcome.FAILED)
+_BOUNDED = (messages.DecisionOutcome.REFUSED, messages.DecisionOutcome.FAILED)
 
-events = log.Events("audit")
+events = log.EventLog("audit")
 
 
 class Refusals:
@@ -39,11 +39,11 @@ class Refusals:
     """
 
     def __init__(
-        self, summarise: Callable[[str, int], Awaitable[None]], budget: leaky_buckets.Budget = REFUSED
+        self, summarise: Callable[[str, int], Awaitable[None]], budget: leaky_buckets.BucketBudget = REFUSED
     ) -> None:
         self.suppressed = 0  # in all
         self._summarise = summarise
-        self._buckets: leaky_buckets.Buckets[str] = leaky_buckets.Buckets(budget)
+        self._buckets: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(budget)
         self._counts: Counter[str] = Counter()  # since the last summary
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +91,7 @@ def summary(key: str, count: int) -> dict[str, str]:
     }
 
 
-class Audit:
+class RequestAudit:
     """Writes for the services of one part. ``epoch``: the term under which they act, if they have one.
 
     It takes the stream as it is, or makes it: only the domain's own process may change its limits.
@@ -103,7 +103,7 @@ class Audit:
         part: str,
         *,
         epoch: Callable[[], int] = int,
-        refused: leaky_buckets.Budget = REFUSED,
+        refused: leaky_buckets.BucketBudget = REFUSED,
     ) -> None:
         self.lost = 0  # records that could not be stored
         self.refusals = Refusals(self._summarise, refused)
@@ -121,7 +121,7 @@ class Audit:
         await self.refusals.close()
 
     async def _summarise(self, identity: str, count: int) -> None:
-        await self._store(who=identity, outcome=messages.Outcome.REFUSED, **summary(identity, count))
+        await self._store(who=identity, outcome=messages.DecisionOutcome.REFUSED, **summary(identity, count))
 
     async def record(
         self,
@@ -130,7 +130,7 @@ class Audit:
         why: str,
         *,
         who: str,
-        outcome: messages.Outcome = messages.Outcome.DONE,
+        outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE,
         on_behalf_of: str = "",
         budget: str = "",
         **details: str,
@@ -150,7 +150,7 @@ class Audit:
         target: str,
         why: str,
         who: str,
-        outcome: messages.Outcome,
+        outcome: messages.DecisionOutcome,
         on_behalf_of: str = "",
         **details: str,
     ) -> None:
@@ -170,7 +170,7 @@ class Audit:
             if self._stream is None:
                 self._stream = await self._open()
             await self._stream.publish(
-                subjects.logged(self._part, "decision", what), messages.encode(decision)
+                subjects.log_subject(self._part, "decision", what), messages.encode(decision)
             )
         except errors.MusterError as error:
             self.lost += 1

@@ -26,7 +26,7 @@ REQUEST_ID = "Muster-Request"  # a header: the same id is the same request, and 
 _STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of what a stream sends
 
 
-class Caller:
+class RpcCaller:
     """A request that may be answered: its sender and its operation."""
 
     __slots__ = ("identity", "message", "operation")
@@ -51,7 +51,7 @@ class Caller:
 
 def accept(
     message: api.Message, pattern: str, refused: Counter[str], *, needs_reply: bool = True
-) -> Caller | None:
+) -> RpcCaller | None:
     """The request on a subscription to ``pattern`` (``muster.<part>.from.*.…``); None if it is not one, which
     is counted in ``refused``.  Without ``needs_reply`` the sender need not name a reply subject."""
     parsed = _parse(pattern, message.subject)
@@ -65,7 +65,7 @@ def accept(
     if message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
         refused["republished"] += 1
         return None
-    return Caller(sender, operation, message)
+    return RpcCaller(sender, operation, message)
 
 
 @functools.lru_cache(maxsize=8192)

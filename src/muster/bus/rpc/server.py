@@ -34,7 +34,7 @@ from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, 
 from muster.core import errors, messages, subjects
 from muster.core.telemetry import log
 
-events = log.Events("rpc")
+events = log.EventLog("rpc")
 
 PENDING_MAX = 1000  # requests under way or waiting, in one server
 AUDIT_S = 5.0  # how long `close` waits for the records of what it cancelled
@@ -44,10 +44,10 @@ PAGE_BYTES = 512 << 10  # of one page: half of what a message holds
 READ = "read"
 
 
-class Call:
+class RpcCall:
     """One request while it is carried out. A handler may add to its audit record."""
 
-    def __init__(self, caller: requests.Caller) -> None:
+    def __init__(self, caller: requests.RpcCaller) -> None:
         self.identity = caller.identity
         self.operation = caller.operation
         self.message = caller.message
@@ -56,7 +56,7 @@ class Call:
         self.target: str | None = None
         self.why = ""
         self.audited = True  # False: this one leaves no record after all
-        self.outcome = messages.Outcome.DONE
+        self.outcome = messages.DecisionOutcome.DONE
         self.details: dict[str, str] = {}
 
     @property
@@ -66,11 +66,11 @@ class Call:
 
 
 Handler = Callable[..., Awaitable[Any]]
-Authorize = Callable[["Call", "Operation", Mapping[str, Any]], Awaitable[None]]
+Authorize = Callable[["RpcCall", "RpcOperation", Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Operation:
+class RpcOperation:
     """``name`` is the subject after the sender: ``request.apply``, ``read.list``, ``hello``, ``vouch.*``.
 
     ``audited``: None means that an operation which changes something is.  ``what`` is the audit's word for it
@@ -91,10 +91,10 @@ class Operation:
     once: bool = True
 
     @classmethod
-    def plain(cls, name: str, function: Handler, **options: Any) -> Operation:
+    def plain(cls, name: str, function: Handler, **options: Any) -> RpcOperation:
         """Of a function that does not take the call: ``async def function(**arguments)``."""
 
-        async def run(_: Call, **arguments: Any) -> Any:
+        async def run(_: RpcCall, **arguments: Any) -> Any:
             return await function(**arguments)
 
         return cls(name, run, arguments=arguments_of(function, skip=0), **options)
@@ -119,7 +119,7 @@ class Operation:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.InvalidInput(f"{self.name.rpartition('.')[2]}: {error}") from error
 
-    async def run(self, call: Call, request: Any) -> Any:
+    async def run(self, call: RpcCall, request: Any) -> Any:
         if self.decode is not None:
             return await self.handler(call, request)
         return await self.handler(call, **fields_of(request))
@@ -141,26 +141,26 @@ def fields_of(request: Any) -> dict[str, Any]:
     return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
-class Codec(Protocol):
+class RpcCodec(Protocol):
     """The form of replies."""
 
     def result(self, value: Any) -> bytes: ...
     def error(self, error: errors.MusterError) -> bytes: ...
 
 
-class Json:
+class JsonCodec:
     def result(self, value: Any) -> bytes:
         return msgspec.json.encode({"result": value})
 
     def error(self, error: errors.MusterError) -> bytes:
-        return msgspec.json.encode({"error": error_replies.fault_of(error)})
+        return msgspec.json.encode({"error": error_replies.to_error_reply(error)})
 
 
-async def allow(call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
+async def allow(call: RpcCall, operation: RpcOperation, arguments: Mapping[str, Any]) -> None:
     """The permissions of the broker are enough."""
 
 
-class Server:
+class RpcServer:
     """``async with Server(bus, part, operations, …):`` serves them until it is left.
 
     ``at_once``: how many are carried out at a time; further ones wait, up to ``pending_max``, and beyond that
@@ -173,11 +173,11 @@ class Server:
         self,
         bus: api.Bus,
         part: str,
-        operations: Iterable[Operation],
+        operations: Iterable[RpcOperation],
         *,
-        audit: request_audit.Audit | None = None,
+        audit: request_audit.RequestAudit | None = None,
         authorize: Authorize = allow,
-        codec: Codec | None = None,
+        codec: RpcCodec | None = None,
         group: str | None = None,
         at_once: int | None = None,
         pending_max: int = PENDING_MAX,
@@ -189,9 +189,9 @@ class Server:
         self._bus = bus
         self._part = part
         self._operations = {one.name: one for one in operations}
-        self._audit = audit or request_audit.Audit(bus, part)
+        self._audit = audit or request_audit.RequestAudit(bus, part)
         self._authorize = authorize
-        self._codec: Codec = codec or Json()
+        self._codec: RpcCodec = codec or JsonCodec()
         self._group = group
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
         self._pending_max = pending_max
@@ -202,7 +202,7 @@ class Server:
         self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
-        self._answers = answer_memory.Answers()
+        self._answers = answer_memory.AnswerMemory()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -213,7 +213,7 @@ class Server:
 
     async def start(self) -> None:
         for suffix, operation in _patterns(self._operations):
-            pattern = subjects.said_by(self._part, "*", suffix)
+            pattern = subjects.from_identity(self._part, "*", suffix)
             receive = functools.partial(self._receive, pattern, operation)
             self._subscriptions.append(await self._bus.subscribe(pattern, handler=receive, group=self._group))
 
@@ -235,14 +235,14 @@ class Server:
 
     # Receiving.
 
-    def _receive(self, pattern: str, operation: Operation | None, message: api.Message) -> None:
+    def _receive(self, pattern: str, operation: RpcOperation | None, message: api.Message) -> None:
         if not self._serving():
             return
         caller = requests.accept(message, pattern, self.refused)
         if caller is not None:
             self.submit(caller, operation or self._operations.get(caller.operation))
 
-    def submit(self, caller: requests.Caller, operation: Operation | None) -> None:
+    def submit(self, caller: requests.RpcCaller, operation: RpcOperation | None) -> None:
         """Carry out a request that was accepted elsewhere: a service with a fast path subscribes itself, and
         submits what takes longer.  It need not start the server; None: there is no such operation.
         """
@@ -264,7 +264,7 @@ class Server:
             self._pending[caller.identity] += 1
             self._spawn(self._serve(caller, operation)).add_done_callback(lambda _: self._served(caller))
 
-    def _served(self, caller: requests.Caller) -> None:
+    def _served(self, caller: requests.RpcCaller) -> None:
         self._pending[caller.identity] -= 1
         if not self._pending[caller.identity]:
             del self._pending[caller.identity]
@@ -296,7 +296,7 @@ class Server:
 
     # Request ids.
 
-    async def _serve(self, caller: requests.Caller, operation: Operation) -> None:
+    async def _serve(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
         id = caller.request_id if operation.once else ""
         if not id:
             data, _ = await self._carry_out(caller, operation)
@@ -323,10 +323,10 @@ class Server:
 
     # Carrying out.
 
-    async def _carry_out(self, caller: requests.Caller, operation: Operation) -> tuple[bytes, bool]:
+    async def _carry_out(self, caller: requests.RpcCaller, operation: RpcOperation) -> tuple[bytes, bool]:
         """The reply, and whether a repetition gets the same: not if nothing was done because the service
         was unavailable.  The audit record is stored when this returns."""
-        call, arguments = Call(caller), {}
+        call, arguments = RpcCall(caller), {}
         if operation.is_audited:
             call.details |= origin.details(caller.message)
         failure: errors.MusterError | None = None
@@ -340,12 +340,12 @@ class Server:
         except errors.MusterError as error:
             failure = error
         except asyncio.CancelledError:
-            call.outcome = messages.Outcome.IN_DOUBT
+            call.outcome = messages.DecisionOutcome.IN_DOUBT
             self._record_later(call, operation, arguments, "the service stopped meanwhile")
             raise
         except Exception as error:  # noqa: BLE001  (a bug of the service must not leave the caller waiting)
             events.error("operation-failed", operation=caller.operation, by=caller.identity, error=error)
-            failure = errors.InvariantBroken(
+            failure = errors.InvariantViolation(
                 f"{caller.operation} failed with an internal error ({type(error).__name__}); "
                 "the log of the service has the details"
             )
@@ -353,16 +353,18 @@ class Server:
             self._finishing.add(task)
         self._count(failure.code if failure else "done")
         if failure is not None:
-            call.outcome = messages.Outcome.of(failure)
+            call.outcome = messages.DecisionOutcome.of(failure)
             call.details["error"] = failure.message
         if operation.is_audited and call.audited:
             await self._record(call, operation, arguments)
         if failure is None:
             return answer, True
-        not_done = isinstance(failure, errors.Unavailable) and call.outcome is not messages.Outcome.IN_DOUBT
+        not_done = (
+            isinstance(failure, errors.Unavailable) and call.outcome is not messages.DecisionOutcome.IN_DOUBT
+        )
         return self._codec.error(failure), not not_done
 
-    async def _run(self, operation: Operation, call: Call, request: Any) -> Any:
+    async def _run(self, operation: RpcOperation, call: RpcCall, request: Any) -> Any:
         limit = asyncio.timeout(operation.timeout_s)
         try:
             async with limit:
@@ -386,14 +388,16 @@ class Server:
 
     # The audit.
 
-    def _record_later(self, call: Call, operation: Operation, arguments: Mapping[str, Any], why: str) -> None:
+    def _record_later(
+        self, call: RpcCall, operation: RpcOperation, arguments: Mapping[str, Any], why: str
+    ) -> None:
         if operation.is_audited:
             call.details["error"] = why
             task = asyncio.get_running_loop().create_task(self._record(call, operation, arguments))
             self._records.add(task)
             task.add_done_callback(self._records.discard)
 
-    async def _record(self, call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
+    async def _record(self, call: RpcCall, operation: RpcOperation, arguments: Mapping[str, Any]) -> None:
         target = call.target
         if target is None:
             target = (operation.target or target_of)(arguments)
@@ -408,9 +412,9 @@ class Server:
         )
 
 
-def _patterns(operations: Mapping[str, Operation]) -> list[tuple[str, Operation | None]]:
+def _patterns(operations: Mapping[str, RpcOperation]) -> list[tuple[str, RpcOperation | None]]:
     """What to subscribe to, below the sender: one for each kind, and one for each name with wildcards."""
-    found: dict[str, Operation | None] = {}
+    found: dict[str, RpcOperation | None] = {}
     for name, operation in operations.items():
         kind, dot, _ = name.partition(".")
         if "*" in name or not dot:

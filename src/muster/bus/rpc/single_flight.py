@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnderWay(Generic[T]):
+class SingleFlight(Generic[T]):
     def __init__(self) -> None:
         self._outcomes: dict[Hashable, asyncio.Task[T]] = {}
         self._waiting: dict[Hashable, int] = {}

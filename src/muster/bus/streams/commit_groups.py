@@ -28,7 +28,7 @@ _MESSAGE_S = 0.000_02  # what a message adds to a batch
 _WEIGHT = 0.25  # of the newest observation
 
 
-class Waiting(Protocol):
+class WaitingPublish(Protocol):
     """A publish that waits for its round."""
 
     @property
@@ -43,7 +43,7 @@ class Waiting(Protocol):
     def message_id(self) -> str | None: ...
 
 
-def batchable(waiting: Sequence[Waiting]) -> int:
+def batchable(waiting: Sequence[WaitingPublish]) -> int:
     """How many of the first ones may stand in one atomic batch.
 
     Inside a batch the broker compares an expectation with what is stored, not with the batch's own earlier
@@ -64,7 +64,7 @@ def batchable(waiting: Sequence[Waiting]) -> int:
     return len(waiting)
 
 
-class Costs:
+class CommitCosts:
     """What rounds took, and so which way to go."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Costs:
             self.single_s += _WEIGHT * (took_s / count - self.single_s)
 
 
-def next_round(waiting: Sequence[Waiting], costs: Costs) -> tuple[int, bool]:
+def next_group(waiting: Sequence[WaitingPublish], costs: CommitCosts) -> tuple[int, bool]:
     """How many of the first ones make the next round, and whether as one batch or one by one."""
     count = batchable(waiting)
     if count >= MIN_BATCH:

@@ -19,7 +19,9 @@ RETRY_S = 0.25
 GRACE_S = 1.0  # beyond the time the broker was given to answer
 
 
-async def ensure(storage: jetstream.Api, stream: str, settings: api.ConsumerSettings) -> Consumer:
+async def ensure(
+    storage: jetstream.JetStreamApi, stream: str, settings: api.ConsumerSettings
+) -> NatsConsumer:
     """The consumer, created or brought to these settings."""
     name = subjects.token(settings.name)
     for subject in settings.filter_subjects:
@@ -40,20 +42,25 @@ async def ensure(storage: jetstream.Api, stream: str, settings: api.ConsumerSett
         config.update(deliver_policy="by_start_sequence", opt_start_seq=settings.start_sequence)
     try:
         await storage.call(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
-    except jetstream.Refusal as error:
+    except jetstream.JetStreamRefused as error:
         raise errors.InvalidInput(error.message) from error
-    return Consumer(storage, stream, name)
+    return NatsConsumer(storage, stream, name)
 
 
-class Delivery:
+class NatsDelivery:
     """See `api.Delivery`."""
 
     __slots__ = ("_reply", "_wire", "message", "redelivered")
 
     def __init__(
-        self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None, over: requests.Wire
+        self,
+        subject: bytes,
+        reply: bytes,
+        data: bytes,
+        raw_headers: bytes | None,
+        over: requests.RequestConnection,
     ) -> None:
-        told = jetstream.Delivered(reply)
+        told = jetstream.DeliveryMetadata(reply)
         headers = jetstream.public_headers(message_format.decode_headers(raw_headers))
         self.message = api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns)
         self.redelivered = told.count > 1
@@ -77,14 +84,14 @@ class _Pull:
     def __init__(self, inbox: str, count: int) -> None:
         self.inbox = inbox
         self.count = count
-        self.found: list[api.Delivery] = []
+        self.found: list[api.StreamDelivery] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
-class Consumer:
+class NatsConsumer:
     """See `api.Consumer`."""
 
-    def __init__(self, storage: jetstream.Api, stream: str, name: str) -> None:
+    def __init__(self, storage: jetstream.JetStreamApi, stream: str, name: str) -> None:
         self._api = storage
         self._wire = storage.wire
         self._place = f"{stream}.{name}"
@@ -97,7 +104,9 @@ class Consumer:
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
-    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[api.Delivery]:
+    async def fetch(
+        self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
+    ) -> list[api.StreamDelivery]:
         if count < 1:
             raise errors.InvalidInput("fetch at least one")
         loop = asyncio.get_running_loop()
@@ -121,7 +130,7 @@ class Consumer:
                     found += await self._ask(count - 1, 0.0)
             return found
 
-    async def _ask(self, count: int, wait_s: float) -> list[api.Delivery]:
+    async def _ask(self, count: int, wait_s: float) -> list[api.StreamDelivery]:
         pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
         question: dict[str, Any] = {"batch": count}
         if wait_s > 0:
@@ -144,7 +153,7 @@ class Consumer:
     def _received(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
         pull = self._pull
         if reply.startswith(b"$JS.ACK."):
-            delivery = Delivery(subject, reply, data, raw_headers, self._wire)
+            delivery = NatsDelivery(subject, reply, data, raw_headers, self._wire)
             if pull is None:
                 # Too late for whoever asked: give it back, so that it need not wait for its time to run out.
                 self._wire.send(reply.decode(), b"-NAK")
@@ -163,7 +172,7 @@ class Consumer:
         text = f"{self._about}: {said.get('Description') or said.get('Status', 'no answer')}"
         return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
 
-    async def __aiter__(self) -> AsyncIterator[api.Delivery]:
+    async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
         while not self._closed:
             try:
                 found = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)

@@ -37,7 +37,7 @@ Parts = Sequence[tuple[str, bytes, bytes]]  # of each message the subject, the d
 _PREFIX = b"NATS/1.0\r\n"
 
 
-class Item:
+class PendingPublish:
     """One message, or the messages of one atomic batch, on the way."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Item:
         "subject",
     )
 
-    def __init__(self, messages: Sequence[api.Outgoing], future: asyncio.Future[int]) -> None:
+    def __init__(self, messages: Sequence[api.OutgoingMessage], future: asyncio.Future[int]) -> None:
         first = messages[0]
         self.parts = [(message.subject, message.data, header_lines(message)) for message in messages]
         self.subject = first.subject
@@ -87,9 +87,9 @@ class Item:
         return not self.future.done() and (self.repeatable or not isinstance(outcome, errors.TimedOut))
 
 
-def header_lines(message: api.Outgoing) -> bytes:
+def header_lines(message: api.OutgoingMessage) -> bytes:
     """The message's header lines: its own, and what the broker is to check and do."""
-    headers = message_format.traced(message.headers)
+    headers = message_format.with_trace_headers(message.headers)
     lines = message_format.header_lines(headers) if headers else b""
     if message.message_id is not None:
         lines += message_format.header_lines({"Nats-Msg-Id": message.message_id})
@@ -101,14 +101,14 @@ def header_lines(message: api.Outgoing) -> bytes:
         lines += b"Nats-TTL: %ds\r\n" % message_format.whole_seconds(message.ttl_s)
     if message.deliver_at_ns is not None and message.deliver_to is not None:
         later = {
-            "Nats-Schedule": f"@at {jetstream.stamp(message.deliver_at_ns)}",
+            "Nats-Schedule": f"@at {jetstream.to_timestamp(message.deliver_at_ns)}",
             "Nats-Schedule-Target": message.deliver_to,
         }
         lines += message_format.header_lines(later)
     return lines
 
 
-Post = tuple[Callable[[str], None], Parts, Sequence[Item]]  # how to send it, what, and whose it is
+Post = tuple[Callable[[str], None], Parts, Sequence[PendingPublish]]  # how to send it, what, and whose it is
 
 
 class _Flight:
@@ -137,24 +137,24 @@ class _Flight:
             self.done.set_result(None)
 
 
-class Committer:
+class PublishCommitter:
     """The publishes of one connection to one stream."""
 
-    def __init__(self, stream: str, over: requests.Wire, on_full: Callable[[], None]) -> None:
+    def __init__(self, stream: str, over: requests.RequestConnection, on_full: Callable[[], None]) -> None:
         self._stream = stream
         self._wire = over
         self._on_full = on_full
-        self._queue: deque[Item] = deque()
+        self._queue: deque[PendingPublish] = deque()
         self._queued_bytes = 0
         self._task: asyncio.Task[None] | None = None
-        self._costs = commit_groups.Costs()
+        self._costs = commit_groups.CommitCosts()
         self._batch_prefix = secrets.token_hex(8)
         self._batches = itertools.count(1)
 
-    def submit(self, messages: Sequence[api.Outgoing], timeout_s: float) -> asyncio.Future[int]:
+    def submit(self, messages: Sequence[api.OutgoingMessage], timeout_s: float) -> asyncio.Future[int]:
         """One message, or several as one atomic batch. The sequence of the last, when it is stored."""
         loop = asyncio.get_running_loop()
-        item = Item(messages, loop.create_future())
+        item = PendingPublish(messages, loop.create_future())
         if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:
             raise errors.Overloaded(
                 f"{self._queued_bytes} bytes wait to be stored in {self._stream!r} already", retry_after_s=1.0
@@ -170,7 +170,7 @@ class Committer:
             self._task = loop.create_task(self._run(express), name=f"commits of {self._stream}")
         return item.future
 
-    def _expired(self, item: Item, timeout_s: float) -> None:
+    def _expired(self, item: PendingPublish, timeout_s: float) -> None:
         item.fail(
             errors.TimedOut(
                 f"{self._stream!r} did not acknowledge within {timeout_s:g} s; it may be stored all the same",
@@ -184,7 +184,7 @@ class Committer:
 
     # Rounds.
 
-    async def _run(self, express: tuple[Item, _Flight] | None) -> None:
+    async def _run(self, express: tuple[PendingPublish, _Flight] | None) -> None:
         """``express``: one that found nobody before it, and is on its way already."""
         try:
             if express is not None:
@@ -202,16 +202,16 @@ class Committer:
             self._queued_bytes = sum(item.size for item in self._queue)
             self._task = None
 
-    async def _again(self, items: list[Item]) -> None:
+    async def _again(self, items: list[PendingPublish]) -> None:
         """Put them back in front, and take a breath."""
         if items:
             self._queue.extendleft(reversed(items))
             self._queued_bytes += sum(item.size for item in items)
             await asyncio.sleep(0.05 + random.random() * 0.1)
 
-    def _take_round(self) -> tuple[list[Item], bool]:
+    def _take_round(self) -> tuple[list[PendingPublish], bool]:
         """The items of the next round, and whether they go as one batch."""
-        head: list[Item] = []
+        head: list[PendingPublish] = []
         while self._queue and len(head) < commit_groups.MAX_BATCH:
             item = self._queue.popleft()
             self._queued_bytes -= item.size
@@ -219,12 +219,12 @@ class Committer:
                 head.append(item)
         if not head:
             return [], False
-        count, together = commit_groups.next_round(head, self._costs)
+        count, together = commit_groups.next_group(head, self._costs)
         self._queue.extendleft(reversed(head[count:]))
         self._queued_bytes += sum(item.size for item in head[count:])
         return head[:count], together
 
-    async def _round(self, items: list[Item], together: bool) -> list[Item]:
+    async def _round(self, items: list[PendingPublish], together: bool) -> list[PendingPublish]:
         """Send them, and give each its fate. Returns those to be sent again."""
         began = asyncio.get_running_loop().time()
         if together and len(items) >= commit_groups.MIN_BATCH:
@@ -247,7 +247,9 @@ class Committer:
             self._costs.observe(len(items), together, took_s)
         return again
 
-    async def _resolved(self, item: Item, outcome: int | errors.MusterError) -> int | errors.MusterError:
+    async def _resolved(
+        self, item: PendingPublish, outcome: int | errors.MusterError
+    ) -> int | errors.MusterError:
         """The outcome of all attempts: an earlier one may have stored what this one was refused."""
         if isinstance(outcome, errors.TimedOut):
             item.in_doubt = True
@@ -287,19 +289,19 @@ class Committer:
             raise outcome
         return outcome
 
-    def _settle(self, item: Item, outcome: int | errors.MusterError) -> bool:
+    def _settle(self, item: PendingPublish, outcome: int | errors.MusterError) -> bool:
         """Tell it its fate; False if it is to be sent again."""
         if isinstance(outcome, int):
             item.settle(outcome)
         elif not _retry(outcome) or self._wire.is_closed:
-            if isinstance(outcome, jetstream.Full) and not item.future.done():
+            if isinstance(outcome, jetstream.StreamFull) and not item.future.done():
                 self._on_full()
             item.fail(outcome)
         else:
             return not item.may_repeat(outcome)
         return True
 
-    async def _post_together(self, items: list[Item]) -> list[int | errors.MusterError]:
+    async def _post_together(self, items: list[PendingPublish]) -> list[int | errors.MusterError]:
         parts = [part for item in items for part in item.parts]
         (outcome,) = await self._post([(self._sender(parts), parts, items)])
         if isinstance(outcome, errors.MusterError):
@@ -352,7 +354,7 @@ class Committer:
             if not waited_for and len(items) == 1:
                 self._settle(items[0], outcome)
 
-        def answered(place: int, answer: requests.Answer) -> None:
+        def answered(place: int, answer: requests.InboxReply) -> None:
             settled(place, self._outcome(answer))
 
         def failed(place: int, error: errors.MusterError) -> None:
@@ -393,9 +395,9 @@ class Committer:
                     alarm.cancel()
         return flight.outcomes
 
-    def _outcome(self, answer: requests.Answer) -> int | errors.MusterError:
+    def _outcome(self, answer: requests.InboxReply) -> int | errors.MusterError:
         """The sequence, or what went wrong."""
-        if requests.nobody_listens(answer):
+        if requests.is_no_responders(answer):
             return errors.Unavailable(f"the stream {self._stream!r} has no leader now")
         report: dict[str, Any] = json.loads(answer.data)
         if "error" in report:
@@ -408,7 +410,7 @@ def _retry(outcome: errors.MusterError) -> bool:
     return isinstance(outcome, errors.Unavailable)
 
 
-def _tell(items: Sequence[Item], outcome: int | errors.MusterError) -> None:
+def _tell(items: Sequence[PendingPublish], outcome: int | errors.MusterError) -> None:
     if isinstance(outcome, api.Duplicate):
         items[-1].settle(outcome)  # the broker accepts no batch with a duplicate
     elif isinstance(outcome, int):

@@ -27,7 +27,7 @@ NAME_IN_USE = 10058
 _MARKER = key_value.MARKER_REASON.encode()
 
 
-class Refusal(errors.Refused):
+class JetStreamRefused(errors.Refused):
     """What the broker said, when it has no closer word among ours."""
 
     def __init__(self, message: str, *, err_code: int) -> None:
@@ -35,7 +35,7 @@ class Refusal(errors.Refused):
         self.err_code = err_code
 
 
-class Full(errors.LimitExceeded):
+class StreamFull(errors.LimitExceeded):
     """A stream's budget is used up, and it refuses rather than forgets."""
 
 
@@ -50,7 +50,7 @@ def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
     if err_code == DUPLICATE_IN_BATCH:
         return errors.AlreadyExists(text)
     if err_code in _FULL:
-        return Full(
+        return StreamFull(
             text, hint="raise max_bytes, shorten max_age_s, or let the stream drop its oldest (on_full)"
         )
     if err_code in _LIMIT:
@@ -63,13 +63,13 @@ def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
         return errors.Forbidden(text)
     if code >= 500:
         return errors.Unavailable(text)
-    return Refusal(text, err_code=err_code)
+    return JetStreamRefused(text, err_code=err_code)
 
 
-class Api:
+class JetStreamApi:
     """Requests to the storage of the domain."""
 
-    def __init__(self, over: requests.Wire) -> None:
+    def __init__(self, over: requests.RequestConnection) -> None:
         self.wire = over
 
     async def call(
@@ -113,7 +113,7 @@ class Api:
                     raise errors.TimedOut(
                         f"the brokers' storage did not answer within {timeout_s:g} s"
                     ) from None
-            except requests.NobodyListens as error:
+            except requests.NoResponders as error:
                 raise errors.Unavailable(
                     "this domain's brokers have no durable storage, or this identity may not use it",
                     hint="enable durable storage (JetStream) on at least one broker",
@@ -134,7 +134,7 @@ def nanoseconds(stamp: str) -> int:
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
 
 
-def stamp(at_ns: int) -> str:
+def to_timestamp(at_ns: int) -> str:
     """The reverse of `nanoseconds`."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z"
@@ -168,7 +168,7 @@ def public_headers_of(raw: bytes | None) -> dict[str, str]:
     return public_headers(message_format.decode_headers(raw))
 
 
-class Delivered:
+class DeliveryMetadata:
     """What the reply subject of a message delivered by a consumer says of it."""
 
     __slots__ = ("consumer_sequence", "count", "pending", "sequence", "stored_at_ns")

@@ -73,7 +73,7 @@ def stream_settings(settings: api.KeyValueSettings) -> api.StreamSettings:
         max_bytes=settings.max_bytes,
         max_age_s=0,
         max_messages_per_subject=settings.history,
-        on_full=api.OnFull.REFUSE,
+        on_full=api.FullPolicy.REFUSE,
         replicas=settings.replicas,
         memory_only=settings.memory_only,
     )
@@ -89,7 +89,7 @@ class Mark(enum.Enum):
     """Here ends the replay: everything that was stored when it began has been read."""
 
 
-class Messages(Protocol):
+class BucketMessages(Protocol):
     """The messages of (part of) a bucket: replays of the last of each key, and the new ones after each."""
 
     async def step(self) -> api.StoredMessage | Mark: ...
@@ -98,19 +98,19 @@ class Messages(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class Stream(api.Stream, Protocol):
+class BucketStream(api.Stream, Protocol):
     """What a bucket needs of its stream."""
 
-    def last_of_each(self, pattern: str, *, headers_only: bool) -> Messages: ...
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> BucketMessages: ...
     def check_open(self) -> None:
         """Raise an error if the connection is closed for good."""
         ...
 
 
-class KeyValue:
+class StreamKeyValue:
     """See `api.KeyValue`."""
 
-    def __init__(self, bucket: str, stream: Stream) -> None:
+    def __init__(self, bucket: str, stream: BucketStream) -> None:
         self._bucket = bucket
         self._stream = stream
         self._prefix = f"$KV.{bucket}."
@@ -122,14 +122,14 @@ class KeyValue:
     def bucket(self) -> str:
         return self._bucket
 
-    async def get(self, key: str) -> api.Entry | None:
+    async def get(self, key: str) -> api.KeyValueEntry | None:
         found = await self._stream.last_for(self._prefix + encode_key(key))
         entry = self.entry(found) if found is not None else None
         return entry if entry is not None and entry.value is not None else None
 
-    def entry(self, message: api.StoredMessage) -> api.Entry:
+    def entry(self, message: api.StoredMessage) -> api.KeyValueEntry:
         gone = OPERATION in message.headers or MARKER_REASON in message.headers
-        return api.Entry(
+        return api.KeyValueEntry(
             key=decode_key(message.subject[len(self._prefix) :]),
             value=None if gone else message.data,
             revision=message.sequence,
@@ -187,16 +187,16 @@ class KeyValue:
                 self._stream.check_open()
                 await asyncio.sleep(RETRY_S)
 
-    async def watch(self, pattern: str = ">") -> Watch:
-        return Watch(self, self._follow(pattern))
+    async def watch(self, pattern: str = ">") -> StreamKeyWatch:
+        return StreamKeyWatch(self, self._follow(pattern))
 
-    def _follow(self, pattern: str, *, headers_only: bool = False) -> Messages:
+    def _follow(self, pattern: str, *, headers_only: bool = False) -> BucketMessages:
         return self._stream.last_of_each(
             self._prefix + encode_key(pattern, pattern=True), headers_only=headers_only
         )
 
 
-class Watch:
+class StreamKeyWatch:
     """See `api.Watch`.
 
     Markers of deletions live for a while only, so after an absence the messages alone do not tell which keys
@@ -204,7 +204,7 @@ class Watch:
     it, and that the bucket does not hold, is reported as deleted.
     """
 
-    def __init__(self, bucket: KeyValue, messages: Messages) -> None:
+    def __init__(self, bucket: StreamKeyValue, messages: BucketMessages) -> None:
         self._bucket = bucket
         self._messages = messages
         self._initial = True
@@ -213,19 +213,19 @@ class Watch:
         self._missing: list[str] = []  # from the last replay; not yet known to be deleted
         self._revision = 0  # the highest one seen
 
-    async def __aiter__(self) -> AsyncIterator[api.Entry | None]:
+    async def __aiter__(self) -> AsyncIterator[api.KeyValueEntry | None]:
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 yield await self._next()
 
-    async def _next(self) -> api.Entry | None:
+    async def _next(self) -> api.KeyValueEntry | None:
         while True:
             if self._missing:
                 key = self._missing[-1]
                 held = await self._bucket.holds(key)
                 self._missing.pop()
                 if not held and self._reported.pop(key, None) is not None:
-                    return api.Entry(key, None, self._revision, created_at_ns=0)
+                    return api.KeyValueEntry(key, None, self._revision, created_at_ns=0)
                 continue
             message = await self._messages.step()
             if message is Mark.REPLAY:
@@ -244,7 +244,7 @@ class Watch:
                 if self._is_news(entry):
                     return entry
 
-    def _is_news(self, entry: api.Entry) -> bool:
+    def _is_news(self, entry: api.KeyValueEntry) -> bool:
         newer = entry.revision > self._revision
         self._revision = max(self._revision, entry.revision)
         before = self._reported.get(entry.key)

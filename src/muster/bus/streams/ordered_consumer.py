@@ -33,12 +33,12 @@ BEATS_MISSED = 2.5
 RETRY_S = 0.25
 
 
-class Following:
+class NatsOrderedConsumer:
     """See `api.Following`, and `keyvalue.Messages` where there is no ``first``."""
 
     def __init__(
         self,
-        storage: jetstream.Api,
+        storage: jetstream.JetStreamApi,
         stream: str,
         *,
         first: int | None,
@@ -154,7 +154,7 @@ class Following:
             self._error = error
             self._arrived.set()
         except Exception as error:  # else its reader would wait for ever
-            self._error = errors.InvariantBroken(f"following {self._stream}: {error!r}")
+            self._error = errors.InvariantViolation(f"following {self._stream}: {error!r}")
             self._arrived.set()
             raise
 
@@ -188,7 +188,7 @@ class Following:
                 except TimeoutError:
                     if loop.time() - self._beat_at >= BEAT_S * BEATS_MISSED:
                         break  # silence
-        except jetstream.Refusal as error:
+        except jetstream.JetStreamRefused as error:
             raise errors.InvalidInput(error.message) from error
         finally:
             self._wire.on_news.discard(self._broken.set)
@@ -249,7 +249,7 @@ class Following:
             return
         if self._broken.is_set() or not reply:
             return
-        told = jetstream.Delivered(reply)
+        told = jetstream.DeliveryMetadata(reply)
         if told.consumer_sequence != self._consumer_sequence + 1:
             self._broken.set()
             return

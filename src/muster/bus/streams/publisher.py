@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from muster.bus import api
 
 
-class Publishing(abc.ABC):
+class StreamPublisher(abc.ABC):
     """`api.Stream`'s ``publish``, ``store`` and ``store_soon``, for whoever has a ``publish_batch``."""
 
     __slots__ = ()
 
     @abc.abstractmethod
     async def publish_batch(
-        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, messages: Sequence[api.OutgoingMessage], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int: ...
 
     async def publish(
@@ -31,7 +31,7 @@ class Publishing(abc.ABC):
         ttl_s: float | None = None,
         timeout_s: float = api.DURABLE_TIMEOUT_S,
     ) -> int:
-        message = api.Outgoing(
+        message = api.OutgoingMessage(
             subject,
             data,
             headers or {},
@@ -42,10 +42,10 @@ class Publishing(abc.ABC):
         )
         return await self.store(message, timeout_s=timeout_s)
 
-    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
+    async def store(self, message: api.OutgoingMessage, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
         return await self.publish_batch((message,), timeout_s=timeout_s)
 
     def store_soon(
-        self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, message: api.OutgoingMessage, *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> asyncio.Future[int]:
         return asyncio.ensure_future(self.store(message, timeout_s=timeout_s))

@@ -23,10 +23,10 @@ SILENT_S = 30.0
 COMPLETE = "204"  # the status that ends a snapshot of several pieces; one of a single piece ends without any
 
 
-class Snapshot:
+class StreamSnapshot:
     """``async for piece in snapshot: …``; `config` and `state` are the broker's words about the stream."""
 
-    def __init__(self, bus: client.Client, name: str) -> None:
+    def __init__(self, bus: client.NatsBus, name: str) -> None:
         self._bus = bus
         self._name = subjects.token(name)
         self.config: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class Snapshot:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         # A subject of its own: several snapshots can be under way, also under one identity.
         inbox = f"{subjects.inbox(self._bus.identity)}.snapshot-{secrets.token_hex(8)}"
-        async with await self._bus.subscribe(inbox, overflow=api.Overflow.CLOSE) as pieces:
+        async with await self._bus.subscribe(inbox, overflow=api.OverflowPolicy.CLOSE) as pieces:
             question = {"deliver_subject": inbox, "chunk_size": PIECE_BYTES, "jsck": True}
             # One try: after a second one the pieces of two snapshots would come mixed.
             answer = await self._bus.storage.call(
@@ -55,7 +55,7 @@ class Snapshot:
 
 
 async def restore(
-    bus: client.Client, config: dict[str, Any], state: dict[str, Any], pieces: AsyncIterator[bytes]
+    bus: client.NatsBus, config: dict[str, Any], state: dict[str, Any], pieces: AsyncIterator[bytes]
 ) -> None:
     """Make the stream anew from its snapshot; `errors.AlreadyExists` if there is one of its name."""
     name = subjects.token(config["name"])
@@ -66,7 +66,7 @@ async def restore(
             timeout_s=SILENT_S,
             try_s=SILENT_S,
         )
-    except jetstream.Refusal as error:
+    except jetstream.JetStreamRefused as error:
         if error.err_code == jetstream.NAME_IN_USE:
             raise errors.AlreadyExists(f"the stream {name} is there already") from error
         raise
@@ -83,7 +83,7 @@ def _check(name: str, answer: bytes) -> None:
         raise jetstream.error_of(report["error"], f"restoring {name}")
 
 
-async def _settled(bus: client.Client, name: str, last: int) -> None:
+async def _settled(bus: client.NatsBus, name: str, last: int) -> None:
     """Until the stream says that it reaches as far.
 
     How many it holds does not tell: leases, and what else was to live for a time, have ended since.

@@ -16,37 +16,37 @@ from muster.bus.streams import group_commit, jetstream, key_value, ordered_consu
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 
-events = log.Events("bus")
+events = log.EventLog("bus")
 
 READ_BATCH = 500
 READ_BATCH_BYTES = 4 << 20
 
 
-class Streams:
+class StreamFactory:
     """What one connection knows of streams: shared by all of its handles."""
 
-    def __init__(self, over: requests.Wire, counts: counters.Counts) -> None:
+    def __init__(self, over: requests.RequestConnection, counts: counters.ConnectionCounters) -> None:
         self.wire = over
-        self.api = jetstream.Api(over)
+        self.api = jetstream.JetStreamApi(over)
         self._counts = counts
-        self._committers: dict[str, group_commit.Committer] = {}
+        self._committers: dict[str, group_commit.PublishCommitter] = {}
 
-    def committer(self, name: str) -> group_commit.Committer:
+    def committer(self, name: str) -> group_commit.PublishCommitter:
         if name not in self._committers:
             on_full = functools.partial(self._full, name)
-            self._committers[name] = group_commit.Committer(name, self.wire, on_full)
+            self._committers[name] = group_commit.PublishCommitter(name, self.wire, on_full)
         return self._committers[name]
 
     def _full(self, name: str) -> None:
-        self._counts.add(counters.Count.FULL)
+        self._counts.add(counters.ConnectionCounter.FULL)
         events.warning("stream-full", stream=name)
 
     async def drained(self) -> None:
         for one in self._committers.values():
             await one.drained()
 
-    async def ensure(self, settings: api.StreamSettings) -> Stream:
-        return Stream(self, await self.configure(wanted(settings)))
+    async def ensure(self, settings: api.StreamSettings) -> NatsStream:
+        return NatsStream(self, await self.configure(stream_config(settings)))
 
     async def configure(self, config: dict[str, Any]) -> dict[str, Any]:
         """Create the stream, or bring it to ``config`` but for its budget. Returns what the broker made of
@@ -59,7 +59,7 @@ class Streams:
             pass  # and not the other way round: where room is scarce, a second creation is refused for that
         try:
             return (await self.api.call(f"STREAM.CREATE.{name}", config))["config"]  # type: ignore[no-any-return]
-        except jetstream.Refusal as error:
+        except jetstream.JetStreamRefused as error:
             if error.err_code != jetstream.NAME_IN_USE:
                 raise errors.InvalidInput(error.message) from error
         return await self._update(name, kept)  # somebody was quicker
@@ -76,29 +76,29 @@ class Streams:
             return there  # type: ignore[no-any-return]
         try:
             return (await self.api.call(f"STREAM.UPDATE.{name}", changed))["config"]  # type: ignore[no-any-return]
-        except jetstream.Refusal as error:
+        except jetstream.JetStreamRefused as error:
             raise errors.InvalidInput(
                 error.message,
                 hint="some settings of a stream cannot change: delete it, or choose another name",
             ) from error
 
-    async def bucket(self, settings: api.KeyValueSettings) -> key_value.KeyValue:
-        config = wanted(key_value.stream_settings(settings)) | {
+    async def bucket(self, settings: api.KeyValueSettings) -> key_value.StreamKeyValue:
+        config = stream_config(key_value.stream_settings(settings)) | {
             "deny_delete": True,
             "allow_rollup_hdrs": True,
             "subject_delete_marker_ttl": key_value.EXPIRY_MARKER_TTL_S * 1_000_000_000,
         }
-        return key_value.KeyValue(settings.bucket, Stream(self, await self.configure(config)))
+        return key_value.StreamKeyValue(settings.bucket, NatsStream(self, await self.configure(config)))
 
-    async def open(self, name: str) -> Stream:
-        return Stream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
+    async def open(self, name: str) -> NatsStream:
+        return NatsStream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
 
     async def names(self) -> list[str]:
         return sorted(name for page in await self._pages("STREAM.NAMES") for name in page)
 
-    async def budgets(self) -> list[api.Budget]:
+    async def budgets(self) -> list[api.StreamBudget]:
         found = [
-            api.Budget(
+            api.StreamBudget(
                 stream=info["config"]["name"],
                 used_bytes=info["state"]["bytes"],
                 limit_bytes=max(0, info["config"]["max_bytes"]),
@@ -127,12 +127,12 @@ class Streams:
         await self.api.call(f"STREAM.DELETE.{subjects.token(name)}", removes=True)
 
 
-def budget(max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int) -> dict[str, Any]:
+def budget(max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: int) -> dict[str, Any]:
     """The part of a stream's configuration that says how much it may hold."""
     return {
         "max_bytes": max_bytes,
         "max_age": round(max_age_s * 1e9),
-        "discard": "new" if on_full is api.OnFull.REFUSE else "old",
+        "discard": "new" if on_full is api.FullPolicy.REFUSE else "old",
         "num_replicas": replicas,
     }
 
@@ -140,7 +140,7 @@ def budget(max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int)
 _BUDGET = ("max_bytes", "max_age", "discard", "num_replicas")
 
 
-def wanted(settings: api.StreamSettings) -> dict[str, Any]:
+def stream_config(settings: api.StreamSettings) -> dict[str, Any]:
     """The broker's configuration for our settings."""
     if settings.max_bytes <= 0:
         raise errors.InvalidInput(f"the stream {settings.name!r} needs a budget: max_bytes must be positive")
@@ -166,19 +166,19 @@ def wanted(settings: api.StreamSettings) -> dict[str, Any]:
     }
 
 
-def _on_full(config: dict[str, Any]) -> api.OnFull:
-    return api.OnFull.REFUSE if config["discard"] == "new" else api.OnFull.DROP_OLDEST
+def _on_full(config: dict[str, Any]) -> api.FullPolicy:
+    return api.FullPolicy.REFUSE if config["discard"] == "new" else api.FullPolicy.DROP_OLDEST
 
 
-class Stream(publisher.Publishing):
+class NatsStream(publisher.StreamPublisher):
     """See `api.Stream`."""
 
-    def __init__(self, streams: Streams, config: dict[str, Any]) -> None:
+    def __init__(self, streams: StreamFactory, config: dict[str, Any]) -> None:
         self._streams = streams
         self._api = streams.api
         self._wire = streams.wire
         self._name: str = config["name"]
-        self._covers = subject_patterns.Patterns(config.get("subjects") or [])
+        self._covers = subject_patterns.SubjectPatternSet(config.get("subjects") or [])
         self._committer = streams.committer(self._name)
 
     def __repr__(self) -> str:
@@ -191,17 +191,17 @@ class Stream(publisher.Publishing):
     # Writing.
 
     async def publish_batch(
-        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, messages: Sequence[api.OutgoingMessage], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
         message_format.check_count(len(messages))
         return await self._submit(messages, timeout_s)
 
     def store_soon(
-        self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S
+        self, message: api.OutgoingMessage, *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> asyncio.Future[int]:
         return self._submit((message,), timeout_s)
 
-    def _submit(self, messages: Sequence[api.Outgoing], timeout_s: float) -> asyncio.Future[int]:
+    def _submit(self, messages: Sequence[api.OutgoingMessage], timeout_s: float) -> asyncio.Future[int]:
         for message in messages:
             message_format.check_outgoing(message)
             if not self._covers.match(message.subject):
@@ -323,12 +323,12 @@ class Stream(publisher.Publishing):
             await self.state()  # says why there was no answer, or waits until there is a leader
         raise errors.TimedOut(f"nobody who holds {self._name!r} answered within {api.DURABLE_TIMEOUT_S:g} s")
 
-    async def _collect(self, question: bytes) -> list[requests.Answer] | None:
+    async def _collect(self, question: bytes) -> list[requests.InboxReply] | None:
         """All messages of one batched read, the last being the broker's end mark; None if it broke off."""
-        answers: list[requests.Answer] = []
+        answers: list[requests.InboxReply] = []
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def take(answer: requests.Answer) -> None:
+        def take(answer: requests.InboxReply) -> None:
             answers.append(answer)
             status = message_format.status_of(answer.raw_headers)
             if status and not done.done():
@@ -361,8 +361,8 @@ class Stream(publisher.Publishing):
 
     def follow(
         self, first: int, *, subject: str | None = None, gaps: bool = False
-    ) -> ordered_consumer.Following:
-        return ordered_consumer.Following(
+    ) -> ordered_consumer.NatsOrderedConsumer:
+        return ordered_consumer.NatsOrderedConsumer(
             self._api,
             self._name,
             first=first,
@@ -370,12 +370,12 @@ class Stream(publisher.Publishing):
             strict=subject is None and not gaps,
         )
 
-    def last_of_each(self, pattern: str, *, headers_only: bool) -> ordered_consumer.Following:
-        return ordered_consumer.Following(
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> ordered_consumer.NatsOrderedConsumer:
+        return ordered_consumer.NatsOrderedConsumer(
             self._api, self._name, first=None, filters=(pattern,), headers_only=headers_only
         )
 
-    async def consumer(self, settings: api.ConsumerSettings) -> streams_consumer.Consumer:
+    async def consumer(self, settings: api.ConsumerSettings) -> streams_consumer.NatsConsumer:
         return await streams_consumer.ensure(self._api, self._name, settings)
 
     async def delete_consumer(self, name: str) -> None:

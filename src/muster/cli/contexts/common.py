@@ -24,16 +24,16 @@ after_option = click.option("--after", default="", metavar="KEY", help="Go on be
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    invocation: command.Invocation, to: connection.Options, node: str | None = None
-) -> AsyncIterator[client.Client]:
+async def inform_client(
+    invocation: command.Invocation, to: connection.ConnectionOptions, node: str | None = None
+) -> AsyncIterator[client.InformClient]:
     from muster.inform import client, protocol
 
     async with await connection.connect(invocation, to) as bus:
-        yield client.Client(bus, node=node or protocol.ANY)
+        yield client.InformClient(bus, node=node or protocol.ANY)
 
 
-def value(data: bytes | None) -> dict[str, Any]:
+def render_value(data: bytes | None) -> dict[str, Any]:
     """As text where it is text; else in base 64, under another name."""
     if data is None:
         return {"value": None}
@@ -44,7 +44,7 @@ def value(data: bytes | None) -> dict[str, Any]:
 
 
 def attributes(given: tuple[str, ...]) -> dict[str, Any]:
-    found = settings(given, "--attribute")
+    found = parse_assignments(given, "--attribute")
     for name, one in found.items():
         if isinstance(one, list) and not all(isinstance(word, str) for word in one):
             raise click.BadParameter(
@@ -53,7 +53,7 @@ def attributes(given: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def settings(given: tuple[str, ...], option: str) -> dict[str, Any]:
+def parse_assignments(given: tuple[str, ...], option: str) -> dict[str, Any]:
     """NAME=VALUE, the value as JSON where it is some: else it is text."""
     found: dict[str, Any] = {}
     for text in given:
@@ -69,7 +69,7 @@ def settings(given: tuple[str, ...], option: str) -> dict[str, Any]:
     return found
 
 
-def say_what_is_missing(invocation: command.Invocation, found: protocol.Found) -> None:
+def warn_incomplete(invocation: command.Invocation, found: protocol.FindResult) -> None:
     """Beside the answer: why there may be more than it shows."""
     if found.more:
         invocation.printer.note(

@@ -18,29 +18,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@click.group(cls=command.Group, examples=[("muster inform session begin --timeout 600", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster inform session begin --timeout 600", "")])
 def session() -> None:
     """Activities of WS-Context: begin, complete, ask for the status, keep contents."""
 
 
 def _in_sessions(
-    invocation: command.Invocation, to: connection.Options, act: Callable[[activities.Sessions], Awaitable[T]]
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    act: Callable[[activities.Activities], Awaitable[T]],
 ) -> T:
     async def work() -> T:
         from muster.inform import activities
 
-        async with contexts_.connected(invocation, to) as contexts:
-            return await act(activities.Sessions(contexts, time.time_ns))
+        async with contexts_.inform_client(invocation, to) as contexts:
+            return await act(activities.Activities(contexts, time.time_ns))
 
     return command.run(work())
 
 
-def _session(found: activities.Session) -> dict[str, Any]:
+def _session(found: activities.Activity) -> dict[str, Any]:
     return {
         "id": found.id,
         "status": found.status.value,
         "parent": found.parent or None,
-        **contexts_.value(found.contents),
+        **contexts_.render_value(found.contents),
         "timeout_s": round(found.expires_at_ns / 1e9 - time.time(), 3),
         "version": found.version,
     }
@@ -55,7 +57,7 @@ def _session(found: activities.Session) -> dict[str, Any]:
 @connection.options
 @command.pass_invocation
 def begin(
-    invocation: command.Invocation, parent: str, timeout_s: float | None, to: connection.Options
+    invocation: command.Invocation, parent: str, timeout_s: float | None, to: connection.ConnectionOptions
 ) -> None:
     """Begin an activity."""
     made = _in_sessions(invocation, to, lambda all_: all_.begin(parent=parent, timeout_s=timeout_s))
@@ -66,7 +68,7 @@ def begin(
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def complete(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def complete(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Complete an activity; those inside it must be complete."""
     done = _in_sessions(invocation, to, lambda all_: all_.complete(id))
     invocation.printer.done(_session(done), f"{done.id} is {done.status.value}")
@@ -76,7 +78,7 @@ def complete(invocation: command.Invocation, id: str, to: connection.Options) ->
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def status(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def status(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Say whether an activity is active or completed. It is an error if there is none of that id."""
     found = _in_sessions(invocation, to, lambda all_: all_.get(id)).status
     invocation.printer.done({"id": id, "status": found.value}, found.value)
@@ -93,7 +95,9 @@ def status(invocation: command.Invocation, id: str, to: connection.Options) -> N
 @click.argument("new", required=False, metavar="CONTENTS")
 @connection.options
 @command.pass_invocation
-def contents(invocation: command.Invocation, id: str, new: str | None, to: connection.Options) -> None:
+def contents(
+    invocation: command.Invocation, id: str, new: str | None, to: connection.ConnectionOptions
+) -> None:
     """Print what an activity holds, or replace it. '-' takes it from stdin."""
     if new is None:
         invocation.printer.facts(_session(_in_sessions(invocation, to, lambda all_: all_.get(id))))
@@ -103,33 +107,33 @@ def contents(invocation: command.Invocation, id: str, new: str | None, to: conne
     invocation.printer.done(_session(done), f"{id} holds {len(data)} bytes")
 
 
-@click.group(cls=command.Group, examples=[("muster inform service find \"name LIKE 'map%'\"", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster inform service find \"name LIKE 'map%'\"", "")])
 def service() -> None:
     """UDDI-style service entries: save, show, find, delete."""
 
 
 def _in_services(
     invocation: command.Invocation,
-    to: connection.Options,
-    act: Callable[[service_entries.Services], Awaitable[T]],
+    to: connection.ConnectionOptions,
+    act: Callable[[service_entries.ServiceEntries], Awaitable[T]],
 ) -> T:
     async def work() -> T:
         from muster.inform import service_entries
 
-        async with contexts_.connected(invocation, to) as contexts:
-            return await act(service_entries.Services(contexts))
+        async with contexts_.inform_client(invocation, to) as contexts:
+            return await act(service_entries.ServiceEntries(contexts))
 
     return command.run(work())
 
 
-def _entry(found: service_entries.Entry) -> dict[str, Any]:
+def _entry(found: service_entries.ServiceEntry) -> dict[str, Any]:
     return {
         "id": found.id,
         "name": found.name,
         "access": list(found.access),
         "categories": list(found.categories),
         "metadata": dict(found.metadata),
-        **contexts_.value(found.description),
+        **contexts_.render_value(found.description),
         "version": found.version,
         "owner": found.owner,
     }
@@ -158,7 +162,7 @@ def save(
     metadata: tuple[str, ...],
     description: str,
     lease_s: float,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     **more: Any,
 ) -> None:
     """Publish a service entry."""
@@ -167,7 +171,7 @@ def save(
     for one in more["categories"]:
         if not all(one.partition("=")):
             raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--category")
-    entry = service_entries.Entry(
+    entry = service_entries.ServiceEntry(
         id=id_, name=name, metadata=contexts_.attributes(metadata), description=description.encode(), **more
     )
     made = _in_services(invocation, to, lambda all_: all_.save(entry, lease_s=lease_s))
@@ -178,7 +182,7 @@ def save(
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def show(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Print a service entry."""
     invocation.printer.facts(_entry(_in_services(invocation, to, lambda all_: all_.get(id))))
 
@@ -203,7 +207,7 @@ def find(
     box: tuple[float, float, float, float] | None,
     limit: int,
     after: str,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """List the service entries that satisfy a predicate.
 
@@ -211,21 +215,21 @@ def find(
     """
     from muster.inform import service_entries
 
-    area = service_entries.Box(*box) if box else None
+    area = service_entries.GeoBox(*box) if box else None
     found = _in_services(
         invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
     )
     rows = [{**_entry(service_entries.from_context(one)), "source": one.source} for one in found.contexts]
     columns = ("id", "name", "access", "metadata", "source")
     invocation.printer.rows(rows, columns, empty="no service entry was found")
-    contexts_.say_what_is_missing(invocation, found)
+    contexts_.warn_incomplete(invocation, found)
 
 
 @service.command(acts=("delete-service", "{id}"), examples=[("muster inform service delete ID", "")])
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def delete(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def delete(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Delete a service entry."""
     _in_services(invocation, to, lambda all_: all_.delete(id))
     invocation.printer.done({"id": id}, f"{id} is deleted")

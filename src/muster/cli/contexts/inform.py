@@ -20,7 +20,7 @@ node_option = click.option("--node", metavar="NAME", help="Ask this information 
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[
         ("muster inform put printers/3 '<printer/>' -a floor=2", ""),
         ("muster inform find 'floor >= 2'", ""),
@@ -39,7 +39,7 @@ def _context(context: protocol.Context) -> dict[str, Any]:
     expires = context.expires_at_ns
     return {
         "key": context.key,
-        **common.value(context.value),
+        **common.render_value(context.value),
         "attributes": context.attributes,
         "version": context.version,
         "age_s": round(context.age_s, 3),
@@ -53,11 +53,11 @@ def _context(context: protocol.Context) -> dict[str, Any]:
     }
 
 
-def _change(change: protocol.Change) -> dict[str, Any]:
+def _change(change: protocol.ContextChange) -> dict[str, Any]:
     return {
         "key": change.key,
         "version": change.version,
-        **common.value(change.value),
+        **common.render_value(change.value),
         "attributes": change.attributes,
         "reason": change.reason,
         "writer": change.writer,
@@ -91,7 +91,7 @@ def put(
     if_version: int | None,
     replicated: bool,
     node: str | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Write a context.
 
@@ -99,8 +99,8 @@ def put(
     """
     data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
 
-    async def work() -> protocol.Written:
-        async with common.connected(invocation, to, node) as held:
+    async def work() -> protocol.WriteResult:
+        async with common.inform_client(invocation, to, node) as held:
             return await held.put(
                 None if key == "-" else key,
                 data,
@@ -130,12 +130,12 @@ def get(
     max_staleness_s: float | None,
     raw: bool,
     node: str | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Read a context, with its version and age."""
 
     async def work() -> protocol.Context:
-        async with common.connected(invocation, to, node) as held:
+        async with common.inform_client(invocation, to, node) as held:
             return await held.get(key, max_staleness_s=max_staleness_s)
 
     found = command.run(work())
@@ -150,11 +150,13 @@ def get(
 @click.option("--if-version", type=int, metavar="N", help="Only if this is its version.")
 @connection.options
 @command.pass_invocation
-def delete(invocation: command.Invocation, key: str, if_version: int | None, to: connection.Options) -> None:
+def delete(
+    invocation: command.Invocation, key: str, if_version: int | None, to: connection.ConnectionOptions
+) -> None:
     """Delete a context."""
 
-    async def work() -> protocol.Written:
-        async with common.connected(invocation, to) as held:
+    async def work() -> protocol.WriteResult:
+        async with common.inform_client(invocation, to) as held:
             return await held.delete(key, expected_version=if_version)
 
     written = command.run(work())
@@ -173,7 +175,7 @@ def delete(invocation: command.Invocation, key: str, if_version: int | None, to:
 @connection.options
 @command.pass_invocation
 def find(
-    invocation: command.Invocation, predicate: str, limit: int, after: str, to: connection.Options
+    invocation: command.Invocation, predicate: str, limit: int, after: str, to: connection.ConnectionOptions
 ) -> None:
     """List the contexts whose attributes satisfy a predicate, in the order of their keys.
 
@@ -181,15 +183,15 @@ def find(
     stderr.
     """
 
-    async def work() -> protocol.Found:
-        async with common.connected(invocation, to) as held:
+    async def work() -> protocol.FindResult:
+        async with common.inform_client(invocation, to) as held:
             return await held.find(predicate, limit=limit, after=after)
 
     found = command.run(work())
     rows = [_context(one) for one in found.contexts]
     columns = ("key", "version", "attributes", "age_s", "source")
     invocation.printer.rows(rows, columns, of="context", empty="no context was found")
-    common.say_what_is_missing(invocation, found)
+    common.warn_incomplete(invocation, found)
 
 
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
@@ -199,12 +201,12 @@ def find(
 @connection.options
 @command.pass_invocation
 def watch(
-    invocation: command.Invocation, key: str, after: int, count: int | None, to: connection.Options
+    invocation: command.Invocation, key: str, after: int, count: int | None, to: connection.ConnectionOptions
 ) -> None:
     """Print a context's changes as they happen, in order."""
 
     async def work() -> None:
-        async with common.connected(invocation, to) as held:
+        async with common.inform_client(invocation, to) as held:
             number = 0
             async for change in held.watch(key, after_version=after):
                 record = _change(change)
@@ -221,11 +223,11 @@ def watch(
 @click.argument("key")
 @connection.options
 @command.pass_invocation
-def history(invocation: command.Invocation, key: str, to: connection.Options) -> None:
+def history(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
     """List a context's versions, as far back as the log goes."""
 
-    async def work() -> protocol.History:
-        async with common.connected(invocation, to) as held:
+    async def work() -> protocol.ContextHistory:
+        async with common.inform_client(invocation, to) as held:
             return await held.history(key)
 
     found = command.run(work())
@@ -240,11 +242,11 @@ def history(invocation: command.Invocation, key: str, to: connection.Options) ->
 @click.argument("key")
 @connection.options
 @command.pass_invocation
-def where(invocation: command.Invocation, key: str, to: connection.Options) -> None:
+def where(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
     """List a context's copies: which is primary, their ages, the demand for them."""
 
-    async def work() -> list[protocol.CopyView]:
-        async with common.connected(invocation, to) as held:
+    async def work() -> list[protocol.ReplicaInfo]:
+        async with common.inform_client(invocation, to) as held:
             return await held.where(key)
 
     rows = [
@@ -264,11 +266,11 @@ def where(invocation: command.Invocation, key: str, to: connection.Options) -> N
 @node_option
 @connection.options
 @command.pass_invocation
-def nodes(invocation: command.Invocation, node: str | None, to: connection.Options) -> None:
+def nodes(invocation: command.Invocation, node: str | None, to: connection.ConnectionOptions) -> None:
     """List information nodes: load, proximity, contexts held, messages a second."""
 
-    async def work() -> list[protocol.NodeView]:
-        async with common.connected(invocation, to, node) as held:
+    async def work() -> list[protocol.NodeInfo]:
+        async with common.inform_client(invocation, to, node) as held:
             return await held.nodes()
 
     rows = [
@@ -312,15 +314,25 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Optio
 @connection.options
 @command.pass_invocation
 def node(
-    invocation: command.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
+    invocation: command.Invocation,
+    name: str,
+    url: str | None,
+    given: tuple[str, ...],
+    to: connection.ConnectionOptions,
 ) -> None:
     """Run an information node beside the domain's own process."""
-    work = _run_node(invocation, to, name, url or f"sqlite:{name}.db", common.settings(given, "--set"))
+    work = _run_node(
+        invocation, to, name, url or f"sqlite:{name}.db", common.parse_assignments(given, "--set")
+    )
     command.run(work, fast=True)
 
 
 async def _run_node(
-    invocation: command.Invocation, to: connection.Options, name: str, url: str, given: dict[str, Any]
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    name: str,
+    url: str,
+    given: dict[str, Any],
 ) -> None:
     import msgspec
 
@@ -333,7 +345,7 @@ async def _run_node(
 
     own, options = await _of_domain(invocation, to, joins="history" not in given)
     try:
-        wanted = msgspec.convert({**own, **given}, settings.Inform, strict=False)
+        wanted = msgspec.convert({**own, **given}, settings.InformSettings, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"--set: {error}") from error
     log.configure(sys.stderr, level="warning")
@@ -341,7 +353,7 @@ async def _run_node(
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
         await database.open(url) as store,
-        foreground.serving(invocation, bus, measure) as asked,
+        foreground.serve_until_signal(invocation, bus, measure) as asked,
         await node_node.start(bus, name=name, settings=wanted, store=store, **options) as running,
     ):
         held = running.desk.copies.permanent
@@ -353,7 +365,7 @@ async def _run_node(
 
 
 async def _of_domain(
-    invocation: command.Invocation, to: connection.Options, *, joins: bool
+    invocation: command.Invocation, to: connection.ConnectionOptions, *, joins: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the domain's own nodes, and what else they are started with, as far as it is known."""
     import msgspec
@@ -366,5 +378,5 @@ async def _of_domain(
     from muster.app.components import information_nodes as part
 
     domain = config_.load(invocation)
-    trust = await asyncio.to_thread(identities.open_, domain)
-    return msgspec.to_builtins(domain.inform), part.as_of_domain(domain, trust)
+    trust = await asyncio.to_thread(identities.open_keyring, domain)
+    return msgspec.to_builtins(domain.inform), part.node_arguments(domain, trust)

@@ -15,7 +15,7 @@ COLUMNS = ("at", "who", "what", "target", "outcome", "why")
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster audit", "the latest acts, of people and of the domain's own parts"),
         ("muster audit --who ann --what purge", ""),
@@ -39,7 +39,7 @@ def audit(
     target: str,
     last: int,
     follow: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Say who did what, when, by which door, and what became of it.
 
@@ -61,10 +61,10 @@ def audit(
         async with await connection.connect(invocation, to) as bus:
             new = await bus.subscribe(messages.DECISIONS_SUBJECTS) if follow else None
             try:
-                known = await client.Client(bus).decisions(last=last)
+                known = await client.ManageClient(bus).decisions(last=last)
             except errors.NotFound:  # nobody has done anything yet
                 known = []
-            rows = [row(one) for one in known if wanted(one)]
+            rows = [audit_row(one) for one in known if wanted(one)]
             if new is None:
                 invocation.printer.rows(rows, COLUMNS, empty="nothing of the kind was done yet")
                 return
@@ -74,14 +74,14 @@ def audit(
             async for message in new:
                 told = messages.decode(message.data, messages.Decision)
                 if wanted(told) and (told.id, told.outcome) not in shown:
-                    invocation.printer.item(row(told), _line(row(told)))
+                    invocation.printer.item(audit_row(told), _line(audit_row(told)))
 
     command.run(work())
 
 
-def row(one: messages.Decision) -> dict[str, Any]:
+def audit_row(one: messages.Decision) -> dict[str, Any]:
     return {
-        "at": registry_calls.moment(one.at_ms),
+        "at": registry_calls.format_time(one.at_ms),
         "who": one.on_behalf_of or one.who,
         "what": one.what,
         "target": one.target,

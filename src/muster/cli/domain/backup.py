@@ -11,7 +11,7 @@ from muster.cli.domain import config as config_
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     acts=("backup", "{file}"),
     examples=[
         ("muster backup /safe/place/lab.tar.gz", "whether it runs or not"),
@@ -41,7 +41,7 @@ def backup(invocation: command.Invocation, file: Path) -> None:
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     acts=("restore", "{file}"),
     examples=[
         ("muster restore /safe/place/lab.tar.gz --home ~/.muster", "into a home that is not there yet")
@@ -69,5 +69,5 @@ def restore(invocation: command.Invocation, file: Path) -> None:
         },
         f"{place.root} is the domain {settings.domain.name} with {made.records} records and "
         f"{len(made.streams)} streams; start it with `muster up"
-        + (f" --home {command.shown(place.root)}`" if invocation.home else "`"),
+        + (f" --home {command.display_path(place.root)}`" if invocation.home else "`"),
     )

@@ -10,17 +10,19 @@ from muster.cli import command, connection
 from muster.cli.domain import config as config_
 
 
-@click.group(cls=command.Group, examples=[("muster broker list", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster broker list", "")])
 def broker() -> None:
     """Start, link, unlink and list brokers."""
 
 
-def _ask(invocation: command.Invocation, to: connection.Options, verb: str, **arguments: Any) -> Any:
+def _ask(
+    invocation: command.Invocation, to: connection.ConnectionOptions, verb: str, **arguments: Any
+) -> Any:
     async def ask() -> Any:
         from muster.app.operations import control
 
         async with await connection.connect(invocation, to) as bus:
-            return await control.ask(bus, verb, **arguments)
+            return await control.request_control(bus, verb, **arguments)
 
     return command.run(ask())
 
@@ -29,7 +31,7 @@ def _ask(invocation: command.Invocation, to: connection.Options, verb: str, **ar
 @click.option("--links", is_flag=True, help="List what joins them instead.")
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, links: bool, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, links: bool, to: connection.ConnectionOptions) -> None:
     """List the domain's brokers, or the links between them."""
     if links:
         rows = _ask(invocation, to, "links")
@@ -53,7 +55,11 @@ def list_(invocation: command.Invocation, links: bool, to: connection.Options) -
 @connection.options
 @command.pass_invocation
 def start(
-    invocation: command.Invocation, name: str, below: str | None, storage: bool, to: connection.Options
+    invocation: command.Invocation,
+    name: str,
+    below: str | None,
+    storage: bool,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Start one more broker on the domain's machine.
 
@@ -68,7 +74,7 @@ def start(
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def stop(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Stop a broker that `muster broker start` started.
 
     What it stored stays on disk, and is there again if a broker of that name is started.
@@ -87,7 +93,7 @@ def stop(invocation: command.Invocation, name: str, to: connection.Options) -> N
 @click.argument("far")
 @connection.options
 @command.pass_invocation
-def link(invocation: command.Invocation, near: str, far: str, to: connection.Options) -> None:
+def link(invocation: command.Invocation, near: str, far: str, to: connection.ConnectionOptions) -> None:
     """Hang the broker NEAR on FAR, while both run.
 
     FAR is a broker of this domain, or the URL of a leaf listener elsewhere. Only leaf links come and go;
@@ -101,7 +107,7 @@ def link(invocation: command.Invocation, near: str, far: str, to: connection.Opt
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def unlink(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Take a leaf link away, while both ends run.
 
     ID is as `muster broker list --links` shows it.
@@ -124,7 +130,7 @@ def trust(invocation: command.Invocation) -> None:
 
     from muster.app import identities
 
-    known = identities.open_(config_.load(invocation)).broker()
+    known = identities.open_keyring(config_.load(invocation)).broker()
     told = {
         "operator": known.operator_jwt,
         "system_account": known.system_account,

@@ -34,7 +34,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 def resolve(
     invocation: command.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
-) -> settings_sections.Resolved[app_settings.Settings]:
+) -> settings_sections.ResolvedSettings[app_settings.Settings]:
     """The settings in force: of the home chosen, the environment and ``--set``."""
     import os
 
@@ -52,7 +52,7 @@ def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> app_s
     return resolve(invocation, overrides).settings
 
 
-@click.group(cls=command.Group, examples=[("muster config print", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster config print", "")])
 def config() -> None:
     """Check and print settings."""
 
@@ -98,7 +98,7 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
         rows = [
             {
                 "key": field.key,
-                "value": settings_sections.shown(resolved.settings, field.path),
+                "value": settings_sections.render_value(resolved.settings, field.path),
                 "source": source,
             }
             for field in settings_sections.fields(type(resolved.settings))
@@ -117,5 +117,5 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
         table = tree
         for section in sections:
             table = table.setdefault(section, {})
-        table[name] = settings_sections.shown(resolved.settings, field.path)
+        table[name] = settings_sections.render_value(resolved.settings, field.path)
     invocation.printer.facts(tree)

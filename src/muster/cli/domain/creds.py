@@ -37,18 +37,18 @@ ROLES = (
 )
 
 
-@click.group(cls=command.Group, examples=[("muster creds list", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster creds list", "")])
 def creds() -> None:
     """Issue, revoke and show credentials."""
 
 
-def _trust(invocation: command.Invocation) -> keyring.Trust:
+def _trust(invocation: command.Invocation) -> keyring.Keyring:
     from muster.app import identities
 
-    return identities.open_(config_.load(invocation))
+    return identities.open_keyring(config_.load(invocation))
 
 
-def _plain(record: keyring.Record) -> dict[str, Any]:
+def _plain(record: keyring.CredentialRecord) -> dict[str, Any]:
     return {
         "identity": record.identity,
         "role": record.role,
@@ -112,18 +112,20 @@ def issue(
     settings = config_.load(invocation)
     lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
-    allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).permitted())
+    allowed = tuple(subject for text in patterns for subject in topics.TopicPattern.parse(text).permitted())
     trust.issue(
         identity,
         roles.Role.named(role),
         lifetime_s=lifetime_s or None,
         topics=allowed or None,
-        queue_grants=tuple(map(queue_rights.Grant.parse, grants)) or None,
+        queue_grants=tuple(map(queue_rights.QueueGrant.parse, grants)) or None,
     )
     _hand_over(invocation, trust, identity, to)
 
 
-def _hand_over(invocation: command.Invocation, trust: keyring.Trust, identity: str, to: Path | None) -> None:
+def _hand_over(
+    invocation: command.Invocation, trust: keyring.Keyring, identity: str, to: Path | None
+) -> None:
     """Copy the credentials where they are wanted, and describe them."""
     from muster.core import errors, files
 
@@ -209,9 +211,9 @@ async def _tell(invocation: command.Invocation) -> bool:
     from muster.app import home, identities
 
     settings = config_.load(invocation)
-    running = home.Folder(settings.domain.folder).running()
+    running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         return False
     tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
-    await identities.tell_brokers(_trust(invocation), running.servers, tls=tls)
+    await identities.publish_accounts(_trust(invocation), running.servers, tls=tls)
     return True

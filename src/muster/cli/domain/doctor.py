@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster doctor", "before the first start, or when something is odd"),
         ("muster doctor --profile prod", "how one gets from here to a domain elsewhere"),
@@ -34,7 +34,7 @@ def doctor(invocation: command.Invocation) -> None:
     from muster.app.operations import doctor as operations_doctor
 
     with invocation.printer.waiting("looking"):
-        found = command.run(operations_doctor.examine(_patient(invocation)))
+        found = command.run(operations_doctor.run_checks(_patient(invocation)))
     invocation.printer.rows(
         [dataclasses.asdict(one) for one in found], ("check", "state", "found", "advice"), of="check"
     )
@@ -42,7 +42,7 @@ def doctor(invocation: command.Invocation) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _patient(invocation: command.Invocation) -> operations_doctor.Patient:
+def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     import os
 
     from muster.app import home
@@ -56,11 +56,11 @@ def _patient(invocation: command.Invocation) -> operations_doctor.Patient:
     place = home.Home.find(Path(chosen.home) if chosen.home else invocation.home)
     if name is not None and not chosen.home:
         creds = Path(chosen.creds) if chosen.creds else None
-        way = operations_doctor.Way(chosen.servers, chosen.locator, creds, chosen.ca)
-        return operations_doctor.Patient(place, app_settings.Settings(), None, way)
+        way = operations_doctor.ConnectionRoute(chosen.servers, chosen.locator, creds, chosen.ca)
+        return operations_doctor.DoctorTarget(place, app_settings.Settings(), None, way)
     if not place.settings_file.is_file():
         flags = {"domain.data_dir": str(place.root)}
-        return operations_doctor.Patient(
+        return operations_doctor.DoctorTarget(
             place, sections.load(app_settings.Settings, env=os.environ, flags=flags), None
         )
-    return operations_doctor.patient(place, config_.load(command.Invocation(home=place.root)))
+    return operations_doctor.doctor_target(place, config_.load(command.Invocation(home=place.root)))

@@ -17,7 +17,7 @@ LOG_NAME = "domain.log"
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster up", "in front; Ctrl-C drains and stops, a second one forces"),
         ("muster up --detach && muster status", ""),
@@ -45,7 +45,7 @@ def up(
     from muster.app import home
 
     settings = config_.load(invocation, overrides)
-    folder = home.Folder(settings.domain.folder)
+    folder = home.DomainFolder(settings.domain.folder)
     if not detach:
         _in_front(invocation, settings, ready_fd, log_file=log_file or ready_fd is not None)
         return
@@ -71,11 +71,11 @@ def _in_front(
     from muster.app import domain, log_files, process
     from muster.app import settings as app_settings
 
-    running = domain.Domain(settings, parts=app_settings.parts(settings))
+    running = domain.Domain(settings, parts=app_settings.components(settings))
 
     async def work() -> None:
         if ready_fd is not None:
-            process.tell_ready(ready_fd)
+            process.notify_ready(ready_fd)
             await running.wait()
         invocation.printer.done(
             {"domain": settings.domain.name, "servers": list(running.servers)},
@@ -101,7 +101,7 @@ def _dashboard(url: str | None) -> str:
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     acts=("down", "-"),
     examples=[("muster down", ""), ("muster down --force", "at once, without draining: as kill -9 would")],
 )
@@ -116,7 +116,7 @@ def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     from muster.app import home, process
 
     settings = config_.load(invocation)
-    folder = home.Folder(settings.domain.folder)
+    folder = home.DomainFolder(settings.domain.folder)
     with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
         stopped = process.stop(folder, timeout_s=timeout_s, force=force)
     name = settings.domain.name

@@ -20,7 +20,7 @@ _TABLES = {
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster status", ""),
         ("muster status -o json | jq -r '.brokers[].url'", ""),
@@ -38,7 +38,7 @@ def status(invocation: command.Invocation) -> None:
 
     place = home.Home.find(invocation.home)
     settings = config_.load(invocation)
-    folder = home.Folder(settings.domain.folder)
+    folder = home.DomainFolder(settings.domain.folder)
     pid, running = folder.holder(), folder.running()
     facts: dict[str, Any] = {
         "domain": settings.domain.name,
@@ -95,8 +95,8 @@ def _print(invocation: command.Invocation, facts: dict[str, Any], lists: dict[st
         printer.note(lists["reason"])
     for budget in lists.get("budgets", ()):
         budget["used"], budget["limit"] = (
-            output.size(budget["used_bytes"]),
-            output.size(budget["limit_bytes"]),
+            output.format_bytes(budget["used_bytes"]),
+            output.format_bytes(budget["limit_bytes"]),
         )
         budget["full"] = f"{budget['used_ratio']:.1%}"
     for name, (of, columns) in _TABLES.items():

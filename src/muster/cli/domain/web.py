@@ -13,7 +13,7 @@ ROLES = ("viewer", "operator", "admin")
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[
         ("muster web password", "make the administrator's password, and print it"),
         ("muster web serve --set web.port=8443", "without `muster up`'s own"),
@@ -48,7 +48,7 @@ def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     settings = config_.load(invocation, overrides)
     web_.check()
     log.configure(sys.stderr, level=settings.log.level, form="text")
-    folder = home.Folder(settings.domain.folder)
+    folder = home.DomainFolder(settings.domain.folder)
 
     async def run() -> None:
         from muster.app.supervisor import web_process
@@ -59,12 +59,12 @@ def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
         with web_.listen(settings.web) as listener:
             url = web_.url_of(settings.web, listener)
             invocation.printer.done({"url": url}, f"serving {url}; Ctrl-C ends it")
-            await web_process.run(
+            await web_process.serve_web(
                 settings.web,
                 listener=listener,
                 domain=settings.domain.name,
                 folder=folder,
-                trust=await asyncio.to_thread(identities.open_, settings),
+                trust=await asyncio.to_thread(identities.open_keyring, settings),
                 history=web_.history_of(settings, folder),
                 stop=stop,
                 health=msgspec.structs.replace(settings.health, port=0),
@@ -100,7 +100,7 @@ def password(invocation: command.Invocation, name: str, role: str | None, ask: b
     elif not sys.stdin.isatty():
         given = sys.stdin.readline().rstrip("\n")
     chosen = role or ("admin" if name == web_.ADMINISTRATOR else "viewer")
-    trust = identities.open_(config_.load(invocation))
+    trust = identities.open_keyring(config_.load(invocation))
     made = web_.set_password(trust, name, role=chosen, password=given)
     facts = {"name": name, "role": chosen} | ({} if given else {"password": made})
     invocation.printer.done(
@@ -114,14 +114,14 @@ def logins(invocation: command.Invocation) -> None:
     """List who may log in."""
     from muster.app import identities
 
-    passwords = identities.open_(config_.load(invocation)).passwords()
+    passwords = identities.open_keyring(config_.load(invocation)).passwords()
     found = [passwords.get(name) for name in passwords.names()]
     rows = [
         {
             "name": one.name,
             "role": "admin" if one.administers else one.role.value,
             "expires_at": one.expires_at,
-            "expires": registry_calls.moment(one.expires_at * 1000),
+            "expires": registry_calls.format_time(one.expires_at * 1000),
         }
         for one in found
     ]
@@ -135,5 +135,5 @@ def forget(invocation: command.Invocation, name: str) -> None:
     """Let NAME log in no more; its sessions end within seconds."""
     from muster.app import identities
 
-    identities.open_(config_.load(invocation)).passwords().remove(name)
+    identities.open_keyring(config_.load(invocation)).passwords().remove(name)
     invocation.printer.done({"name": name}, f"{name} can no longer log in")

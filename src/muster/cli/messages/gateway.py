@@ -32,7 +32,7 @@ ROLES = tuple(role for role in creds.ROLES if role != "link")
 _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group(cls=command.Group, examples=[("muster gateway amqp --port 5672", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster gateway amqp --port 5672", "")])
 def gateway() -> None:
     """Let clients in that speak other protocols."""
 
@@ -108,7 +108,7 @@ def wsman(
     """
     from muster.gateways.soap import settings
 
-    wanted = settings.Soap(
+    wanted = settings.SoapSettings(
         host=host,
         port=port,
         certificate=str(cert or ""),
@@ -141,7 +141,7 @@ def password(invocation: command.Invocation, name: str, role: str) -> None:
         if sys.stdin.isatty()
         else sys.stdin.readline().rstrip("\n")
     )
-    trust = identities.open_(config_.load(invocation))
+    trust = identities.open_keyring(config_.load(invocation))
     trust.passwords().set(name, roles.Role(role), given, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
 
@@ -170,7 +170,7 @@ async def _serve(
     try:
         from muster.gateways.amqp import gateway as amqp_gateway
     except ModuleNotFoundError as error:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "the AMQP gateway needs python-qpid-proton, which is not installed",
             hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
         ) from error
@@ -178,10 +178,10 @@ async def _serve(
     folder = config_.load(invocation).domain.folder
     trust, connect_as = await _domain(invocation, measure)
 
-    async def connect(login: passwords.Login) -> api.Bus:
+    async def connect(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role)
 
-    async def quiet(login: passwords.Login) -> api.Bus:
+    async def quiet(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role, echo=False)
 
     door = None
@@ -193,20 +193,20 @@ async def _serve(
         )
     async with (
         audit.FailedLogins(folder, "amqp") as failed,
-        amqp_gateway.Gateway(
+        amqp_gateway.AmqpGateway(
             connect,
-            password_checker.Logins(trust.passwords(), on_failure=failed),
+            password_checker.PasswordChecker(trust.passwords(), on_failure=failed),
             anonymous=anonymous,
             host=host,
             port=port,
             share_port=share_port,
             tls=door,
-            may=dispatcher.Permissions(trust),
+            may=dispatcher.TopicPermissions(trust),
             quiet=quiet,
             of_address_max=per_address or None,
             measure=measure,
         ) as started,
-        foreground.serving(
+        foreground.serve_until_signal(
             invocation,
             None,
             measure,
@@ -221,7 +221,7 @@ async def _serve(
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
         keeping = None
         if door is not None and cert is not None:
-            keeping = asyncio.create_task(certificates.keep_current(tls.Renewable(door, cert, key)))
+            keeping = asyncio.create_task(certificates.keep_current(tls.RenewableTls(door, cert, key)))
         try:
             await asked.wait()
         finally:
@@ -229,7 +229,7 @@ async def _serve(
                 keeping.cancel()
 
 
-async def _serve_soap(invocation: command.Invocation, wanted: settings.Soap) -> None:
+async def _serve_soap(invocation: command.Invocation, wanted: settings.SoapSettings) -> None:
     from muster.app.components import soap_gateways
     from muster.app.operations import audit
     from muster.core.telemetry import metrics
@@ -240,7 +240,7 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.Soap) -> 
     measure = metrics.Metrics(process=True)
     trust, connect = await _domain(invocation, measure)
     failed = audit.FailedLogins(config_.load(invocation).domain.folder, "soap")
-    opened = soap_gateways.Doors(
+    opened = soap_gateways.SoapGateways(
         connect,
         trust.passwords(),
         callbacks=wanted.callbacks,
@@ -248,7 +248,7 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.Soap) -> 
         on_failure=failed,
         forwarded_header=wanted.forwarded_header,
     )
-    server = soap_server.Server(
+    server = soap_server.SoapServer(
         opened.application,
         host=wanted.host,
         port=wanted.port,
@@ -260,7 +260,7 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.Soap) -> 
         async with (
             failed,
             server,
-            foreground.serving(invocation, None, measure, process=f"soap-{server.port}") as asked,
+            foreground.serve_until_signal(invocation, None, measure, process=f"soap-{server.port}") as asked,
         ):
             url = server.url
             facts = {"url": url, **{path.strip("/"): f"{url}{path}" for path in opened.application.paths}}
@@ -270,7 +270,9 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.Soap) -> 
         await opened.close()
 
 
-async def _domain(invocation: command.Invocation, measure: metrics.Metrics) -> tuple[keyring.Trust, _Connect]:
+async def _domain(
+    invocation: command.Invocation, measure: metrics.Metrics
+) -> tuple[keyring.Keyring, _Connect]:
     """The running domain's identities, and a way to connect to it as any of them."""
     import asyncio
     import ssl
@@ -280,12 +282,12 @@ async def _domain(invocation: command.Invocation, measure: metrics.Metrics) -> t
     from muster.core import errors
 
     settings = config_.load(invocation)
-    running = home.Folder(settings.domain.folder).running()
+    running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running", hint="`muster up` first"
         )
-    trust = await asyncio.to_thread(identities.open_, settings)
+    trust = await asyncio.to_thread(identities.open_keyring, settings)
     believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
 
     async def connect(name: str, role: roles.Role, *, echo: bool = True) -> api.Bus:

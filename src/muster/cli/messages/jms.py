@@ -45,7 +45,7 @@ _selector = click.option("--where", "selector", metavar="SELECTOR", help="Only w
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[("muster message send queue:orders 'four chairs'", ""), ("muster message queues", "")],
 )
 def message() -> None:
@@ -54,7 +54,7 @@ def message() -> None:
 
 def _with(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     work: Callable[[api.Connection], Awaitable[Any]],
     client_id: str | None = None,
 ) -> Any:
@@ -68,7 +68,7 @@ def _with(
     return command.run(run())
 
 
-def _record(found: messages.Message) -> dict[str, Any]:
+def _record(found: messages.JmsMessage) -> dict[str, Any]:
     body = found.body()
     return {
         "id": found.message_id,
@@ -133,7 +133,7 @@ def send(
     ttl_s: float,
     delay_s: float,
     non_persistent: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Send a text message.
 
@@ -182,7 +182,7 @@ def receive(
     timeout_s: float | None,
     durable: str | None,
     client_id: str | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Receive and acknowledge messages.
 
@@ -194,7 +194,7 @@ def receive(
     where = _destination(destination)
 
     async def work(connected: api.Connection) -> None:
-        session = connected.session(api.Mode.CLIENT)
+        session = connected.session(api.AcknowledgeMode.CLIENT)
         if durable is None:
             consumer = await session.consumer(where, selector, prefetch=count)
         elif client_id is None:
@@ -219,7 +219,11 @@ def receive(
 @connection.options
 @command.pass_invocation
 def browse(
-    invocation: command.Invocation, queue: str, selector: str | None, limit: int, to: connection.Options
+    invocation: command.Invocation,
+    queue: str,
+    selector: str | None,
+    limit: int,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Show what waits in a queue, and take nothing."""
     found = _browse(invocation, queue, selector, limit, to)
@@ -228,7 +232,11 @@ def browse(
 
 
 def _browse(
-    invocation: command.Invocation, queue: str, selector: str | None, limit: int, to: connection.Options
+    invocation: command.Invocation,
+    queue: str,
+    selector: str | None,
+    limit: int,
+    to: connection.ConnectionOptions,
 ) -> list[dict[str, Any]]:
     from muster.message import destinations
 
@@ -247,7 +255,7 @@ def _browse(
 @message.command(examples=[("muster message queues", "depths, consumers and what was rejected")])
 @connection.options
 @command.pass_invocation
-def queues(invocation: command.Invocation, to: connection.Options) -> None:
+def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the queues."""
     from muster.message import protocol
 
@@ -258,7 +266,7 @@ def queues(invocation: command.Invocation, to: connection.Options) -> None:
 @message.command(examples=[("muster message subscriptions", "")])
 @connection.options
 @command.pass_invocation
-def subscriptions(invocation: command.Invocation, to: connection.Options) -> None:
+def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the durable subscriptions."""
     from muster.message import protocol
 
@@ -280,7 +288,7 @@ def unsubscribe(
     name: str,
     client_id: str | None,
     identity: str | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """End a durable subscription, and throw away what waits for it.
 
@@ -293,7 +301,7 @@ def unsubscribe(
 
     async def work(connected: api.Connection) -> None:
         of = (identity or connected.bus.identity, client_id) if client_id is not None else None
-        await connected.ask(protocol.Unsubscribe(connected.name, name, of=of))
+        await connected.ask(protocol.EndSubscription(connected.name, name, of=of))
 
     _with(invocation, to, work)
     invocation.printer.done(
@@ -309,11 +317,13 @@ def unsubscribe(
 @_selector
 @connection.options
 @command.pass_invocation
-def purge(invocation: command.Invocation, queue: str, selector: str | None, to: connection.Options) -> None:
+def purge(
+    invocation: command.Invocation, queue: str, selector: str | None, to: connection.ConnectionOptions
+) -> None:
     """Throw away what waits in a queue."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.ask(protocol.Purge(queue, selector)))
+    found = _with(invocation, to, lambda connected: connected.ask(protocol.PurgeQueue(queue, selector)))
     invocation.printer.done({"queue": queue, "purged": found.count}, f"purged {found.count} from {queue}")
 
 
@@ -323,7 +333,7 @@ def purge(invocation: command.Invocation, queue: str, selector: str | None, to: 
 @connection.options
 @command.pass_invocation
 def dead_letters(
-    invocation: command.Invocation, selector: str | None, limit: int, to: connection.Options
+    invocation: command.Invocation, selector: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
     """Show the messages that could not be delivered, and why."""
     from muster.message import destinations
@@ -354,13 +364,13 @@ def move(
     target: str | None,
     selector: str | None,
     limit: int,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Move what waits in a queue to another destination."""
     from muster.message import protocol
 
     if target is not None:
         _destination(target)
-    asked = protocol.Move(queue, target, selector, limit)
+    asked = protocol.MoveMessages(queue, target, selector, limit)
     found = _with(invocation, to, lambda connected: connected.ask(asked))
     invocation.printer.done({"queue": queue, "moved": found.count}, f"moved {found.count} from {queue}")

@@ -72,7 +72,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster pub Course/CPS616/Session/HPJava 'room 4'", ""),
         ("muster pub Course=CPS616,Session=HPJava 'room 4'", "the same topic, by its tags"),
@@ -98,7 +98,7 @@ def pub(
     stream: str | None,
     make_stream: bool,
     raw: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Publish a message to a topic.
 
@@ -124,7 +124,7 @@ def pub(
 
 async def _publish(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     subject: str,
     payloads: list[bytes],
     headers: dict[str, str],
@@ -157,7 +157,7 @@ async def _publish(
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster sub 'Course/*/Session/>'", "until Ctrl-C"),
         ("muster sub Course=*,Session=HPJava", "every course that has this session"),
@@ -183,7 +183,7 @@ def sub(
     where: str | None,
     reply: str | None,
     raw: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Print the messages of a topic as they come.
 
@@ -238,7 +238,7 @@ async def _messages(
 
     from muster.core import errors, topics
 
-    pattern = None if raw else topics.Pattern.parse(topic)
+    pattern = None if raw else topics.TopicPattern.parse(topic)
     subjects = (topic,) if pattern is None else pattern.subjects
     # One place only: the bus itself bounds what waits.
     queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
@@ -290,7 +290,7 @@ def _selector(where: str | None) -> Callable[[api.Message], bool]:
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster request ping hello", ""),
         ("muster request 'nodes/all' '' --all --timeout 1s", "everybody's answers within a second"),
@@ -314,7 +314,7 @@ def request(
     everybody: bool,
     enough: int | None,
     raw: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Ask a topic and print the answer.
 
@@ -333,7 +333,7 @@ def request(
                 )
             try:
                 return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
-            except requests.NobodyListens as error:
+            except requests.NoResponders as error:
                 raise errors.Unavailable(
                     f"nobody listens on {topic}",
                     hint=f"start what answers there first, or play it: `muster sub {topic} --reply ANSWER`",

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 _COLUMNS = ("severity", "state", "rule", "about", "since", "value", "reason")
 
 
-@click.group(cls=command.Group, examples=[("muster alert list", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster alert list", "")])
 def alert() -> None:
     """List, acknowledge and silence alerts."""
 
 
 def _with(
-    invocation: command.Invocation, to: connection.Options, work: Callable[[client.Client], Awaitable[Any]]
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    work: Callable[[client.PipelineClient], Awaitable[Any]],
 ) -> Any:
     async def ask() -> Any:
         from muster.pipeline import client
 
         async with await connection.connect(invocation, to) as bus:
-            return await work(client.Client(bus))
+            return await work(client.PipelineClient(bus))
 
     return command.run(ask())
 
@@ -37,7 +39,7 @@ def _with(
 @alert.command("list", examples=[("muster alert list", ""), ("muster alert list -o json", "")])
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the alerts that are not resolved."""
     found = _with(invocation, to, lambda ask: ask.alerts())
     invocation.printer.rows([_row(one) for one in found], _COLUMNS, empty="nothing is wrong")
@@ -46,10 +48,10 @@ def list_(invocation: command.Invocation, to: connection.Options) -> None:
 @alert.command(examples=[("muster alert watch", "each change as it comes")])
 @connection.options
 @command.pass_invocation
-def watch(invocation: command.Invocation, to: connection.Options) -> None:
+def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """Print each change of an alert as it comes."""
 
-    async def work(ask: client.Client) -> None:
+    async def work(ask: client.PipelineClient) -> None:
         async for _, one in ask.follow_alerts():
             row = _row(one)
             invocation.printer.item(row, "  ".join(str(row[name] or "") for name in _COLUMNS))
@@ -64,7 +66,7 @@ def watch(invocation: command.Invocation, to: connection.Options) -> None:
 @click.argument("about")
 @connection.options
 @command.pass_invocation
-def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Options) -> None:
+def ack(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
     """Acknowledge an alert."""
     _with(invocation, to, lambda ask: ask.acknowledge(rule, about))
     invocation.printer.done({"rule": rule, "about": about}, f"acknowledged: {rule} {about}")
@@ -82,7 +84,7 @@ def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Op
 @connection.options
 @command.pass_invocation
 def silence(
-    invocation: command.Invocation, covers: str, for_s: float, reason: str, to: connection.Options
+    invocation: command.Invocation, covers: str, for_s: float, reason: str, to: connection.ConnectionOptions
 ) -> None:
     """Tell nobody of the alerts that PREDICATE selects.
 
@@ -101,7 +103,12 @@ def silence(
 @connection.options
 @command.pass_invocation
 def maintenance(
-    invocation: command.Invocation, covers: str, at: str, for_s: float, reason: str, to: connection.Options
+    invocation: command.Invocation,
+    covers: str,
+    at: str,
+    for_s: float,
+    reason: str,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Plan a maintenance window: a silence that begins later."""
     _silence(invocation, to, covers, for_s, moment_ms(at), reason)
@@ -111,7 +118,7 @@ def maintenance(
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def unsilence(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def unsilence(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """End a silence or a maintenance window."""
     _with(invocation, to, lambda ask: ask.unsilence(id))
     invocation.printer.done({"id": id}, f"the silence {id} is over")
@@ -120,7 +127,7 @@ def unsilence(invocation: command.Invocation, id: str, to: connection.Options) -
 @alert.command(examples=[("muster alert silences", "")])
 @connection.options
 @command.pass_invocation
-def silences(invocation: command.Invocation, to: connection.Options) -> None:
+def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List silences and maintenance windows."""
     found = _with(invocation, to, lambda ask: ask.silences())
     rows = [
@@ -141,7 +148,7 @@ def silences(invocation: command.Invocation, to: connection.Options) -> None:
 
 def _silence(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     covers: str,
     for_s: float,
     from_ms: int | None,

@@ -10,7 +10,7 @@ from muster.cli import command, connection
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster capacity --machines 20000 --period 10s", "channels, load of the root, age of what one sees"),
         ("muster capacity --paper", "the four hierarchies of the paper: XML, and ours"),
@@ -39,13 +39,13 @@ def capacity(
     paper: bool,
     check: bool,
     window_s: float,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Say what a fleet of this size needs, how old its reports are, and what limits it."""
     from muster.monitor import capacity_model
 
     if paper:
-        costs = capacity_model.Measured()
+        costs = capacity_model.MeasuredCosts()
         measured = capacity_model.table_2(costs.inner, first=costs.channel)
         rows = [
             {
@@ -83,7 +83,9 @@ def _rounded(value: float) -> float | None:
     return round(value, 2) if value < float("inf") else None
 
 
-async def _check(invocation: command.Invocation, to: connection.Options, window_s: float) -> dict[str, Any]:
+async def _check(
+    invocation: command.Invocation, to: connection.ConnectionOptions, window_s: float
+) -> dict[str, Any]:
     from muster.app.operations import capacity_check as capacity_
 
     async with await connection.connect(invocation, to) as bus:

@@ -10,7 +10,7 @@ from muster.cli import command, connection, foreground
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster channel --name c1", "takes sensors' reports and puts them into the stream `reports`"),
         ("muster channel --name edge --parent c1 --parent c2 --hold 5s", "below c1; below c2 if c1 dies"),
@@ -35,7 +35,7 @@ def channel(
     parents: tuple[str, ...],
     interpreter: str,
     where: str,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     **more: Any,
 ) -> None:
     """Take reports, hold them, and pass them on as columns."""
@@ -44,7 +44,7 @@ def channel(
 
 async def _run(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     name: str,
     parents: tuple[str, ...],
     interpreter: str,
@@ -58,12 +58,12 @@ async def _run(
     from muster.trust.permissions import roles
 
     measure = metrics.Metrics(process=True)
-    up = interpreters.Subscription("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
+    up = interpreters.ForwardTarget("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
-        foreground.serving(invocation, bus, measure) as asked,
+        foreground.serve_until_signal(invocation, bus, measure) as asked,
         channel_channel.Channel(
-            bus, channel_channel.Settings(subscriptions=(up,), **more), measure=measure
+            bus, channel_channel.ChannelOptions(subscriptions=(up,), **more), measure=measure
         ) as running,
     ):
         invocation.printer.item(

@@ -22,7 +22,7 @@ _SHOWN = {
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports of hot machines"),
         ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
@@ -87,7 +87,7 @@ def history(
     if last_s:
         from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
-    wanted = query_.Query(
+    wanted = query_.HistorySearch(
         kind, query, from_ms, alert.moment_ms(to) if to else None, shown, limit if limit > 0 else None
     )
     rows: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def history(
         rows = query_.summarise(root, wanted, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
     elif limit > 0:
-        rows = newest_first.page(root, wanted, limit)[0].to_pylist()
+        rows = newest_first.read_page(root, wanted, limit)[0].to_pylist()
     else:
         for batch in query_.search(root, wanted):
             rows += batch.to_pylist()

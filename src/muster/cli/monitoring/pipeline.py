@@ -21,7 +21,7 @@ _history_option = click.option(
 )
 
 
-@click.group(cls=command.Group, examples=[("muster pipeline run", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster pipeline run", "")])
 def pipeline() -> None:
     """Run Spark over the fleet's reports, and see how it fares."""
 
@@ -47,14 +47,16 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     from muster.pipeline.job import main as run_
 
     settings = config_.load(invocation, overrides)
-    folder = home.Folder(settings.domain.folder)
+    folder = home.DomainFolder(settings.domain.folder)
     running = folder.running()
     if running is None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
         )
-    told = pipeline_.options(settings, settings.pipeline, folder, identities.open_(settings), running)
-    options = run_.Options(**told)
+    told = pipeline_.pipeline_options(
+        settings, settings.pipeline, folder, identities.open_keyring(settings), running
+    )
+    options = run_.PipelineOptions(**told)
     invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the batch it works on")
     command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
 
@@ -63,14 +65,14 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on with a line for each batch.")
 @connection.options
 @command.pass_invocation
-def status(invocation: command.Invocation, follow: bool, to: connection.Options) -> None:
+def status(invocation: command.Invocation, follow: bool, to: connection.ConnectionOptions) -> None:
     """Say how the pipeline fares: rows a second, batch time, lag, state, what was refused and why."""
 
     async def work() -> None:
         from muster.pipeline import client
 
         async with await connection.connect(invocation, to) as bus:
-            ask = client.Client(bus)
+            ask = client.PipelineClient(bus)
             progress = await ask.progress()
             if not follow:
                 invocation.printer.facts(_facts(progress))
@@ -85,14 +87,14 @@ def status(invocation: command.Invocation, follow: bool, to: connection.Options)
 @pipeline.command(examples=[("muster pipeline stop", "")])
 @connection.options
 @command.pass_invocation
-def stop(invocation: command.Invocation, to: connection.Options) -> None:
+def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """Ask the pipeline to end after the batch it works on."""
 
     async def work() -> None:
         from muster.pipeline import client
 
         async with await connection.connect(invocation, to) as bus:
-            await client.Client(bus).stop()
+            await client.PipelineClient(bus).stop()
 
     command.run(work())
     invocation.printer.done({"stopping": True}, "the pipeline ends after the batch it works on")
@@ -130,7 +132,7 @@ def replay(
     last_s: float | None,
     notifications: bool,
     root: Path | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Say whom a notification policy would have reached, had it been in force.
 
@@ -145,7 +147,7 @@ def replay(
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
-    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
         found = rule_replay.replay(
             spark, _root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
         )
@@ -167,7 +169,7 @@ def _replay_notifications(
     policy: str,
     address: str | None,
     from_ms: int | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     import datetime
 
@@ -179,7 +181,7 @@ def _replay_notifications(
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
-            return await replay_.vocabulary(bus)
+            return await replay_.load_vocabulary(bus)
 
     resolved = connection.resolve(invocation, to)
     if not resolved.servers:
@@ -188,8 +190,8 @@ def _replay_notifications(
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
     words = command.run(ask())
-    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
-        found = replay_.notifications_of(spark, access, words, policy, address=address, from_ms=from_ms)
+    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
+        found = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
     if not invocation.printer.for_people:
         invocation.printer.facts(msgspec.to_builtins(found))
         return
@@ -224,7 +226,7 @@ def demand(invocation: command.Invocation, prefix: str, root: Path | None) -> No
     from muster.pipeline.batch import rule_replay
     from muster.pipeline.source import session
 
-    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
         found = rule_replay.demand(spark, _root(invocation, root), prefix=prefix)
     invocation.printer.rows(
         [msgspec.to_builtins(one) for one in found],
@@ -271,9 +273,9 @@ def monthly(
     found = None
     if with_demand:
         from_ms, to_ms = monthly_.bounds(month)
-        with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+        with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
             found = rule_replay.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
-    to.write_text(monthly_.page(_root(invocation, root), month, demand=found))
+    to.write_text(monthly_.render_report(_root(invocation, root), month, demand=found))
     invocation.printer.done({"month": month, "page": str(to)}, f"written: {to}")
 
 
@@ -284,7 +286,7 @@ def _root(invocation: command.Invocation, root: Path | None) -> Path:
     return Path(settings.pipeline.history_dir or settings.domain.folder / "history")
 
 
-def _facts(progress: protocol.Progress) -> dict[str, Any]:
+def _facts(progress: protocol.BatchProgress) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(progress)
@@ -293,14 +295,14 @@ def _facts(progress: protocol.Progress) -> dict[str, Any]:
     return {name: round(one, 3) if isinstance(one, float) else one for name, one in known.items()}
 
 
-def _show(invocation: command.Invocation, progress: protocol.Progress) -> None:
+def _show(invocation: command.Invocation, progress: protocol.BatchProgress) -> None:
     found = _facts(progress)
     counts = ", ".join(f"{name} {count}" for name, count in progress.counts.items())
     invocation.printer.item(
         found,
         f"batch {progress.batch}: {progress.rows:,} reports ({progress.rows_s:,.0f}/s) in "
         f"{progress.batch_s:.1f} s, {progress.lag_messages} messages behind, {progress.machines:,} machines, "
-        f"state {output.size(progress.state_bytes)}{'; ' + counts if counts else ''}"
+        f"state {output.format_bytes(progress.state_bytes)}{'; ' + counts if counts else ''}"
         if progress.state == "running"
         else f"{progress.state}: {progress.reason}",
     )

@@ -14,7 +14,7 @@ from muster.cli.domain import config as config_
 BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
 
 
-class Report(command.Command):
+class ReportQuery(command.MusterCommand):
     """Knows one more form of the answer: XML, in the published schema."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -25,7 +25,7 @@ class Report(command.Command):
 
 
 @click.command(
-    cls=Report,
+    cls=ReportQuery,
     examples=[
         ("muster report system", ""),
         ("muster report group web -o xml", "in the schema docs/schemas/report.xsd"),
@@ -44,7 +44,7 @@ def report(
     name: str | None,
     at: str | None,
     window_s: float,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Print the report of the system, of a group or of a machine.
 
@@ -89,7 +89,7 @@ def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
     where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(level, "TRUE")
     schema = columns.node_schema()
     from_ms = at_ms - int(window_s * 1000)
-    asked = search.Query(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
+    asked = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
     batches = list(search.search(root, asked))
     if not batches:
         return None

@@ -11,7 +11,7 @@ from muster.cli import command, connection, foreground
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster sensor --group web", "until Ctrl-C"),
         ("muster sensor --process nginx='nginx: master' --scrape app=http://127.0.0.1:8000/metrics", ""),
@@ -50,7 +50,7 @@ def sensor(
     scrapes: tuple[str, ...],
     buffer_dir: Path | None,
     once: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     **more: Any,
 ) -> None:
     """Report this machine and the services on it.
@@ -61,8 +61,8 @@ def sensor(
     import socket
 
     machine = name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "machine"
-    more["processes"] = foreground.pairs(processes, "--process")
-    more["scrape"] = foreground.pairs(scrapes, "--scrape")
+    more["processes"] = foreground.parse_pairs(processes, "--process")
+    more["scrape"] = foreground.parse_pairs(scrapes, "--scrape")
     if once:
         _once(invocation, machine, more)
         return
@@ -74,7 +74,7 @@ def sensor(
 
 
 async def _run(
-    invocation: command.Invocation, to: connection.Options, machine: str, wanted: dict[str, Any]
+    invocation: command.Invocation, to: connection.ConnectionOptions, machine: str, wanted: dict[str, Any]
 ) -> None:
     from muster.core.telemetry import metrics
     from muster.monitor.sensor import sensor
@@ -83,8 +83,8 @@ async def _run(
     measure = metrics.Metrics(process=True)
     async with (
         await foreground.connect_as(invocation, to, machine, roles.Role.AGENT, measure) as bus,
-        foreground.serving(invocation, bus, measure) as asked,
-        sensor.Sensor(bus, sensor.Settings(**wanted)) as running,
+        foreground.serve_until_signal(invocation, bus, measure) as asked,
+        sensor.Sensor(bus, sensor.SensorOptions(**wanted)) as running,
     ):
         ports = {"http_port": running.doors.http_port, "statsd_port": running.doors.statsd_port}
         invocation.printer.item(
@@ -98,7 +98,7 @@ def _once(invocation: command.Invocation, machine: str, wanted: dict[str, Any]) 
 
     from muster.monitor.sensor import host_metrics
 
-    seen = host_metrics.Host(wanted["processes"])
+    seen = host_metrics.HostMetrics(wanted["processes"])
     seen.sample()
     time.sleep(0.2)  # rates are between two samples
     facts: dict[str, Any] = {"machine": machine, **seen.sample()}

@@ -9,7 +9,7 @@ import click
 from muster.cli import command, connection, foreground
 
 
-@click.group(cls=command.Group, examples=[("muster simulate sensors --machines 1000", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster simulate sensors --machines 1000", "")])
 def simulate() -> None:
     """Play virtual fleets onto the bus."""
 
@@ -57,7 +57,7 @@ def sensors(
     share: str,
     name: str,
     realistic: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     **plan: Any,
 ) -> None:
     """Play the sensors of a fleet.
@@ -71,14 +71,14 @@ def sensors(
     if not (slash and number.isdecimal() and of.isdecimal()):
         raise click.BadParameter(f"{share!r} is not i/n", param_hint="--share")
     profile: Any = "realistic" if realistic else "plain"
-    wanted = fleet.Plan(prefix=name, profile=profile, **plan).share(int(number), int(of))
-    made = fleet.Fleet(wanted, faults=tuple(fleet.Fault.parse(words) for words in faults))
+    wanted = fleet.FleetPlan(prefix=name, profile=profile, **plan).share(int(number), int(of))
+    made = fleet.VirtualFleet(wanted, faults=tuple(fleet.FleetFault.parse(words) for words in faults))
     command.run(_play(invocation, to, made, name, form, channel, lasts_s, commands))
 
 
 async def _play(
     invocation: command.Invocation,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
     made: Any,
     name: str,
     form: Any,
@@ -97,9 +97,9 @@ async def _play(
     measure = metrics.Metrics(process=True)
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
-        foreground.serving(invocation, bus, measure) as asked,
+        foreground.serve_until_signal(invocation, bus, measure) as asked,
     ):
-        player = playback.Player(bus, made, form=form, channel=channel)
+        player = playback.FleetPlayer(bus, made, form=form, channel=channel)
         ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))
         tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(asked.wait())]
         listener = asyncio.create_task(_listen(invocation, made, player)) if commands else None
@@ -143,7 +143,7 @@ async def _listen(invocation: command.Invocation, made: Any, player: Any) -> Non
         line = (await lines.get()).strip()
         if line:
             try:
-                made.add_fault(fleet.Fault.parse(line, now_s=player.at_s))
+                made.add_fault(fleet.FleetFault.parse(line, now_s=player.at_s))
                 invocation.printer.note(f"from now: {line}")
             except errors.InvalidInput as error:
                 invocation.printer.note(error.message)

@@ -22,7 +22,7 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster top", "until Ctrl-C"),
         ("muster top --resources", "what is managed, the worst first"),
@@ -48,7 +48,7 @@ def top(
     window_s: float,
     of_resources: bool,
     where: str,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Show the fleet live: groups, the busiest first, and those that are stale."""
     if where and not of_resources:
@@ -58,15 +58,15 @@ def top(
         from muster.manage import client
 
         async with await connection.connect(invocation, to) as bus:
-            fleet, stays = client.Client(bus), not once and invocation.printer.for_people
+            fleet, stays = client.ManageClient(bus), not once and invocation.printer.for_people
             if stays and sys.stdout.isatty():
                 if of_resources:
                     await _live(every_s, lambda lines: _resources(fleet, where, lines))
                 else:
                     await _live(every_s, lambda lines: _groups(bus, sort, window_s, lines))
             elif of_resources:
-                top_resources.once(
-                    invocation, await top_resources.look(fleet, where, top_resources.LINES_MAX)
+                top_resources.print_once(
+                    invocation, await top_resources.fetch_rows(fleet, where, top_resources.LINES_MAX)
                 )
             else:
                 _once(invocation, await report_.find(bus, "system", "", None, window_s), sort)
@@ -99,11 +99,13 @@ def _once(invocation: command.Invocation, found: columns.SystemReport, sort: str
 
 
 async def _groups(bus: Any, sort: str, window_s: float, lines: int) -> Any:
-    return picture(await report_.find(bus, "system", "", None, window_s), sort, lines)
+    return render_screen(await report_.find(bus, "system", "", None, window_s), sort, lines)
 
 
-async def _resources(fleet: client.Client, where: str, lines: int) -> Any:
-    return top_resources.picture(await top_resources.look(fleet, where, min(lines, top_resources.LINES_MAX)))
+async def _resources(fleet: client.ManageClient, where: str, lines: int) -> Any:
+    return top_resources.render_screen(
+        await top_resources.fetch_rows(fleet, where, min(lines, top_resources.LINES_MAX))
+    )
 
 
 async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
@@ -125,7 +127,7 @@ async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
             await asyncio.sleep(every_s)
 
 
-def picture(found: columns.SystemReport, sort: str, lines_max: int) -> Any:
+def render_screen(found: columns.SystemReport, sort: str, lines_max: int) -> Any:
     import rich.table
 
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items()))

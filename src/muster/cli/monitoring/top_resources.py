@@ -14,7 +14,7 @@ LINES_MAX = 200
 _COLOURS = {"up": "green", "failed": "bold red", "down": "red", "unknown": "magenta"}
 
 
-async def look(fleet: client.Client, where: str, lines: int) -> dict[str, Any]:
+async def fetch_rows(fleet: client.ManageClient, where: str, lines: int) -> dict[str, Any]:
     """The summary of all, and ``rows``: at most so many of those that ``where`` selects."""
     from muster.core import health
 
@@ -43,7 +43,7 @@ def age(ms: float) -> str:
     return f"{seconds // 86400}d{seconds % 86400 // 3600:02}h"
 
 
-def once(invocation: command.Invocation, found: dict[str, Any]) -> None:
+def print_once(invocation: command.Invocation, found: dict[str, Any]) -> None:
     if not invocation.printer.for_people:
         invocation.printer.facts(found)
         return
@@ -59,7 +59,7 @@ def title(found: dict[str, Any]) -> str:
     return f"{text}   {found['not_applied']:,} not as applied" if found["not_applied"] else text
 
 
-def picture(found: dict[str, Any]) -> Any:
+def render_screen(found: dict[str, Any]) -> Any:
     import rich.markup
     import rich.table
 

@@ -21,7 +21,7 @@ by_option = click.option(
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[("muster authority grant controller-nw _command_region=northwest _trust_level=4", "")],
 )
 def authority() -> None:
@@ -36,7 +36,7 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
     from muster.trust import grants, nkeys
 
     if by is None:
-        return identities.open_(config_.load(invocation)).root_authority()
+        return identities.open_keyring(config_.load(invocation)).root_authority()
     try:
         kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
         return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))
@@ -72,7 +72,7 @@ def grant(
     region: str,
     audience: tuple[str, ...],
     by: Path | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Grant restricted attributes to HOLDER, an identity of the bus.
 
@@ -95,13 +95,13 @@ def grant(
         models.require_finite(name, (values[name],))
     signer = _authority(invocation, by)
     narrowed = prefix or region or audience
-    scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None
+    scope = documents.GrantScope(prefix=prefix, region=region, audience=audience) if narrowed else None
     chain = signer.grant(holder, values, tier=tier, now=time.time(), lifetime_s=lifetime_s, scope=scope)
 
     async def work() -> None:
         from muster.notify import client
 
-        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+        async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             await mine.present(chain)
 
     command.run(work())
@@ -110,7 +110,7 @@ def grant(
     invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
 
 
-class _OfSerials(command.Command):
+class SerialParam(command.MusterCommand):
     """A serial may begin with a hyphen, and is no option then."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -123,7 +123,7 @@ class _OfSerials(command.Command):
 
 
 @authority.command(
-    cls=_OfSerials,
+    cls=SerialParam,
     acts=("revoke-grant", "{serials}"),
     examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
 )
@@ -137,7 +137,7 @@ def revoke(
     serials: tuple[str, ...],
     unseen: bool,
     by: Path | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Take grants back. When this returns, no notifier believes them any more.
 
@@ -156,7 +156,7 @@ def revoke(
     async def work() -> dict[str, str]:
         from muster.notify import client, queries
 
-        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+        async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             listed = await queries.granted(bus)
             there = {serial for one in listed for serial in (one["serial"], *one.get("mandates", ()))}
             if not unseen and (missing := [serial for serial in serials if serial not in there]):
@@ -186,7 +186,7 @@ def revoke(
 @authority.command(name="list", examples=[("muster authority list", "")])
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List grants, and whether they are believed."""
 
     async def work() -> Any:
@@ -199,7 +199,7 @@ def list_(invocation: command.Invocation, to: connection.Options) -> None:
 
     listed = command.run(work())
     if invocation.printer.for_people:
-        listed = [{**one, "until": notify.shown_time(one["expires_at"])} for one in listed]
+        listed = [{**one, "until": notify.format_time(one["expires_at"])} for one in listed]
     columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
     invocation.printer.rows(listed, columns, empty="nothing is granted")
 
@@ -243,7 +243,7 @@ def appoint(
     from muster.core import files
     from muster.trust import documents, nkeys
 
-    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    key = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)
     mandates = _authority(invocation, by).appoint(
         key.public,
         name,
@@ -266,10 +266,10 @@ def _rule(text: str) -> tuple[str, Any]:
 
     name, equals, allowed = text.partition("=")
     if not equals:
-        return name, documents.Anything()
+        return name, documents.AnyValue()
     low, dots, high = allowed.partition("..")
     if dots:
         bounds: Any = (notify_documents.value(low), notify_documents.value(high))
-        return name, documents.Between(low=bounds[0], high=bounds[1])
+        return name, documents.ValueRange(low=bounds[0], high=bounds[1])
     listed: Any = tuple(map(notify_documents.value, allowed.split(",")))
-    return name, documents.OneOf(values=listed)
+    return name, documents.ValueIn(values=listed)

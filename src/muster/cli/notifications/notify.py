@@ -22,7 +22,7 @@ party_option = click.option("--as", "party", default=PARTY, show_default=True, h
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[
         ("muster notify send --to \"application = 'IIS' AND load > 0.8\" --event alert threat_level=4", ""),
         ('muster notify who "load > 0.8"', "who would be reached"),
@@ -60,12 +60,12 @@ def _sender(bus: api.Bus, given: str | None) -> str:
     return given
 
 
-def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool) -> protocol.Send:
+def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool) -> protocol.SendEvent:
     import secrets
 
     from muster.notify import protocol
 
-    return protocol.Send(
+    return protocol.SendEvent(
         id=secrets.token_hex(12),
         party=party,
         type=kind,
@@ -96,7 +96,7 @@ def send(
     durable: bool,
     content: tuple[str, ...],
     party: str,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Send an event.
 
@@ -107,7 +107,7 @@ def send(
     async def work() -> dict[str, Any]:
         from muster.notify import client
 
-        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+        async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             sent = await mine.send(party, kind, values, to=address, durable=durable, timeout_s=10.0)
             return {"id": sent, "type": kind, "sender": f"{bus.identity}/{party}", "durable": durable}
 
@@ -141,7 +141,7 @@ def listen(
     count: int | None,
     timeout_s: float | None,
     party: str,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Be a party, and print the events that reach it."""
     values = values_of(state)
@@ -152,7 +152,7 @@ def listen(
         from muster.core import errors
         from muster.notify import client, protocol
 
-        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+        async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             me = await mine.advertise(party, model, values, policy=policy, durable=durable)
             invocation.printer.note(f"listening as {me.id}")
             seen = 0
@@ -187,7 +187,7 @@ def listen(
 @click.argument("party")
 @connection.options
 @command.pass_invocation
-def leave(invocation: command.Invocation, party: str, to: connection.Options) -> None:
+def leave(invocation: command.Invocation, party: str, to: connection.ConnectionOptions) -> None:
     """End a party of yours whose process is gone, and throw away what waits for it.
 
     A durable one stays until it is ended; so does any whose process was killed.
@@ -199,17 +199,17 @@ def leave(invocation: command.Invocation, party: str, to: connection.Options) ->
 
         name = party.removeprefix(f"{bus.identity}/")
         full = protocol.party_id(bus.identity, name)
-        if full not in [one["party"] for one in (await queries.parties(bus, prefix=full)).parties]:
+        if full not in [one["party"] for one in (await queries.list_receivers(bus, prefix=full)).parties]:
             raise errors.NotFound(f"there is no party {full[:160]}", hint="see `muster notify parties`")
-        async with client.Parties(bus) as mine:
-            await mine.change([protocol.Leave(party=name)])
+        async with client.NotifyClient(bus) as mine:
+            await mine.change([protocol.LeaveReceiver(party=name)])
         return full
 
     left = command.run(_with(invocation, to, ask))
     invocation.printer.done({"party": left}, f"there is no party {left} any more")
 
 
-def shown_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     import datetime
 
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -219,7 +219,7 @@ def _grant(grant: dict[str, Any]) -> str:
     where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
     return (
         f"{grant['name']} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
-        f"from {shown_time(grant['since'])} until {shown_time(grant['until'])}"
+        f"from {format_time(grant['since'])} until {format_time(grant['until'])}"
     ) + (f", within {where}" if where else "")
 
 
@@ -234,7 +234,7 @@ def _value(value: Any) -> str:
     return "{" + ", ".join(value) + "}" if isinstance(value, list | tuple) else str(value)
 
 
-async def _with(invocation: command.Invocation, to: connection.Options, question: Any) -> Any:
+async def _with(invocation: command.Invocation, to: connection.ConnectionOptions, question: Any) -> Any:
     async with await connection.connect(invocation, to) as bus:
         return await question(bus)
 
@@ -244,13 +244,13 @@ async def _with(invocation: command.Invocation, to: connection.Options, question
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @connection.options
 @command.pass_invocation
-def parties(invocation: command.Invocation, where: str, limit: int, to: connection.Options) -> None:
+def parties(invocation: command.Invocation, where: str, limit: int, to: connection.ConnectionOptions) -> None:
     """List parties with their states and policies."""
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
 
-        return await queries.parties(bus, where=where, limit=limit)
+        return await queries.list_receivers(bus, where=where, limit=limit)
 
     found = command.run(_with(invocation, to, ask))
     listed = found.parties
@@ -277,7 +277,7 @@ def who(
     kind: str | None,
     sender: str | None,
     limit: int,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Say who would be reached, how many, and why the near misses would not."""
     from muster.core import errors
@@ -292,7 +292,7 @@ def who(
 
         by = _sender(bus, sender)
         event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
-        return await queries.who(bus, expression, event=event, sender=by, limit=limit)
+        return await queries.match_receivers(bus, expression, event=event, sender=by, limit=limit)
 
     found = command.run(_with(invocation, to, ask))
     printer = invocation.printer
@@ -322,7 +322,7 @@ def explain(
     receiver: str,
     address: str,
     sender: str | None,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Say why an event would reach a party, or which side keeps it away.
 
@@ -358,7 +358,7 @@ def explain(
             for grant in told[whose].values()
         ]
     if told.get("since_ms"):
-        lines.append(f"  the receiver's state is as it is since {shown_time(told['since_ms'] / 1000)}")
+        lines.append(f"  the receiver's state is as it is since {format_time(told['since_ms'] / 1000)}")
     invocation.printer.item(told, "\n".join(lines))
 
 
@@ -366,7 +366,7 @@ def explain(
 @click.argument("policy")
 @connection.options
 @command.pass_invocation
-def check(invocation: command.Invocation, policy: str, to: connection.Options) -> None:
+def check(invocation: command.Invocation, policy: str, to: connection.ConnectionOptions) -> None:
     """Type a policy against the domain's models, and say what it costs."""
 
     async def ask(bus: api.Bus) -> Any:
@@ -388,7 +388,7 @@ def check(invocation: command.Invocation, policy: str, to: connection.Options) -
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @connection.options
 @command.pass_invocation
-def define(invocation: command.Invocation, file: Path, to: connection.Options) -> None:
+def define(invocation: command.Invocation, file: Path, to: connection.ConnectionOptions) -> None:
     """Make models of parties and events known to the domain.
 
     Policies in the file are checked against them.
@@ -400,7 +400,7 @@ def define(invocation: command.Invocation, file: Path, to: connection.Options) -
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import client, queries
 
-        async with client.Parties(bus) as mine:
+        async with client.NotifyClient(bus) as mine:
             for model in document.models:
                 await mine.define(model)
         for policy in document.policies.values():
@@ -422,7 +422,7 @@ def define(invocation: command.Invocation, file: Path, to: connection.Options) -
 )
 @connection.options
 @command.pass_invocation
-def models(invocation: command.Invocation, form: Any, to: connection.Options) -> None:
+def models(invocation: command.Invocation, form: Any, to: connection.ConnectionOptions) -> None:
     """List the models of parties and events."""
 
     async def ask(bus: api.Bus) -> Any:
@@ -438,5 +438,5 @@ def models(invocation: command.Invocation, form: Any, to: connection.Options) ->
 
     from muster.notify import authorities, documents, protocol
 
-    listed = (authorities.model_of(msgspec.convert(one, protocol.Define)) for one in found)
-    click.echo(documents.write(documents.Document(tuple(listed)), form), nl=False)
+    listed = (authorities.model_of(msgspec.convert(one, protocol.DefineModel)) for one in found)
+    click.echo(documents.write(documents.NotifyDocument(tuple(listed)), form), nl=False)

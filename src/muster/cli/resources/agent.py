@@ -25,7 +25,7 @@ RETRY_S = 2.0
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     invoke_without_command=True,
     examples=[
         ("muster agent --join-file TOKEN.txt", "the first time; the machine's key stays on the machine"),
@@ -90,7 +90,7 @@ def agent(
     if context.invoked_subcommand is not None:
         return
     invocation = context.ensure_object(command.Invocation)
-    given = foreground.pairs(labels, "--label")
+    given = foreground.parse_pairs(labels, "--label")
     if token_file is not None:
         token = token_file.read_text()
     elif token == "-":
@@ -122,7 +122,7 @@ async def _run(
         else:
             road = await stack.enter_async_context(await _connect(folder, proxy, measure))
         asked = await stack.enter_async_context(
-            foreground.serving(
+            foreground.serve_until_signal(
                 invocation,
                 None if managers else road,
                 measure,
@@ -158,7 +158,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
     from muster.core import errors, files
     from muster.trust import credentials
 
-    token = enrolment.Token.parse(text)
+    token = enrolment.EnrolmentToken.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     key = await asyncio.to_thread(enrolment.machine_key, folder)
     machine = await asyncio.to_thread(app_managing.machine_id)
@@ -169,7 +169,9 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
         async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
             while answer is None:
                 try:
-                    answer = await management.ask(bus, "enrol", public_key=key.public, machine=machine)
+                    answer = await management.request_bootstrap(
+                        bus, "enrol", public_key=key.public, machine=machine
+                    )
                 except errors.Unavailable as error:  # also in doubt: it is asked again with the same key
                     if token.has_expired:
                         raise
@@ -205,11 +207,11 @@ async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentia
     return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
 
 
-async def _lines(folder: Path, managers: tuple[str, ...]) -> links.Lines:
+async def _lines(folder: Path, managers: tuple[str, ...]) -> links.AgentLinks:
     from muster.manage.direct import links
 
     _, creds, tls = await _enrolled(folder)
-    return links.Lines(creds, managers, tls=tls)
+    return links.AgentLinks(creds, managers, tls=tls)
 
 
 async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
@@ -242,7 +244,7 @@ def token(
     approval: bool,
     lifetime_s: float,
     addresses: tuple[str, ...],
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Make a one-time token that lets a machine in as NAME."""
     made = registry_calls.ask_domain(
@@ -261,7 +263,7 @@ def token(
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def approve(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def approve(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Let a machine in that waits for it."""
     done = registry_calls.ask_domain(invocation, to, "approve", name=name)
     invocation.printer.done(done, f"{name} may come in")
@@ -270,7 +272,7 @@ def approve(invocation: command.Invocation, name: str, to: connection.Options) -
 @agent.command(examples=[("muster agent waiting", "")])
 @connection.options
 @command.pass_invocation
-def waiting(invocation: command.Invocation, to: connection.Options) -> None:
+def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List machines that wait for approval."""
 
     async def ask() -> list[dict[str, Any]]:
@@ -287,7 +289,7 @@ def waiting(invocation: command.Invocation, to: connection.Options) -> None:
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def forget(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Forget a lost agent and its resources, without asking it."""
-    done = registry_calls.call(invocation, to, lambda fleet: fleet.forget(name))
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name))
     invocation.printer.done(done, f"{name} and {done['count']} resources are forgotten")

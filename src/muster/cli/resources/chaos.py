@@ -7,7 +7,7 @@ import click
 from muster.cli import command, connection, registry_calls
 
 
-@click.group(cls=command.Group, examples=[("muster chaos kill manager-2", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster chaos kill manager-2", "")])
 def chaos() -> None:
     """Kill parts of a domain, for drills."""
 
@@ -18,7 +18,7 @@ def chaos() -> None:
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def kill(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def kill(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Kill one of the domain's processes as a crash would (SIGKILL)."""
     done = registry_calls.ask_domain(invocation, to, "kill", name=name)
     invocation.printer.done(done, f"killed {name} (pid {done['pid']})")
@@ -27,7 +27,7 @@ def kill(invocation: command.Invocation, name: str, to: connection.Options) -> N
 @chaos.command("list", examples=[("muster chaos list", "")])
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the processes that can be killed."""
     rows = registry_calls.ask_domain(invocation, to, "processes")
     invocation.printer.rows(rows, ("name", "state", "pid", "starts", "reason"), of="process")

@@ -16,7 +16,7 @@ _PLAN = ("wave", "act", "name", "type")
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster apply -f fleet.yaml", ""),
         ("muster apply -f fleet.yaml --wait 60s", "return when all of it is in its desired state"),
@@ -26,36 +26,44 @@ _PLAN = ("wave", "act", "name", "type")
 @command.duration("--wait", None, "Wait so long for everything to be in its desired state.")
 @connection.options
 @command.pass_invocation
-def apply(invocation: command.Invocation, path: Path, wait_s: float | None, to: connection.Options) -> None:
+def apply(
+    invocation: command.Invocation, path: Path, wait_s: float | None, to: connection.ConnectionOptions
+) -> None:
     """Make what a manifest says be so, and keep it so."""
-    text = registry_calls.text_of(path)
+    text = registry_calls.read_text(path)
 
-    async def work(fleet: client.Client) -> Any:
+    async def work(fleet: client.ManageClient) -> Any:
         return await fleet.apply(text, wait_s=wait_s, progress=say)
 
     with invocation.printer.progress("applying") as say:
-        done = registry_calls.call(invocation, to, work)
+        done = registry_calls.call_registry(invocation, to, work)
     changed, all_ = done["changed_count"], sum(done["counts"].values())
     invocation.printer.done(done, f"applied: {changed:,} of {all_:,} resources changed")
 
 
-@click.command(cls=command.Command, examples=[("muster plan -f fleet.yaml", "in waves: each goes at once")])
+@click.command(
+    cls=command.MusterCommand, examples=[("muster plan -f fleet.yaml", "in waves: each goes at once")]
+)
 @registry_calls.file_option
 @connection.options
 @command.pass_invocation
-def plan(invocation: command.Invocation, path: Path, to: connection.Options) -> None:
+def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Say what an apply would do, and do nothing."""
-    lines = registry_calls.call(invocation, to, lambda fleet: fleet.plan(registry_calls.text_of(path)))
+    lines = registry_calls.call_registry(
+        invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
+    )
     invocation.printer.rows(lines, _PLAN, of="step")
 
 
-@click.command(cls=command.Command, examples=[("muster diff -f fleet.yaml", "")])
+@click.command(cls=command.MusterCommand, examples=[("muster diff -f fleet.yaml", "")])
 @registry_calls.file_option
 @connection.options
 @command.pass_invocation
-def diff(invocation: command.Invocation, path: Path, to: connection.Options) -> None:
+def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Say field by field what an apply would change."""
-    lines = registry_calls.call(invocation, to, lambda fleet: fleet.plan(registry_calls.text_of(path)))
+    lines = registry_calls.call_registry(
+        invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
+    )
     rows = [
         {"name": line["name"], "field": field, "is": before, "would_be": after}
         for line in lines
@@ -70,7 +78,7 @@ def diff(invocation: command.Invocation, path: Path, to: connection.Options) -> 
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[("muster delete -f fleet.yaml", ""), ("muster delete web-1 web-2 --wait 30s", "")],
 )
 @click.argument("names", nargs=-1)
@@ -89,28 +97,28 @@ def delete(
     path: Path | None,
     wait_s: float | None,
     force: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Take resources down and forget them, those that depend on others first."""
     if bool(names) == bool(path):
         raise click.UsageError("give names or -f FILE, one of them")
 
-    async def work(fleet: client.Client) -> Any:
+    async def work(fleet: client.ManageClient) -> Any:
         if path is not None:
-            done = await fleet.delete_manifest(registry_calls.text_of(path), force=force)
+            done = await fleet.delete_manifest(registry_calls.read_text(path), force=force)
         else:
             done = await fleet.delete(*names, force=force)
         if wait_s is not None:
             await fleet.wait_gone(*done["deleting"], timeout_s=wait_s)
         return done
 
-    done = registry_calls.call(invocation, to, work)
+    done = registry_calls.call_registry(invocation, to, work)
     did = "removed" if force else "deleting"
     invocation.printer.done(done, f"{did} {len(done['deleting'])} resources")
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster drain host-a", "stop all of an agent's resources, and give it no more"),
         ("muster drain web-1", ""),
@@ -121,15 +129,17 @@ def delete(
 @click.option("--undo", is_flag=True, help="Want it up again.")
 @connection.options
 @command.pass_invocation
-def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.Options) -> None:
+def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.ConnectionOptions) -> None:
     """Let a resource, or all of an agent's, finish and stop."""
-    done = registry_calls.call(
+    done = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name)
     )
     invocation.printer.done(done, f"{done['count']} resources {'up again' if undo else 'draining'}")
 
 
-@click.group(cls=command.Group, examples=[("muster rollout start restart --where \"group = 'web'\"", "")])
+@click.group(
+    cls=command.MusterGroup, examples=[("muster rollout start restart --where \"group = 'web'\"", "")]
+)
 def rollout() -> None:
     """Do the same to many resources, some at a time."""
 
@@ -164,7 +174,7 @@ def start(
     max_errors: int,
     arguments: tuple[str, ...],
     wait: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Begin a rollout of OPERATION."""
     wanted = {
@@ -175,7 +185,7 @@ def start(
         "errors_max": max_errors,
     }
 
-    async def work(fleet: client.Client) -> Any:
+    async def work(fleet: client.ManageClient) -> Any:
         import asyncio
 
         found = await fleet.rollout(wanted, *names, where=where)
@@ -188,7 +198,7 @@ def start(
         return found
 
     with invocation.printer.progress(f"rolling out {operation}") as say:
-        found = registry_calls.call(invocation, to, work)
+        found = registry_calls.call_registry(invocation, to, work)
     invocation.printer.rows([found], _ROLLOUT, of="rollout")
     if found["state"] == "stopped":
         raise click.exceptions.Exit(1)
@@ -197,9 +207,9 @@ def start(
 @rollout.command("list", examples=[("muster rollout list", "")])
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List rollouts and how they went."""
-    rows = registry_calls.call(invocation, to, lambda fleet: fleet.rollouts())
+    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollouts())
     invocation.printer.rows(rows, _ROLLOUT, of="rollout", empty="no rollouts")
 
 
@@ -207,9 +217,9 @@ def list_(invocation: command.Invocation, to: connection.Options) -> None:
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def show(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Show the state of each resource of a rollout."""
-    rows = registry_calls.call(invocation, to, lambda fleet: fleet.rollout_steps(id))
+    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollout_steps(id))
     invocation.printer.rows(rows, ("name", "state", "reason", "result"), of="step", empty="no steps")
 
 
@@ -217,9 +227,9 @@ def show(invocation: command.Invocation, id: str, to: connection.Options) -> Non
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def pause(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Begin no further batch."""
-    done = registry_calls.call(invocation, to, lambda fleet: fleet.pause(id))
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.pause(id))
     invocation.printer.done(done, f"rollout {id} is {done['state']}")
 
 
@@ -227,7 +237,7 @@ def pause(invocation: command.Invocation, id: str, to: connection.Options) -> No
 @click.argument("id")
 @connection.options
 @command.pass_invocation
-def resume(invocation: command.Invocation, id: str, to: connection.Options) -> None:
+def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Go on with a rollout that was paused or stopped."""
-    done = registry_calls.call(invocation, to, lambda fleet: fleet.resume(id))
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.resume(id))
     invocation.printer.done(done, f"rollout {id} is {done['state']}")

@@ -17,12 +17,12 @@ _ROW = ("name", "type", "group", "agent", "wanted", "state", "since", "reason", 
 
 def _rows(invocation: command.Invocation, rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        row["since"] = registry_calls.moment(row["since_ms"])
+        row["since"] = registry_calls.format_time(row["since_ms"])
     invocation.printer.rows(rows, _ROW, of="resource", empty="no resources")
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster get", ""),
         ("muster get web-1 -o json", ""),
@@ -43,53 +43,56 @@ def get(
     where: str,
     agents: bool,
     managers: bool,
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """List resources and how they are."""
     if agents:
-        rows = registry_calls.call(invocation, to, lambda fleet: fleet.agents())
+        rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
         columns = ("name", "zone", "resources", "labels", "cordoned")
         invocation.printer.rows(rows, columns, of="agent", empty="no agents")
     elif managers:
-        rows = registry_calls.call(invocation, to, lambda fleet: fleet.managers())
+        rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())
         shown = ("name", "resources", "expires_in_s", "leaving")
         invocation.printer.rows(rows, shown, of="manager", empty="no managers")
     else:
-        _rows(invocation, registry_calls.call(invocation, to, lambda fleet: fleet.get(*names, where=where)))
+        _rows(
+            invocation,
+            registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(*names, where=where)),
+        )
 
 
-@click.command(cls=command.Command, examples=[("muster describe web-1", "")])
+@click.command(cls=command.MusterCommand, examples=[("muster describe web-1", "")])
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def describe(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def describe(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Tell all there is to tell of one resource."""
-    found = registry_calls.call(invocation, to, lambda fleet: fleet.describe(name))
+    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(name))
     if invocation.printer.for_people:
-        found["since_ms"] = registry_calls.moment(found["since_ms"])
+        found["since_ms"] = registry_calls.format_time(found["since_ms"])
         found = {"since" if fact == "since_ms" else fact: value for fact, value in found.items()}
     invocation.printer.facts(found)
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[("muster targets \"zone = 'east' AND type = 'process'\"", "nothing is done")],
 )
 @click.argument("expression", metavar="PREDICATE")
 @connection.options
 @command.pass_invocation
-def targets(invocation: command.Invocation, expression: str, to: connection.Options) -> None:
+def targets(invocation: command.Invocation, expression: str, to: connection.ConnectionOptions) -> None:
     """List the resources that a predicate selects, and do nothing."""
-    _rows(invocation, registry_calls.call(invocation, to, lambda fleet: fleet.get(where=expression)))
+    _rows(invocation, registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression)))
 
 
-@click.command(cls=command.Command, examples=[("muster watch", "each change of a state, as it comes")])
+@click.command(cls=command.MusterCommand, examples=[("muster watch", "each change of a state, as it comes")])
 @connection.options
 @command.pass_invocation
-def watch(invocation: command.Invocation, to: connection.Options) -> None:
+def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """Print each change of a resource's state as it comes."""
 
-    async def work(fleet: client.Client) -> None:
+    async def work(fleet: client.ManageClient) -> None:
         async for one in fleet.watch():
             facts = {
                 "resource": one.resource,
@@ -99,25 +102,25 @@ def watch(invocation: command.Invocation, to: connection.Options) -> None:
                 "manager": one.manager,
                 "epoch": one.epoch,
             }
-            line = f"{registry_calls.moment(one.since_ms)}  {one.resource:<20}  {one.state.value:<9}  {one.reason}"
+            line = f"{registry_calls.format_time(one.since_ms)}  {one.resource:<20}  {one.state.value:<9}  {one.reason}"
             invocation.printer.item(facts, line)
 
-    registry_calls.call(invocation, to, work)
+    registry_calls.call_registry(invocation, to, work)
 
 
-@click.command(cls=command.Command, examples=[("muster logs web-1", "the end of what it wrote")])
+@click.command(cls=command.MusterCommand, examples=[("muster logs web-1", "the end of what it wrote")])
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def logs(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Print the end of what a resource wrote."""
-    text = registry_calls.call(invocation, to, lambda fleet: fleet.logs(name))
+    text = registry_calls.call_registry(invocation, to, lambda fleet: fleet.logs(name))
     invocation.printer.item({"resource": name, "output": text}, text.rstrip("\n"))
 
 
 @click.command(
     "exec",
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster exec web-1 restart", ""),
         ("muster exec web-1 signal --argument number=1", ""),
@@ -135,13 +138,13 @@ def exec(
     words: tuple[str, ...],
     where: str,
     arguments: tuple[str, ...],
-    to: connection.Options,
+    to: connection.ConnectionOptions,
 ) -> None:
     """Have an operation of a resource carried out."""
     *names, operation = words
     if bool(names) == bool(where):
         raise click.UsageError("give a resource or --where PREDICATE, one of them")
-    rows = registry_calls.call(
+    rows = registry_calls.call_registry(
         invocation,
         to,
         lambda fleet: fleet.exec(
@@ -156,7 +159,7 @@ def exec(
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster events", "who did what, when, and what became of it"),
         ("muster events --last 500", ""),
@@ -165,7 +168,7 @@ def exec(
 @click.option("--last", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many.")
 @connection.options
 @command.pass_invocation
-def events(invocation: command.Invocation, last: int, to: connection.Options) -> None:
+def events(invocation: command.Invocation, last: int, to: connection.ConnectionOptions) -> None:
     """List the latest decisions: the audit."""
-    found = registry_calls.call(invocation, to, lambda fleet: fleet.decisions(last=last))
-    invocation.printer.rows([audit.row(one) for one in found], audit.COLUMNS, of="decision")
+    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.decisions(last=last))
+    invocation.printer.rows([audit.audit_row(one) for one in found], audit.COLUMNS, of="decision")

@@ -11,7 +11,7 @@ from muster.cli import command, connection, registry_calls
 
 
 @click.group(
-    cls=command.Group,
+    cls=command.MusterGroup,
     examples=[
         ("muster secret set db-password < password.txt", "a manifest refers to it as store:db-password"),
         ("muster secret list", ""),
@@ -39,10 +39,12 @@ def secret() -> None:
 )
 @connection.options
 @command.pass_invocation
-def set_(invocation: command.Invocation, name: str, path: Path | None, to: connection.Options) -> None:
+def set_(
+    invocation: command.Invocation, name: str, path: Path | None, to: connection.ConnectionOptions
+) -> None:
     """Keep a value, from standard input or a file, without the newline it ends with."""
     value = _value(name, path)
-    done = registry_calls.call(invocation, to, lambda fleet: fleet.set_secret(name, value))
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.set_secret(name, value))
     more = done["used_by_count"] - len(done["used_by"])
     names = ", ".join(done["used_by"]) + (f" and {more:,} more" if more else "")
     using = f"; restart what uses it: {names}" if names else ""
@@ -63,11 +65,11 @@ def _value(name: str, path: Path | None) -> str:
 @secret.command("list", examples=[("muster secret list", "names, never values")])
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.Options) -> None:
+def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the names of secrets, and what uses them."""
-    rows = registry_calls.call(invocation, to, lambda fleet: fleet.secrets())
+    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.secrets())
     for row in rows:
-        row["at"] = registry_calls.moment(row["at_ms"])
+        row["at"] = registry_calls.format_time(row["at_ms"])
     invocation.printer.rows(rows, ("name", "by", "at", "used_by"), of="secret", empty="no secrets")
 
 
@@ -75,7 +77,7 @@ def list_(invocation: command.Invocation, to: connection.Options) -> None:
 @click.argument("name")
 @connection.options
 @command.pass_invocation
-def delete(invocation: command.Invocation, name: str, to: connection.Options) -> None:
+def delete(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Delete a secret that nothing refers to."""
-    done = registry_calls.call(invocation, to, lambda fleet: fleet.delete_secret(name))
+    done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.delete_secret(name))
     invocation.printer.done(done, f"{name} is deleted")

@@ -30,7 +30,7 @@ data_dir = "."
 
 
 @click.command(
-    cls=cli_command.Command,
+    cls=cli_command.MusterCommand,
     examples=[
         ("muster demo", "a tour in ten seconds; leaves the domain up until Ctrl-C"),
         ("muster demo worm", "the whole loop: 10,000 servers, a worm among them, and Spark"),
@@ -77,7 +77,7 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
     from muster.core.settings import sections
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
-        with home.Folder(place.root / "demo").hold():
+        with home.DomainFolder(place.root / "demo").hold():
             pass  # refused while an earlier demo still runs
         _clear(place)
     elif place.root.exists() and any(place.root.iterdir()):
@@ -118,9 +118,9 @@ def _tour(
 
     printer = invocation.printer
     if printer.for_people:
-        printer.note(f"starting a domain in {cli_command.shown(place.root)}")
+        printer.note(f"starting a domain in {cli_command.display_path(place.root)}")
     began = time.perf_counter()
-    running = domain.Domain(settings, parts=app_settings.parts(settings))
+    running = domain.Domain(settings, parts=app_settings.components(settings))
 
     def show(scene: demo_tour.Scene) -> None:
         record = {"scene": scene.name, "text": scene.line, **scene.facts}
@@ -143,7 +143,7 @@ def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str],
         return
     muster = cli_command.program()
     if stay:
-        option = f"--home {cli_command.shown(place.root)}"
+        option = f"--home {cli_command.display_path(place.root)}"
         lines = [
             "It stays up until Ctrl-C. What to try next, in another terminal:",
             *(f"  {muster} {command} {option}" for command in commands),
@@ -163,8 +163,8 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
 
     _expect_spark()
     printer = invocation.printer
-    wishes = scenario.Wishes(
-        plan=worm.Plan(servers=fleet),
+    wishes = scenario.ScenarioOptions(
+        plan=worm.WormPlan(servers=fleet),
         farms=2 if fleet <= 20_000 else 4,
         period_s=5.0 if fleet <= 20_000 else 10.0,
         start_s_max=240.0 + fleet / 100,
@@ -174,9 +174,9 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
     scenario.prepare(place.root)
     if printer.for_people:
         printer.note(
-            f"starting {wishes.brokers} brokers, 2 managers and Spark in {cli_command.shown(place.root)}"
+            f"starting {wishes.brokers} brokers, 2 managers and Spark in {cli_command.display_path(place.root)}"
         )
-    running = domain.Domain(settings, parts=app_settings.parts(settings))
+    running = domain.Domain(settings, parts=app_settings.components(settings))
 
     def show(name: str, line: str, facts: Mapping[str, Any]) -> None:
         printer.item({"scene": name, "text": line, **facts}, f"{name:>10}  {line}")
@@ -205,7 +205,7 @@ def _expect_spark() -> None:
 
     tour = "`muster demo` alone shows what needs no Spark"
     if importlib.util.find_spec("pyspark") is None:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "the worm's story needs Spark, which is not installed",
             hint=f"pip install 'muster-fabric[spark]'; {tour}",
         )
@@ -219,14 +219,14 @@ async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> 
     from muster.app.components import web
 
     with contextlib.suppress(errors.NotFound):
-        url = running.part(web.WebPart).url
+        url = running.part(web.WebComponent).url
         if url is not None:
             password = await asyncio.to_thread(web.set_password, running.trust)
             line = f"{url}  (log in as {web.ADMINISTRATOR}, password {password})"
             show("dashboard", line, {"url": url, "password": password})
 
 
-def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:
+def _summarise(printer: output.Printer, summary: outbreak.OutbreakSummary) -> None:
     from dataclasses import asdict
 
     found = summary

@@ -14,7 +14,7 @@ _HEAD = """\
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster init", "a home in ~/.muster"),
         ("muster init --home ./.muster --name lab", "one that this folder's commands find by themselves"),

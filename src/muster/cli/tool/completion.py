@@ -16,7 +16,7 @@ _WHERE = {
 
 
 @click.command(
-    cls=command.Command,
+    cls=command.MusterCommand,
     examples=[
         ("muster completion bash >> ~/.bashrc", ""),
         ("muster completion zsh >> ~/.zshrc", ""),

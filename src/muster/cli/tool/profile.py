@@ -10,7 +10,7 @@ from muster.cli import command
 from muster.core import errors
 
 
-@click.group(cls=command.Group, examples=[("muster profile list", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster profile list", "")])
 def profile() -> None:
     """Named connection settings."""
 
@@ -83,7 +83,7 @@ def add(
 
 
 @profile.command(examples=[("muster profile use prod", "")])
-@click.argument("name", shell_complete=command.profiles_like)
+@click.argument("name", shell_complete=command.complete_profiles)
 @command.pass_invocation
 def use(invocation: command.Invocation, name: str) -> None:
     """Make a profile the one used when none is named."""
@@ -94,7 +94,7 @@ def use(invocation: command.Invocation, name: str) -> None:
 
 
 @profile.command(examples=[("muster profile show", "the current one"), ("muster profile show prod", "")])
-@click.argument("name", required=False, shell_complete=command.profiles_like)
+@click.argument("name", required=False, shell_complete=command.complete_profiles)
 @command.pass_invocation
 def show(invocation: command.Invocation, name: str | None) -> None:
     """Show one profile."""
@@ -117,7 +117,7 @@ def show(invocation: command.Invocation, name: str | None) -> None:
 
 
 @profile.command(examples=[("muster profile delete prod", "")])
-@click.argument("name", shell_complete=command.profiles_like)
+@click.argument("name", shell_complete=command.complete_profiles)
 @command.pass_invocation
 def delete(invocation: command.Invocation, name: str) -> None:
     """Forget a profile."""

@@ -18,7 +18,7 @@ def _version_of(distribution: str) -> str | None:
         return None
 
 
-@click.command(cls=command.Command, examples=[("muster version -o json", "")])
+@click.command(cls=command.MusterCommand, examples=[("muster version -o json", "")])
 @command.pass_invocation
 def version(invocation: command.Invocation) -> None:
     """Print the versions of Muster and what it stands on."""

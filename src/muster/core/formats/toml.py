@@ -22,7 +22,7 @@ _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TomlDocument:
     """A parsed file. ``lines`` is a help for eyes: a multi-line text that looks like keys may mislead it."""
 
     tree: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Document:
         return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
 
 
-def read(path: pathlib.Path) -> Document:
+def read(path: pathlib.Path) -> TomlDocument:
     try:
         with path.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
@@ -50,7 +50,7 @@ def read(path: pathlib.Path) -> Document:
         raise errors.InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from error
     except (ValueError, RecursionError) as error:  # the parser's own error is a ValueError, and so are others
         raise errors.InvalidInput(f"{path}: not TOML: {error}") from error
-    return Document(tree, _lines(text))
+    return TomlDocument(tree, _lines(text))
 
 
 def _lines(text: str) -> dict[Path, int]:

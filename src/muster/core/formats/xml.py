@@ -34,7 +34,7 @@ _IN_ATTRIBUTE = re.compile('[&<>"\t\n\r]')
 NCNAME = re.compile(r"[^\W\d][\w.\-]*\Z")
 
 
-class Malformed(errors.InvalidInput):
+class MalformedXml(errors.InvalidInput):
     """Not XML, or XML that no SOAP message may be. ``reason`` is one word for a counter."""
 
     code = "malformed-xml"
@@ -45,7 +45,7 @@ class Malformed(errors.InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class XmlLimits:
     bytes: int = 1 << 20
     depth: int = 64
     elements: int = 50_000
@@ -53,7 +53,7 @@ class Limits:
     prefixes: int = 256  # in scope at one place
 
 
-class Namespace(str):
+class XmlNamespace(str):
     """``WSA = Namespace("…/addressing")``, then ``WSA("To")`` is the name of an element."""
 
     __slots__ = ()
@@ -102,10 +102,10 @@ class Declared(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-Content: TypeAlias = "str | QName | Element"
+Content: TypeAlias = "str | QName | XmlElement"
 
 
-class Element:
+class XmlElement:
     """``content`` is texts and elements in their order; ``namespaces`` those in scope where it was read."""
 
     __slots__ = ("attributes", "content", "name", "namespaces")
@@ -141,16 +141,16 @@ class Element:
         return self.exact_text.strip(_SPACE)
 
     @property
-    def children(self) -> list[Element]:
-        return [one for one in self.content if isinstance(one, Element)]
+    def children(self) -> list[XmlElement]:
+        return [one for one in self.content if isinstance(one, XmlElement)]
 
     def get(self, attribute: str, default: str | None = None) -> str | None:
         return self.attributes.get(attribute, default)
 
-    def find(self, name: str) -> Element | None:
+    def find(self, name: str) -> XmlElement | None:
         return next((one for one in self.children if one.name == name), None)
 
-    def all(self, name: str) -> list[Element]:
+    def all(self, name: str) -> list[XmlElement]:
         return [one for one in self.children if one.name == name]
 
     def text_of(self, name: str, default: str = "") -> str:
@@ -158,7 +158,7 @@ class Element:
         found = self.find(name)
         return default if found is None else found.text
 
-    def walk(self) -> Iterator[Element]:
+    def walk(self) -> Iterator[XmlElement]:
         """This one and all in it, in the order of the document."""
         yield self
         for child in self.children:
@@ -173,7 +173,7 @@ class Element:
         return f"{{{scope[prefix]}}}{local}" if prefix in scope else None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Element):
+        if not isinstance(other, XmlElement):
             return NotImplemented
         return (self.name, dict(self.attributes), list(self.content)) == (
             other.name,
@@ -187,20 +187,20 @@ class Element:
         return write(self).decode()
 
 
-def parse(data: bytes, limits: Limits | None = None) -> Element:
+def parse(data: bytes, limits: XmlLimits | None = None) -> XmlElement:
     """The root. `errors.LimitExceeded` where a bound is passed, else `Malformed`."""
-    limits = limits or Limits()
+    limits = limits or XmlLimits()
     if len(data) > limits.bytes:
         raise errors.LimitExceeded(f"{len(data)} bytes of XML are over {limits.bytes}")
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise Malformed("the XML is not UTF-8", reason="charset") from error
+        raise MalformedXml("the XML is not UTF-8", reason="charset") from error
     builder = _Builder(limits)
     try:
         builder.parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise Malformed(f"not XML: {error}") from error
+        raise MalformedXml(f"not XML: {error}") from error
     assert builder.root is not None
     return builder.root
 
@@ -210,7 +210,7 @@ def text_at_start(data: bytes, name: str, *, depth: int = 8, elements: int = 64)
 
     Looks at so many elements and no more: for what has to be known before the rest is read.
     """
-    builder = _Builder(Limits(bytes=len(data), depth=depth, elements=elements))
+    builder = _Builder(XmlLimits(bytes=len(data), depth=depth, elements=elements))
     ended: list[str] = []
 
     def end(tag: str) -> None:
@@ -230,7 +230,7 @@ class _Found(Exception):
 
 
 class _Builder:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: XmlLimits) -> None:
         # The encoding given here holds, whatever the document says of itself.
         self.parser = expat.ParserCreate("utf-8", "}")
         self.parser.buffer_text = True
@@ -240,9 +240,9 @@ class _Builder:
         self.parser.StartNamespaceDeclHandler = self._declare
         self.parser.StartDoctypeDeclHandler = self._doctype
         self.parser.ProcessingInstructionHandler = self._instruction
-        self.root: Element | None = None
+        self.root: XmlElement | None = None
         self._limits = limits
-        self._open: list[tuple[Element, list[Content]]] = []
+        self._open: list[tuple[XmlElement, list[Content]]] = []
         self._scopes: list[Declared | None] = [None]
         self._elements = 0
         self._declared: dict[str, str] = {}
@@ -265,7 +265,7 @@ class _Builder:
                 raise errors.LimitExceeded(f"more than {self._limits.prefixes} prefixes in scope")
         self._scopes.append(scope)
         content: list[Content] = []
-        element = Element(
+        element = XmlElement(
             _clark(tag),
             attributes={_clark(name): value for name, value in attributes.items()},
             namespaces=scope,
@@ -277,7 +277,7 @@ class _Builder:
             self.root = element
         self._open.append((element, content))
 
-    def close(self, _: str) -> Element:
+    def close(self, _: str) -> XmlElement:
         self._scopes.pop()
         return self._open.pop()[0]
 
@@ -289,10 +289,10 @@ class _Builder:
             content.append(text)
 
     def _doctype(self, *_: Any) -> None:
-        raise Malformed("a document type, which no SOAP message may have", reason="doctype")
+        raise MalformedXml("a document type, which no SOAP message may have", reason="doctype")
 
     def _instruction(self, target: str, _: str) -> None:
-        raise Malformed(
+        raise MalformedXml(
             f"a processing instruction ({target[:40]!r}), which no SOAP message may have",
             reason="processing-instruction",
         )
@@ -331,7 +331,7 @@ class _Output:
 
 
 def write(
-    element: Element, prefixes: Mapping[str, str] | None = None, *, bytes_max: int | None = None
+    element: XmlElement, prefixes: Mapping[str, str] | None = None, *, bytes_max: int | None = None
 ) -> bytes:
     """``prefixes`` are those to use, by namespace; the ones that are needed are declared at the root.
 
@@ -347,7 +347,7 @@ def write(
     return out.bytes()
 
 
-def _namespaces(element: Element) -> Iterator[str]:
+def _namespaces(element: XmlElement) -> Iterator[str]:
     yield element.namespace
     for name in element.attributes:
         yield name.rpartition("}")[0][1:]
@@ -383,7 +383,7 @@ class _Scope:
         return known
 
 
-def _newly_declared(element: Element, around: Mapping[str, str] | None) -> Mapping[str, str]:
+def _newly_declared(element: XmlElement, around: Mapping[str, str] | None) -> Mapping[str, str]:
     """The prefixes of ``element`` that are not those of the element ``around`` it, which are written."""
     there = element.namespaces
     if not there or there is around:
@@ -392,7 +392,7 @@ def _newly_declared(element: Element, around: Mapping[str, str] | None) -> Mappi
 
 
 def _write(
-    element: Element,
+    element: XmlElement,
     scope: _Scope,
     declare: Mapping[str, str],
     wanted: Mapping[str, str],
@@ -430,7 +430,7 @@ def _write(
         return
     out.add(">")
     for one in content:
-        if isinstance(one, Element):
+        if isinstance(one, XmlElement):
             _write(one, scope, {}, wanted, element.namespaces, out)
         else:
             out.add(_escape(one, _IN_TEXT, _TEXT))

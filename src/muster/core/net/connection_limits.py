@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from muster.core.net import hosts
 
 
-class Connections:
+class ConnectionLimits:
     """``of_address_max``: None behind a proxy, where all connections have the proxy's address."""
 
     def __init__(self, connections_max: int, of_address_max: int | None) -> None:

@@ -21,7 +21,7 @@ def is_loopback(host: str) -> bool:
     return bool(_LOOPBACK.match(host))
 
 
-def of_url(url: str, field: str) -> tuple[str, int | None]:
+def host_of_url(url: str, field: str) -> tuple[str, int | None]:
     """The host and the port that a URL names; `errors.InvalidInput` if there can be none such."""
     try:
         parts = parse.urlsplit(url)

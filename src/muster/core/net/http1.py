@@ -25,44 +25,44 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
 
 
-class Malformed(errors.InvalidInput):
+class MalformedHttp(errors.InvalidInput):
     code = "malformed-http"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HttpHead:
     """How the body of a request is delimited."""
 
     length: int = 0
     chunked: bool = False
 
 
-def read_head(head: bytes) -> Head:
+def read_head(head: bytes) -> HttpHead:
     """Of a request line and headers, with the empty line that ends them."""
     if not head.endswith(b"\r\n\r\n") or _BARE.search(head):
-        raise Malformed("a line does not end in CR LF")
+        raise MalformedHttp("a line does not end in CR LF")
     first, *lines = head[:-4].split(b"\r\n")
     request = _REQUEST.match(first)
     if request is None or request[1] == b"CONNECT":
-        raise Malformed("not an HTTP request")
+        raise MalformedHttp("not an HTTP request")
     fields: dict[bytes, list[bytes]] = {}
     for line in lines:
         field = _FIELD.match(line)
         if field is None:
-            raise Malformed("a malformed or folded header")
+            raise MalformedHttp("a malformed or folded header")
         fields.setdefault(field[1].lower(), []).append(field[2].rstrip(b" \t"))
     if len(fields.get(b"host", ())) != 1 and (request[3] == b"1" or b"host" in fields):
-        raise Malformed("a request names one host")
+        raise MalformedHttp("a request names one host")
     lengths, codings = fields.get(b"content-length", []), fields.get(b"transfer-encoding", [])
     if codings:
         if lengths:
-            raise Malformed("Content-Length and Transfer-Encoding exclude each other")
+            raise MalformedHttp("Content-Length and Transfer-Encoding exclude each other")
         if request[3] == b"0" or [one.lower() for one in codings] != [b"chunked"]:
-            raise Malformed("the only transfer encoding is chunked, of HTTP/1.1")
-        return Head(chunked=True)
+            raise MalformedHttp("the only transfer encoding is chunked, of HTTP/1.1")
+        return HttpHead(chunked=True)
     if len(lengths) > 1 or any(not one.isdigit() or len(one) > 18 for one in lengths):
-        raise Malformed("the Content-Length is not one number")
-    return Head(int(lengths[0]) if lengths else 0)
+        raise MalformedHttp("the Content-Length is not one number")
+    return HttpHead(int(lengths[0]) if lengths else 0)
 
 
 class _State(enum.Enum):
@@ -74,7 +74,7 @@ class _State(enum.Enum):
     TRAILER = "trailer"
 
 
-class Framing:
+class HttpFraming:
     """Follows the requests of one connection, given its bytes in the order in which they come."""
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class Framing:
         # A CR at the very end may be followed by its LF.
         checked = self._buffer[:found] if found >= 0 else self._buffer.removesuffix(b"\r")
         if _BARE.search(checked, max(0, start - 1)):
-            raise Malformed("a line does not end in CR LF")
+            raise MalformedHttp("a line does not end in CR LF")
         if found < 0:
             if len(self._buffer) > bytes_max:
-                raise Malformed(f"more than {bytes_max} bytes in one part of a request's frame")
+                raise MalformedHttp(f"more than {bytes_max} bytes in one part of a request's frame")
             return b""
         piece, self._buffer = self._buffer[: found + len(end)], b""
         self._handle(piece)
@@ -136,18 +136,18 @@ class Framing:
             case _State.SIZE:
                 size = _CHUNK.match(piece[:-2])
                 if size is None:
-                    raise Malformed("a malformed chunk size")
+                    raise MalformedHttp("a malformed chunk size")
                 self._left = int(size[1], 16)
                 self._go(_State.CHUNK if self._left else _State.TRAILER)
             case _State.AFTER_CHUNK:
                 if piece != b"\r\n":
-                    raise Malformed("a chunk does not end where its size states")
+                    raise MalformedHttp("a chunk does not end where its size states")
                 self._go(_State.SIZE)
             case _State.TRAILER:
                 if piece == b"\r\n":
                     self._go(_State.HEAD)
                 elif _FIELD.match(piece[:-2]) is None:
-                    raise Malformed("a malformed trailer")
+                    raise MalformedHttp("a malformed trailer")
 
     def _go(self, state: _State) -> None:
         self._state = state

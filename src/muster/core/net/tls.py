@@ -13,7 +13,7 @@ from pathlib import Path
 
 from muster.core.telemetry import log
 
-events = log.Events("core")
+events = log.EventLog("core")
 
 LOOK_S = 30.0
 
@@ -25,7 +25,7 @@ def for_server(cert: Path | str, key: Path | str | None = None) -> ssl.SSLContex
     return context
 
 
-class Renewable:
+class RenewableTls:
     """A listener's context, and the files that its certificate and key come from."""
 
     def __init__(self, context: ssl.SSLContext, cert: Path | str, key: Path | str | None = None) -> None:

@@ -57,9 +57,9 @@ _PLAIN = ("machine", "group", "zone", "boot", "sequence", "period_s", "dropped")
 
 # Where channels that have no parent put batches, for the pipeline to read.
 REPORTS_STREAM = "reports"
-REPORTS_SUBJECTS = subjects.said_by("monitor", "*", "batch", "root", "*")
+REPORTS_SUBJECTS = subjects.from_identity("monitor", "*", "batch", "root", "*")
 SUMMARIES_STREAM = "summaries"
-SUMMARIES_SUBJECTS = subjects.said_by("monitor", "*", "summary", "root", "*")
+SUMMARIES_SUBJECTS = subjects.from_identity("monitor", "*", "summary", "root", "*")
 
 # Where the pipeline puts what it made of them; the latest of each subject holds.
 SYSTEM_STREAM = "system"
@@ -67,15 +67,15 @@ SYSTEM_STREAM = "system"
 Counts = Annotated[dict[messages.Name, messages.Count], msgspec.Meta(max_length=256)]
 
 
-class WrongSchema(errors.InvalidInput):
+class ReportSchemaMismatch(errors.InvalidInput):
     code = "wrong-schema"
 
 
-class WrongVersion(errors.InvalidInput):
+class ReportVersionMismatch(errors.InvalidInput):
     code = "wrong-version"
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is true of a batch as a whole. ``(channel, boot, sequence)`` names it."""
 
     schema: str = NODE_SCHEMA
@@ -94,7 +94,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partial: bool = False  # something that belongs in here is not: see ``missing`` and ``dropped``
 
 
-class Rollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MetricRollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One metric over many machines. Quantiles are missing where only the sum is known."""
 
     count: messages.Count
@@ -106,18 +106,18 @@ class Rollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p99: float | None = None
 
 
-Rollups = Annotated[dict[messages.Name, Rollup], msgspec.Meta(max_length=1024)]
+Rollups = Annotated[dict[messages.Name, MetricRollup], msgspec.Meta(max_length=1024)]
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class RankedNode(msgspec.Struct, frozen=True):
     machine: messages.Name
     value: float
 
 
-Top = Annotated[dict[messages.Name, tuple[Ranked, ...]], msgspec.Meta(max_length=1024)]
+Top = Annotated[dict[messages.Name, tuple[RankedNode, ...]], msgspec.Meta(max_length=1024)]
 
 
-class GroupReport(messages.Message, frozen=True, kw_only=True, tag="group-report/1", omit_defaults=True):
+class GroupReport(messages.WireMessage, frozen=True, kw_only=True, tag="group-report/1", omit_defaults=True):
     """A group of machines over one window. ``nodes`` is filled only where detail was asked for."""
 
     group: messages.Name
@@ -136,7 +136,9 @@ class GroupReport(messages.Message, frozen=True, kw_only=True, tag="group-report
     nodes: tuple[messages.NodeReport, ...] = ()
 
 
-class SystemReport(messages.Message, frozen=True, kw_only=True, tag="system-report/1", omit_defaults=True):
+class SystemReport(
+    messages.WireMessage, frozen=True, kw_only=True, tag="system-report/1", omit_defaults=True
+):
     """The whole fleet over one window."""
 
     from_ms: messages.TimeMs
@@ -220,14 +222,14 @@ def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
 
 def result_subject(pipeline: str, level: str, name: str = "") -> str:
     """Where a pipeline publishes the latest report of a level (``system``, ``group``, ``zone``, ``node``)."""
-    said = subjects.said_by("pipeline", pipeline, "report", level)
+    said = subjects.from_identity("pipeline", pipeline, "report", level)
     # A group may have any name; as the one level of a topic it becomes one token.
     return f"{said}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else said
 
 
 def worst_state(services: Sequence[messages.ServiceReport]) -> str:
     """A machine that reports is up; its services may know better."""
-    return health.worst([health.State.UP, *(one.state for one in services)]).value
+    return health.worst([health.HealthState.UP, *(one.state for one in services)]).value
 
 
 def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> pa.RecordBatch:
@@ -260,7 +262,7 @@ def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> p
 
 def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
     """The rows as messages; `WrongSchema` where they do not hold together."""
-    batch = fit(batch, node_schema())
+    batch = conform_schema(batch, node_schema())
     columns = {name: batch.column(name).to_pylist() for name in _PLAIN}
     metrics = [dict(one or ()) for one in batch.column("extra").to_pylist()]
     for name in STANDARD_METRICS:
@@ -278,10 +280,10 @@ def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
     try:
         return msgspec.convert(rows, list[messages.NodeReport])
     except msgspec.ValidationError as error:
-        raise WrongSchema(f"rows that are no node reports: {str(error)[:200]}") from error
+        raise ReportSchemaMismatch(f"rows that are no node reports: {str(error)[:200]}") from error
 
 
-def encode(batch: pa.RecordBatch, facts: Facts, *, compression: str | None = None) -> bytes:
+def encode(batch: pa.RecordBatch, facts: BatchInfo, *, compression: str | None = None) -> bytes:
     """One message of the bus: an Arrow IPC stream of one record batch. ``compression``: lz4, zstd or None."""
     import pyarrow as pa
 
@@ -292,11 +294,11 @@ def encode(batch: pa.RecordBatch, facts: Facts, *, compression: str | None = Non
         writer.write_batch(batch.replace_schema_metadata(schema.metadata))
     data: bytes = sink.getvalue().to_pybytes()
     if len(data) > MAX_BATCH_BYTES:
-        raise messages.TooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
+        raise messages.MessageTooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
     return data
 
 
-def decode(data: bytes) -> tuple[pa.RecordBatch, Facts]:
+def decode(data: bytes) -> tuple[pa.RecordBatch, BatchInfo]:
     """A batch of node reports or of summaries, all of its columns there and of the right type.
 
     What is not is an error with a reason in ``code``: too-large, malformed, wrong-version, wrong-schema.
@@ -304,35 +306,37 @@ def decode(data: bytes) -> tuple[pa.RecordBatch, Facts]:
     import pyarrow as pa
 
     if len(data) > MAX_BATCH_BYTES:
-        raise messages.TooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
+        raise messages.MessageTooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
     try:
         # A message is small: to spread its columns over threads costs more than it saves.
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(data, options=options) as reader:
-            facts = facts_of(reader.schema.metadata)
+            facts = batch_info(reader.schema.metadata)
             batches = _bounded(reader)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise messages.Malformed(f"not an Arrow stream: {str(error)[:200]}") from error
+        raise messages.MalformedMessage(f"not an Arrow stream: {str(error)[:200]}") from error
     wanted = node_schema() if facts.schema == NODE_SCHEMA else summary_schema()
-    fitted = [fit(batch, wanted) for batch in batches]
+    fitted = [conform_schema(batch, wanted) for batch in batches]
     if len(fitted) == 1:
         return fitted[0], facts
     return pa.Table.from_batches(fitted, schema=wanted).combine_chunks().to_batches()[0], facts
 
 
-def facts_of(metadata: Mapping[bytes, bytes] | None) -> Facts:
+def batch_info(metadata: Mapping[bytes, bytes] | None) -> BatchInfo:
     try:
-        facts = msgspec.json.decode((metadata or {})[METADATA_KEY], type=Facts)
+        facts = msgspec.json.decode((metadata or {})[METADATA_KEY], type=BatchInfo)
     except KeyError:
-        raise WrongSchema("an Arrow stream without the facts of a batch in its schema") from None
+        raise ReportSchemaMismatch("an Arrow stream without the facts of a batch in its schema") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WrongSchema(f"the facts of a batch cannot be read: {str(error)[:200]}") from error
+        raise ReportSchemaMismatch(f"the facts of a batch cannot be read: {str(error)[:200]}") from error
     if facts.schema not in (NODE_SCHEMA, SUMMARY_SCHEMA):
-        raise WrongVersion(f"a batch of {facts.schema[:60]!r}: this reads {NODE_SCHEMA} and {SUMMARY_SCHEMA}")
+        raise ReportVersionMismatch(
+            f"a batch of {facts.schema[:60]!r}: this reads {NODE_SCHEMA} and {SUMMARY_SCHEMA}"
+        )
     return facts
 
 
-def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Columns by name: a missing one is null, a new one is passed over, an unlike one is cast or refused."""
     import pyarrow as pa
 
@@ -348,10 +352,10 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             try:
                 columns.append(batch.column(index).cast(field.type))
             except pa.ArrowException as error:
-                raise WrongSchema(f"the column {field.name}: {str(error)[:200]}") from error
+                raise ReportSchemaMismatch(f"the column {field.name}: {str(error)[:200]}") from error
     for field, column in zip(schema, columns, strict=True):
         if not field.nullable and column.null_count:
-            raise WrongSchema(f"the column {field.name} is missing, or empty in some rows")
+            raise ReportSchemaMismatch(f"the column {field.name} is missing, or empty in some rows")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -364,10 +368,12 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
         rows += batch.num_rows
         size += batch.nbytes
         if rows > MAX_BATCH_ROWS or size > 8 * MAX_BATCH_BYTES:
-            raise messages.TooLarge(f"a batch of more than {MAX_BATCH_ROWS} rows, or far too many bytes")
+            raise messages.MessageTooLarge(
+                f"a batch of more than {MAX_BATCH_ROWS} rows, or far too many bytes"
+            )
         batches.append(batch)
     if not rows:
-        raise messages.Malformed("an Arrow stream without rows")
+        raise messages.MalformedMessage("an Arrow stream without rows")
     return batches
 
 

@@ -36,7 +36,7 @@ _Buckets = dict[_Bucket, messages.Count]
 _quantiles = msgspec.msgpack.Decoder(tuple[messages.Count, _Buckets, _Buckets])
 
 
-class Quantiles:
+class QuantileSketch:
     """Of finite numbers."""
 
     __slots__ = ("_above", "_below", "_zeros")
@@ -47,7 +47,7 @@ class Quantiles:
         self._below: dict[int, int] = {}
 
     @classmethod
-    def of(cls, values: npt.ArrayLike) -> Quantiles:
+    def of(cls, values: npt.ArrayLike) -> QuantileSketch:
         sketch = cls()
         found = np.asarray(values, np.float64)
         sketch._zeros = int(np.count_nonzero(found == 0))
@@ -60,7 +60,7 @@ class Quantiles:
     def count(self) -> int:
         return self._zeros + sum(self._above.values()) + sum(self._below.values())
 
-    def merge(self, other: Quantiles) -> None:
+    def merge(self, other: QuantileSketch) -> None:
         self._zeros += other._zeros
         _add(self._above, other._above)
         _add(self._below, other._below)
@@ -96,12 +96,12 @@ class Quantiles:
         return msgspec.msgpack.encode((self._zeros, self._above, self._below))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Quantiles:
+    def from_bytes(cls, data: bytes) -> QuantileSketch:
         sketch = cls()
         try:
             sketch._zeros, sketch._above, sketch._below = _quantiles.decode(data)
         except msgspec.MsgspecError as error:
-            raise messages.Malformed(f"not a sketch of quantiles: {str(error)[:100]}") from error
+            raise messages.MalformedMessage(f"not a sketch of quantiles: {str(error)[:100]}") from error
         sketch._bound()
         return sketch
 
@@ -129,7 +129,7 @@ def _add(into: dict[int, int], other: Mapping[int, int]) -> None:
         into[bucket] = into.get(bucket, 0) + count
 
 
-class Distinct:
+class DistinctSketch:
     __slots__ = ("_exact", "_registers")
 
     def __init__(self) -> None:
@@ -137,12 +137,12 @@ class Distinct:
         self._registers: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Distinct:
+    def of(cls, names: Iterable[str]) -> DistinctSketch:
         sketch = cls()
         sketch._take({_hash(name) for name in names})
         return sketch
 
-    def merge(self, other: Distinct) -> None:
+    def merge(self, other: DistinctSketch) -> None:
         if other._exact is not None:
             self._take(other._exact)
         else:
@@ -165,7 +165,7 @@ class Distinct:
         return self._registers.tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Distinct:
+    def from_bytes(cls, data: bytes) -> DistinctSketch:
         sketch = cls()
         if len(data) <= 8 * EXACT_MAX and len(data) % 8 == 0:
             sketch._exact = set(np.frombuffer(data, np.uint64).tolist())
@@ -173,7 +173,7 @@ class Distinct:
             sketch._exact = None
             sketch._registers = np.minimum(np.frombuffer(data, np.uint8), 64 - _INDEX_BITS + 1)
         else:
-            raise messages.Malformed(f"{len(data)} bytes are no count of different names")
+            raise messages.MalformedMessage(f"{len(data)} bytes are no count of different names")
         return sketch
 
     def _take(self, hashes: set[int]) -> None:

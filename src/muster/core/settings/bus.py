@@ -8,13 +8,13 @@ from muster.core import errors
 from muster.core.net import hosts
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 _GIB = 1 << 30
 _MIB = 1 << 20
 
 
-class Bus(sections.Section, frozen=True, kw_only=True):
+class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Brokers, ours or somebody else's, and how clients behave towards them."""
 
     servers: Annotated[

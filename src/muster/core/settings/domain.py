@@ -21,14 +21,14 @@ from muster.core.settings import bus as settings_bus
 from muster.core.settings import retention as settings_retention
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 _DAY_S = 86400.0
 _GIB = 1 << 30
 _MIB = 1 << 20
 
 
-class Domain(sections.Section, frozen=True, kw_only=True):
+class DomainSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Which domain this is, and where it lives on this machine."""
 
     name: Annotated[
@@ -64,7 +64,7 @@ class Domain(sections.Section, frozen=True, kw_only=True):
         return pathlib.Path(self.data_dir).expanduser() / self.name
 
 
-class Store(sections.Section, frozen=True, kw_only=True):
+class StoreSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """System state at rest: SQL."""
 
     url: Annotated[
@@ -117,7 +117,7 @@ class Store(sections.Section, frozen=True, kw_only=True):
         hosts.without_password(self.url, "store.url", 'name it with store.password = "file:…" or "env:…"')
 
 
-class Trust(sections.Section, frozen=True, kw_only=True):
+class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """Keys, certificates and credentials."""
 
     keys_dir: Annotated[
@@ -162,7 +162,7 @@ class Trust(sections.Section, frozen=True, kw_only=True):
     ] = 60.0
 
 
-class Log(sections.Section, frozen=True, kw_only=True):
+class LogSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """What a process writes of its doings."""
 
     level: Annotated[
@@ -178,7 +178,7 @@ class Log(sections.Section, frozen=True, kw_only=True):
     ] = "auto"
 
 
-class Health(sections.Section, frozen=True, kw_only=True):
+class HealthSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """The small HTTP server with /livez, /readyz and /metrics that every process has."""
 
     enabled: Annotated[bool, doc("Whether to serve them at all.")] = True
@@ -207,16 +207,18 @@ class Health(sections.Section, frozen=True, kw_only=True):
         hosts.without_password(self.otlp_url, "health.otlp_url", "put a collector beside it that has one")
 
 
-class Ground(sections.Section, frozen=True, kw_only=True):
+class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """What every process of a domain shares. Add sections by subclassing."""
 
-    domain: Domain = msgspec.field(default_factory=Domain)
-    bus: settings_bus.Bus = msgspec.field(default_factory=settings_bus.Bus)
-    store: Store = msgspec.field(default_factory=Store)
-    trust: Trust = msgspec.field(default_factory=Trust)
-    retention: settings_retention.Retention = msgspec.field(default_factory=settings_retention.Retention)
-    log: Log = msgspec.field(default_factory=Log)
-    health: Health = msgspec.field(default_factory=Health)
+    domain: DomainSettings = msgspec.field(default_factory=DomainSettings)
+    bus: settings_bus.BusSettings = msgspec.field(default_factory=settings_bus.BusSettings)
+    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    trust: TrustSettings = msgspec.field(default_factory=TrustSettings)
+    retention: settings_retention.RetentionSettings = msgspec.field(
+        default_factory=settings_retention.RetentionSettings
+    )
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
+    health: HealthSettings = msgspec.field(default_factory=HealthSettings)
 
     def __post_init__(self) -> None:
         reserved = self.retention.reserved_bytes()

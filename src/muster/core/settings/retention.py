@@ -8,14 +8,14 @@ import msgspec
 
 from muster.core.settings import sections
 
-doc = sections.doc
+doc = sections.field_doc
 
 _DAY_S = 86400.0
 _GIB = 1 << 30
 _MIB = 1 << 20
 
 
-class Budget(sections.Section, frozen=True, kw_only=True):
+class RetentionBudget(sections.SettingsSection, frozen=True, kw_only=True):
     """A bound on what is kept."""
 
     max_bytes: Annotated[
@@ -34,14 +34,14 @@ class Budget(sections.Section, frozen=True, kw_only=True):
 
 def _budget(
     max_bytes: int, max_age_s: float, on_full: Literal["refuse", "drop-oldest"] = "drop-oldest"
-) -> Budget:
-    budget: Budget = msgspec.field(
-        default_factory=lambda: Budget(max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full)
+) -> RetentionBudget:
+    budget: RetentionBudget = msgspec.field(
+        default_factory=lambda: RetentionBudget(max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full)
     )
     return budget
 
 
-class Retention(sections.Section, frozen=True, kw_only=True):
+class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """A budget for every kind of stream, log and file. Streams reserve theirs on each broker's disk."""
 
     alert_at: Annotated[
@@ -52,48 +52,52 @@ class Retention(sections.Section, frozen=True, kw_only=True):
         ),
     ] = 0.85
     messages: Annotated[
-        Budget, doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them.")
+        RetentionBudget,
+        doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them."),
     ] = _budget(4 * _GIB, 0.0, "refuse")
     events: Annotated[
-        Budget, doc("Streams: durable notification events until acknowledged, and who gets them.")
+        RetentionBudget, doc("Streams: durable notification events until acknowledged, and who gets them.")
     ] = _budget(_GIB, 0.0, "refuse")
-    states: Annotated[Budget, doc("Stream: changes of parties' models, states and policies.")] = _budget(
-        _GIB, 0.0, "refuse"
+    states: Annotated[RetentionBudget, doc("Stream: changes of parties' models, states and policies.")] = (
+        _budget(_GIB, 0.0, "refuse")
     )
-    contexts: Annotated[Budget, doc("Stream: the log of contexts and service entries.")] = _budget(
+    contexts: Annotated[RetentionBudget, doc("Stream: the log of contexts and service entries.")] = _budget(
         _GIB, 0.0, "refuse"
     )
     reports: Annotated[
-        Budget, doc("Stream: reports on their way to the pipeline; the history itself is files.")
+        RetentionBudget, doc("Stream: reports on their way to the pipeline; the history itself is files.")
     ] = _budget(4 * _GIB, _DAY_S)
     summaries: Annotated[
-        Budget, doc('Stream: reports that channels with `interpreter = "merge"` made into summaries.')
+        RetentionBudget,
+        doc('Stream: reports that channels with `interpreter = "merge"` made into summaries.'),
     ] = _budget(512 * _MIB, _DAY_S)
     system: Annotated[
-        Budget, doc("Stream: the pipeline's latest reports of groups, zones and the system.")
+        RetentionBudget, doc("Stream: the pipeline's latest reports of groups, zones and the system.")
     ] = _budget(256 * _MIB, 7 * _DAY_S)
-    notifications: Annotated[Budget, doc("Stream: which events went to whom.")] = _budget(
+    notifications: Annotated[RetentionBudget, doc("Stream: which events went to whom.")] = _budget(
         256 * _MIB, 30 * _DAY_S
     )
-    alerts: Annotated[Budget, doc("Stream: alerts, raised and cleared.")] = _budget(256 * _MIB, 30 * _DAY_S)
-    decisions: Annotated[Budget, doc("Stream: the audit: who decided or did what, and why.")] = _budget(
-        256 * _MIB, 365 * _DAY_S
+    alerts: Annotated[RetentionBudget, doc("Stream: alerts, raised and cleared.")] = _budget(
+        256 * _MIB, 30 * _DAY_S
+    )
+    decisions: Annotated[RetentionBudget, doc("Stream: the audit: who decided or did what, and why.")] = (
+        _budget(256 * _MIB, 365 * _DAY_S)
     )
     records: Annotated[
-        Budget,
+        RetentionBudget,
         doc("Each key/value bucket: leases and other small records under compare-and-set."),
     ] = _budget(64 * _MIB, 0.0, "refuse")
     topics: Annotated[
-        Budget, doc("Stream: each durable topic that a user makes without naming a budget.")
+        RetentionBudget, doc("Stream: each durable topic that a user makes without naming a budget.")
     ] = _budget(_GIB, 7 * _DAY_S)
-    history: Annotated[Budget, doc("Files: the pipeline's Parquet history.")] = _budget(
+    history: Annotated[RetentionBudget, doc("Files: the pipeline's Parquet history.")] = _budget(
         50 * _GIB, 400 * _DAY_S
     )
-    logs: Annotated[Budget, doc("Files: log files of every process of this machine together.")] = _budget(
-        256 * _MIB, 14 * _DAY_S
+    logs: Annotated[RetentionBudget, doc("Files: log files of every process of this machine together.")] = (
+        _budget(256 * _MIB, 14 * _DAY_S)
     )
 
-    def streams(self) -> dict[str, Budget]:
+    def streams(self) -> dict[str, RetentionBudget]:
         """The budget of each stream and bucket of Muster's own, by its name on the broker."""
         return {
             "messages": self.messages,

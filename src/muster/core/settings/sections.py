@@ -1,6 +1,6 @@
 """Settings: typed, grouped, defaulted, and each explains itself.
 
-A section is a `Section` struct; a whole is a struct of sections (`muster.core.settings.domain.Ground` is the one every
+A section is a `Section` struct; a whole is a struct of sections (`muster.core.settings.domain.BaseSettings` is the one every
 process shares; `muster.app` adds the services').  Values come from four places, later ones winning:
 
     defaults < a TOML file < environment (MUSTER_BUS__LEASE_TTL_S=20s) < flags ({"bus.lease_ttl_s": "20s"})
@@ -43,14 +43,14 @@ Path = toml.Path
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every section. Checks of several fields together go into ``__post_init__``.
 
     Subclasses repeat ``frozen=True, kw_only=True``: neither msgspec nor the type checker inherits both.
     """
 
 
-def doc(description: str, **constraints: Any) -> msgspec.Meta:
+def field_doc(description: str, **constraints: Any) -> msgspec.Meta:
     """What a field means and what it costs to turn it up or down; with msgspec's constraints (``ge=…``)."""
     return msgspec.Meta(description=description, **constraints)
 
@@ -66,7 +66,7 @@ Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingsProblem:
     """One fault: where it stands, which key, what is wrong with it and what would be right."""
 
     source: str
@@ -82,7 +82,7 @@ class InvalidSettings(errors.InvalidInput):
 
     code = "invalid-settings"
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[SettingsProblem]) -> None:
         super().__init__(
             "\n".join(map(str, problems)), hint="`muster config print` shows every key and its value"
         )
@@ -90,7 +90,7 @@ class InvalidSettings(errors.InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SettingsField:
     """One setting: a leaf of the tree of sections."""
 
     path: Path
@@ -118,7 +118,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved(Generic[T]):
+class ResolvedSettings(Generic[T]):
     """Settings, and for each key that is not at its default the place that set it."""
 
     settings: T
@@ -142,10 +142,10 @@ def resolve(
     file: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
-) -> Resolved[T]:
+) -> ResolvedSettings[T]:
     """As `load`, with the source of each value."""
     index = {field.path: field for field in fields(whole)}
-    problems: list[Problem] = []
+    problems: list[SettingsProblem] = []
     values: dict[Path, Any] = {}
     sources: dict[str, str] = {}
 
@@ -154,12 +154,12 @@ def resolve(
         if len(problems) >= MAX_PROBLEMS:
             return
         if field is None:
-            problems.append(Problem(source[:400], ".".join(path)[:200], _unknown(path, index)))
+            problems.append(SettingsProblem(source[:400], ".".join(path)[:200], _unknown(path, index)))
             return
         try:
             value = _convert(field, raw)
         except errors.InvalidInput as error:
-            problems.append(Problem(source, field.key, error.message))
+            problems.append(SettingsProblem(source, field.key, error.message))
             return
         if field.is_path and folder is not None and value:
             value = str(folder / pathlib.Path(value).expanduser())
@@ -177,14 +177,16 @@ def resolve(
         if name.startswith(ENV_PREFIX) and "__" in name:
             take(tuple(name[len(ENV_PREFIX) :].lower().split("__")), raw, f"environment {name}")
         elif misspelt := _misspelt_env(name, index):
-            problems.append(Problem(f"environment {name}", "", f"did you mean {misspelt} (two underscores)?"))
+            problems.append(
+                SettingsProblem(f"environment {name}", "", f"did you mean {misspelt} (two underscores)?")
+            )
     for key, raw in (flags or {}).items():
         take(tuple(key.split(".")), raw, f"flag {key}")
 
     settings = _build(whole(), (), values, sources, problems)
     if problems:
         raise InvalidSettings(problems)
-    return Resolved(settings, sources)
+    return ResolvedSettings(settings, sources)
 
 
 def read_secret(reference: str, env: Mapping[str, str], *, folder: pathlib.Path | None = None) -> str:
@@ -214,12 +216,12 @@ def read_secret(reference: str, env: Mapping[str, str], *, folder: pathlib.Path 
 
 
 @functools.cache
-def fields(whole: type[msgspec.Struct]) -> tuple[Field, ...]:
+def fields(whole: type[msgspec.Struct]) -> tuple[SettingsField, ...]:
     """Every setting of ``whole``, in the order of the source. All have defaults: ``whole()`` is valid."""
     return tuple(_fields(whole(), ()))
 
 
-def _fields(defaults: msgspec.Struct, prefix: Path) -> Iterator[Field]:
+def _fields(defaults: msgspec.Struct, prefix: Path) -> Iterator[SettingsField]:
     for info in msgspec.structs.fields(defaults):
         path, default = (*prefix, info.name), getattr(defaults, info.name)
         if isinstance(default, msgspec.Struct):
@@ -227,7 +229,7 @@ def _fields(defaults: msgspec.Struct, prefix: Path) -> Iterator[Field]:
             continue
         metas = _metas(info.type)
         extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
-        yield Field(
+        yield SettingsField(
             path=path,
             type=info.type,
             default=default,
@@ -252,7 +254,7 @@ def _build(
     prefix: Path,
     values: Mapping[Path, Any],
     sources: Mapping[str, str],
-    problems: list[Problem],
+    problems: list[SettingsProblem],
 ) -> T:
     """``defaults`` with ``values`` in place, from the leaves up, so that each section's own check runs."""
     arguments: dict[str, Any] = {}
@@ -269,7 +271,7 @@ def _build(
         except errors.InvalidInput as error:
             key = ".".join(prefix)
             at = {source for name, source in sources.items() if name.startswith(f"{key}." if key else "")}
-            problems.append(Problem(", ".join(sorted(at)) or "defaults", key, error.message))
+            problems.append(SettingsProblem(", ".join(sorted(at)) or "defaults", key, error.message))
     return defaults
 
 
@@ -277,7 +279,7 @@ def _build(
 
 
 def _leaves(
-    table: Mapping[str, Any], index: Mapping[Path, Field], prefix: Path = ()
+    table: Mapping[str, Any], index: Mapping[Path, SettingsField], prefix: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
     """A table is descended into only where sections may still follow; elsewhere it is a (faulty) value."""
     for name, value in table.items():
@@ -288,7 +290,7 @@ def _leaves(
             yield path, value
 
 
-def _unknown(path: Path, index: Mapping[Path, Field]) -> str:
+def _unknown(path: Path, index: Mapping[Path, SettingsField]) -> str:
     key = ".".join(path)
     below = [field.key for field in index.values() if field.path[: len(path)] == path]
     if below:
@@ -305,18 +307,18 @@ def _unknown(path: Path, index: Mapping[Path, Field]) -> str:
     )
 
 
-def _sections(index: Mapping[Path, Field]) -> str:
+def _sections(index: Mapping[Path, SettingsField]) -> str:
     return ", ".join(dict.fromkeys(path[0] for path in index))
 
 
-def _misspelt_env(name: str, index: Mapping[Path, Field]) -> str | None:
+def _misspelt_env(name: str, index: Mapping[Path, SettingsField]) -> str | None:
     """The right name for a variable that has single underscores where it needs double ones."""
     if not name.startswith(ENV_PREFIX):
         return None
     return next((field.env for field in index.values() if field.env.replace("__", "_") == name), None)
 
 
-def _convert(field: Field, raw: Any) -> Any:
+def _convert(field: SettingsField, raw: Any) -> Any:
     """``raw``, from a parsed file or as text, to the field's type."""
     if isinstance(raw, str):
         raw = _from_text(field, raw)
@@ -348,7 +350,7 @@ _TRUTH = {
 }
 
 
-def _from_text(field: Field, text: str) -> Any:
+def _from_text(field: SettingsField, text: str) -> Any:
     bare = _bare(field.type)
     if field.is_size:
         return units.parse_size_bytes(text)
@@ -374,7 +376,7 @@ def _number(kind: Any, text: str) -> Any:
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def describe_type(field: Field) -> str:
+def describe_type(field: SettingsField) -> str:
     """What a field takes, in words."""
     if field.secret:
         return "a reference to a secret (file:PATH or env:NAME)"
@@ -427,14 +429,14 @@ def to_toml(settings: msgspec.Struct, sources: Mapping[str, str] | None = None) 
         if field.path[:-1] != table:
             table = field.path[:-1]
             lines += [*([""] if lines else []), f"[{'.'.join(table)}]"]
-        line = f"{field.path[-1]} = {toml.write(shown(settings, field.path))}"
+        line = f"{field.path[-1]} = {toml.write(render_value(settings, field.path))}"
         if sources is not None:
             line += f"  # {sources.get(field.key, 'default')}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def shown(settings: msgspec.Struct, path: Path) -> Any:
+def render_value(settings: msgspec.Struct, path: Path) -> Any:
     """The value of a setting, without the password of any URL in it."""
     value = value_of(settings, path)
     if isinstance(value, tuple):
@@ -464,7 +466,7 @@ def reference(whole: type[msgspec.Struct]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _default(field: Field) -> str:
+def _default(field: SettingsField) -> str:
     if field.is_duration and field.default:
         return f'"{units.format_duration(field.default)}"'
     if field.is_size and field.default:

@@ -31,7 +31,7 @@ _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31"}
 _PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+\Z")
 
 
-class Events:
+class EventLog:
     """Where one part of Muster writes its events. ``bound`` facts are added to each of them."""
 
     def __init__(self, part: str, **bound: Any) -> None:
@@ -39,9 +39,9 @@ class Events:
         self._bound = bound
         self._logger = logging.getLogger(f"{ROOT}.{part}")
 
-    def bind(self, **facts: Any) -> Events:
+    def bind(self, **facts: Any) -> EventLog:
         """The same, with these facts in every event: which domain, which broker."""
-        return Events(self.part, **(self._bound | facts))
+        return EventLog(self.part, **(self._bound | facts))
 
     def event(
         self, name: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **facts: Any
@@ -73,7 +73,7 @@ def configure(stream: TextIO, *, level: str = "info", form: str = "auto") -> Cal
     handler = logging.StreamHandler(stream)
     handler.addFilter(_add_trace)
     text = form == "text" or (form == "auto" and terminal)
-    handler.setFormatter(TextForm(colours=terminal) if text else JsonForm())
+    handler.setFormatter(TextFormatter(colours=terminal) if text else JsonFormatter())
     logger = logging.getLogger(ROOT)
     before = (logger.level, logger.propagate)
     logger.addHandler(handler)
@@ -96,7 +96,7 @@ def _add_trace(record: logging.LogRecord) -> bool:
 
 def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
     facts: Mapping[str, Any] = getattr(record, "facts", {})
-    working_for: trace.Trace | None = getattr(record, "trace", None)
+    working_for: trace.TraceContext | None = getattr(record, "trace", None)
     if working_for is not None:
         facts = {**facts, "trace_id": working_for.trace_id, "span_id": working_for.span_id}
     return facts
@@ -113,7 +113,7 @@ def _part(record: logging.LogRecord) -> str:
     return record.name.removeprefix(f"{ROOT}.")
 
 
-class TextForm(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """For people."""
 
     def __init__(self, *, colours: bool = False) -> None:
@@ -142,7 +142,7 @@ def _json(value: Any) -> str:
     return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-class JsonForm(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """For programs: one object a line."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -14,7 +14,7 @@ import msgspec
 CUMULATIVE = 2  # of OTLP's aggregation temporalities
 
 
-class Sample(Protocol):
+class MetricSample(Protocol):
     @property
     def name(self) -> str: ...
     @property
@@ -23,16 +23,18 @@ class Sample(Protocol):
     def value(self) -> float: ...
 
 
-class Family(Protocol):
+class MetricFamily(Protocol):
     name: str
     documentation: str
     type: str
 
     @property
-    def samples(self) -> Iterable[Sample]: ...
+    def samples(self) -> Iterable[MetricSample]: ...
 
 
-def encode(families: Iterable[Family], resource: Mapping[str, str], *, start_ns: int, now_ns: int) -> bytes:
+def encode(
+    families: Iterable[MetricFamily], resource: Mapping[str, str], *, start_ns: int, now_ns: int
+) -> bytes:
     """The body of ``POST /v1/metrics``."""
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
     metrics = [_metric(family, times) for family in families]
@@ -42,7 +44,7 @@ def encode(families: Iterable[Family], resource: Mapping[str, str], *, start_ns:
     )
 
 
-def _metric(family: Family, times: Mapping[str, str]) -> dict[str, Any] | None:
+def _metric(family: MetricFamily, times: Mapping[str, str]) -> dict[str, Any] | None:
     named = {"name": family.name, "description": family.documentation}
     if family.type == "histogram":
         return named | {
@@ -58,11 +60,11 @@ def _metric(family: Family, times: Mapping[str, str]) -> dict[str, Any] | None:
     return None
 
 
-def _point(sample: Sample, times: Mapping[str, str]) -> dict[str, Any]:
+def _point(sample: MetricSample, times: Mapping[str, str]) -> dict[str, Any]:
     return {"attributes": _attributes(sample.labels), **times, "asDouble": sample.value}
 
 
-def _histograms(family: Family, times: Mapping[str, str]) -> list[dict[str, Any]]:
+def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str, Any]]:
     """Of Prometheus's running totals, one point for each combination of labels."""
     found: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
     for sample in family.samples:

@@ -31,7 +31,7 @@ _MEMBER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceContext:
     """A place in a trace. ``span_id`` is that of whoever holds it; a message carries its sender's."""
 
     trace_id: str
@@ -48,23 +48,23 @@ class Trace:
         """The ``traceparent`` header."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
-    def child(self, random: bytes) -> Trace:
+    def child(self, random: bytes) -> TraceContext:
         """The next span of the same trace; ``random`` is 8 bytes."""
         return replace(self, span_id=_id(random, 8))
 
 
 #: The trace that the running task works for; log events carry it.
-current: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("muster_trace", default=None)
+current: contextvars.ContextVar[TraceContext | None] = contextvars.ContextVar("muster_trace", default=None)
 
 
-def start(random: bytes, *, sampled: bool = True) -> Trace:
+def start(random: bytes, *, sampled: bool = True) -> TraceContext:
     """A new trace; ``random`` is 24 bytes."""
     if len(random) != 24:
         raise errors.InvalidInput(f"a new trace takes 24 random bytes, not {len(random)}")
-    return Trace(_id(random[:16], 16), _id(random[16:], 8), _RANDOM_ID | (SAMPLED if sampled else 0))
+    return TraceContext(_id(random[:16], 16), _id(random[16:], 8), _RANDOM_ID | (SAMPLED if sampled else 0))
 
 
-def inject(trace: Trace, headers: Mapping[str, str] | None = None) -> dict[str, str]:
+def inject(trace: TraceContext, headers: Mapping[str, str] | None = None) -> dict[str, str]:
     """``headers`` with the trace in them, in place of any that was there."""
     kept = {name: value for name, value in (headers or {}).items() if name.lower() not in _HEADERS}
     kept[PARENT_HEADER] = trace.parent
@@ -73,7 +73,9 @@ def inject(trace: Trace, headers: Mapping[str, str] | None = None) -> dict[str, 
     return kept
 
 
-def extract(headers: Mapping[str, str], on_malformed: Callable[[str], None] | None = None) -> Trace | None:
+def extract(
+    headers: Mapping[str, str], on_malformed: Callable[[str], None] | None = None
+) -> TraceContext | None:
     """The trace that a message carries, or None. ``on_malformed`` hears which header was ignored."""
     found = {name.lower(): value for name, value in headers.items() if name.lower() in _HEADERS}
     if PARENT_HEADER not in found:
@@ -100,7 +102,7 @@ def _id(random: bytes, size: int) -> str:
     return random.hex() if any(random) else "0" * (2 * size - 1) + "1"  # all zeros means: none
 
 
-def _parse_parent(text: str) -> Trace | None:
+def _parse_parent(text: str) -> TraceContext | None:
     match = _PARENT.match(text.strip(" \t"))
     if not match:
         return None
@@ -108,7 +110,7 @@ def _parse_parent(text: str) -> Trace | None:
     # A later version may add to the end, and is then read as this one; version ff will never be.
     if version == "ff" or (version == "00" and more) or not trace_id.strip("0") or not span_id.strip("0"):
         return None
-    return Trace(trace_id, span_id, int(flags, 16) & _KNOWN_FLAGS)
+    return TraceContext(trace_id, span_id, int(flags, 16) & _KNOWN_FLAGS)
 
 
 def _parse_state(text: str) -> str | None:

@@ -31,7 +31,7 @@ from muster.trust.login import passwords
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 64 << 10  # before a client has logged in
@@ -43,48 +43,50 @@ HEARD_BYTES_MAX: Final = 8 << 20  # and how much of them
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
-class Bridge(asyncio.Protocol):
-    def __init__(self, gateway: amqp_gateway.Gateway) -> None:
+class AmqpConnection(asyncio.Protocol):
+    def __init__(self, gateway: amqp_gateway.AmqpGateway) -> None:
         self.gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport
-        self._sasl: sasl.Server
+        self._sasl: sasl.SaslServer
         self._early = b""
-        self._engine: engine.Engine | None = None
+        self._engine: engine.AmqpEngine | None = None
         self._paused = False
         self._flushing = False  # there is something to say
         self._in_line = False  # it will have a turn
-        self._heard: deque[tuple[Sequence[consumers.Tap], consumers.Heard]] = deque()
+        self._heard: deque[tuple[Sequence[consumers.TopicLink], consumers.EncodedTopicMessage]] = deque()
         self._heard_bytes = 0
         self._late = False  # what was heard has waited for more than a turn
         self.opened = asyncio.Event()
-        self.inlets: dict[protocol_proton.Pointer, producers.Inlet] = {}
-        self.outlets: dict[protocol_proton.Pointer, consumers.Outlet] = {}
+        self.inlets: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
+        self.outlets: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._carried_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
-        self._budget: budget_.Budget | None = None
+        self._budget: budget_.ConnectionBudget | None = None
         self.ended = False
         self._withdrawn = False
         self._ending: asyncio.Task[None] | None = None
         self.jms: api.Connection
-        self.trunk: bus_connections.Trunk | None = None
-        self._quiet_ears: topic_listeners.Ears[consumers.Heard] | None = None
+        self.trunk: bus_connections.SharedConnection | None = None
+        self._quiet_ears: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
         self._quieting = asyncio.Lock()
         self.origin_token = ""
-        self.straight = producers.Straight(self)
-        self.transactions = transactions.Transactions(self)
-        self.attaching = attach.Attaching(self)
+        self.straight = producers.TopicForwarder(self)
+        self.transactions = transactions.TransactionCoordinator(self)
+        self.attaching = attach.LinkFactory(self)
 
     # The socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         address = str((transport.get_extra_info("peername") or ("-",))[0])
-        self._sasl = sasl.Server(self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous)
+        self._sasl = sasl.SaslServer(
+            self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous
+        )
         self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
         if not self.gateway.admit(self, address):
             self._socket.abort()  # before the login there is no way to say why
@@ -92,7 +94,7 @@ class Bridge(asyncio.Protocol):
         # What the system has taken and not sent yet cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        self._lull = read_schedule.Ear(self.gateway.lulls, self._socket)
+        self._lull = read_schedule.ReadObserver(self.gateway.lulls, self._socket)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.forget(self)
@@ -122,7 +124,7 @@ class Bridge(asyncio.Protocol):
         self._socket.abort()
 
     @property
-    def login(self) -> passwords.Login | None:
+    def login(self) -> passwords.PasswordLogin | None:
         return self._sasl.login
 
     def withdraw(self) -> None:
@@ -131,7 +133,7 @@ class Bridge(asyncio.Protocol):
             self.connection_aborted()
             return
         self._withdrawn = True
-        self._engine.connection.condition = conditions.of(
+        self._engine.connection.condition = conditions.condition_of(
             errors.Unauthorized("the password of this login was changed or removed")
         )
         self._engine.connection.close()
@@ -155,7 +157,7 @@ class Bridge(asyncio.Protocol):
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
             self._budget = self.gateway.budget_of(self._login)
-            self._engine = engine.Engine(self.gateway.idle_s, self._settled, self._handle, self._budget)
+            self._engine = engine.AmqpEngine(self.gateway.idle_s, self._settled, self._handle, self._budget)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -164,18 +166,18 @@ class Bridge(asyncio.Protocol):
     # The engine.
 
     @property
-    def running(self) -> engine.Engine:
+    def running(self) -> engine.AmqpEngine:
         assert self._engine is not None, "nobody has logged in"
         return self._engine
 
-    async def _tick(self, over: engine.Engine) -> None:
+    async def _tick(self, over: engine.AmqpEngine) -> None:
         """Our heartbeats, and the end of a peer that sends none."""
         while not over.closed:
             over.tick(self._loop.time())
             self.flush()
             await asyncio.sleep(self.gateway.idle_s / 4)
 
-    def _push(self, over: engine.Engine, data: bytes) -> None:
+    def _push(self, over: engine.AmqpEngine, data: bytes) -> None:
         try:
             went_well = over.push(data)
         except Exception as error:  # noqa: BLE001  (a fault of ours costs this connection, and says so)
@@ -211,7 +213,7 @@ class Bridge(asyncio.Protocol):
         elif self._engine.stopped and not self._paused:
             self._engine.go_on()
 
-    def hear(self, taps: Sequence[consumers.Tap], heard: consumers.Heard) -> None:
+    def hear(self, taps: Sequence[consumers.TopicLink], heard: consumers.EncodedTopicMessage) -> None:
         """For its listeners, when it is this connection's turn: all connections wait for theirs alike."""
         self._heard.append((taps, heard))
         self._heard_bytes += len(heard.message.data)
@@ -230,7 +232,7 @@ class Bridge(asyncio.Protocol):
                 for tap in taps:
                     tap.expired += 1
             else:
-                topic_listeners.offer(taps, message)
+                topic_listeners.enqueue(taps, message)
 
     def take_turn(self) -> bool:
         """Whether it needs another."""
@@ -321,7 +323,7 @@ class Bridge(asyncio.Protocol):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for outlet in list(self.outlets.values()):
             outlet.closed = True
-            if isinstance(outlet, consumers.Tap):
+            if isinstance(outlet, consumers.TopicLink):
                 await outlet.close(destroy=False)
         self.outlets.clear()
         self.inlets.clear()
@@ -356,7 +358,7 @@ class Bridge(asyncio.Protocol):
             self._refuse_open(proton.Condition("amqp:invalid-field", error.message, field))
             return
         except errors.MusterError as error:
-            self._refuse_open(conditions.of(error))
+            self._refuse_open(conditions.condition_of(error))
             return
         self.jms = jms
         self.origin_token = message_codec.origin_token(jms.origin)
@@ -386,7 +388,9 @@ class Bridge(asyncio.Protocol):
         self.flush()
         await self.end(lost=False)
 
-    async def ears_for(self, *, no_local: bool) -> topic_listeners.Ears[consumers.Heard]:
+    async def ears_for(
+        self, *, no_local: bool
+    ) -> topic_listeners.TopicListeners[consumers.EncodedTopicMessage]:
         """As `client.Connection.ears_for`."""
         assert self.trunk is not None
         assert self.trunk.ears is not None
@@ -397,23 +401,25 @@ class Bridge(asyncio.Protocol):
             if self._quiet_ears is None:
                 made = await quiet(self.trunk.login)
                 await self.jms.speak_over(made)
-                self._quiet_ears = topic_listeners.Ears(made, consumers.Heard, consumers.pass_on)
+                self._quiet_ears = topic_listeners.TopicListeners(
+                    made, consumers.EncodedTopicMessage, consumers.forward_to_links
+                )
             return self._quiet_ears
 
     # Links.
 
-    def close_link(self, link: endpoints.Link, condition: str, why: str) -> None:
+    def close_link(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
         self.inlets.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
 
-    def end_outlet(self, outlet: consumers.Outlet, condition: str, why: str) -> None:
+    def end_outlet(self, outlet: consumers.OutgoingLink, condition: str, why: str) -> None:
         """Its client is told, and asks again or not."""
         self._forget(outlet.wrapper._impl)
         self.spawn(outlet.close(destroy=False))
         self.running.close(outlet.link, condition, why)
         self.flush_soon()
 
-    def _forget(self, pointer: protocol_proton.Pointer) -> consumers.Outlet | None:
+    def _forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
         """What its client had and did not settle comes again, to whomever."""
         self.attaching.went(pointer)
         if (inlet := self.inlets.pop(pointer, None)) is not None:
@@ -436,14 +442,14 @@ class Bridge(asyncio.Protocol):
             if outlet is not None:
                 await outlet.close(destroy=destroy)
         except errors.MusterError as error:
-            link.condition = conditions.of(error)
+            link.condition = conditions.condition_of(error)
         if self.running.has(link):  # its session may have ended meanwhile
             (link.close if destroy else link.detach)()
             self.running.free(link)
 
     # Messages.
 
-    def transmit(self, outlet: consumers.Outlet, data: bytes, key: str = "", number: int = 0) -> None:
+    def transmit(self, outlet: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
         """To the client; with a ``key``, its outcome is that of a message of this backlog."""
         settled = outlet.presettled
         self.running.send(outlet.link, data, (outlet, key, number, data), settled=settled)
@@ -493,7 +499,7 @@ class Bridge(asyncio.Protocol):
             counted, undeliverable = frames.modified(state)
             if undeliverable:
                 reason = "undeliverable at its consumer"
-        release = protocol.Release(self.jms.name, {key: [number]}, counted=counted, reason=reason)
+        release = protocol.ReleaseMessages(self.jms.name, {key: [number]}, counted=counted, reason=reason)
         self.spawn(self.jms.tell(release))
 
     def _acknowledge(self) -> None:
@@ -502,7 +508,7 @@ class Bridge(asyncio.Protocol):
             acks, self._acks = self._acks, {}
             self.jms.submit([], acks)
 
-    def reject(self, link: endpoints.Link, number: int, error: errors.MusterError) -> None:
+    def reject(self, link: endpoints.AmqpLink, number: int, error: errors.MusterError) -> None:
         if self._engine is not None and not self.ended:
             state = frames.rejected(conditions.name(error), error.message)
             self._engine.settle(link, number, state)

@@ -22,14 +22,14 @@ from muster.gateways.amqp import bus_connections, connection, memory_budget, rea
 from muster.gateways.amqp.protocol import sasl
 from muster.message.dispatcher import state
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 CONNECTIONS_MAX: Final = 10_000
 OF_ADDRESS_MAX: Final = 1000
 OF_LOGIN_MAX: Final = 1000
 
 
-class Gateway:
+class AmqpGateway:
     """``anonymous``: the identity of those who log in without a name; None: they may not.
 
     ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
@@ -45,7 +45,7 @@ class Gateway:
     def __init__(
         self,
         connect: bus_connections.Connect,
-        verifiers: sasl.Verifiers | None,
+        verifiers: sasl.SaslVerifiers | None,
         *,
         anonymous: str | None = None,
         name: str = "muster",
@@ -53,18 +53,18 @@ class Gateway:
         port: int = 0,
         share_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        may: state.May = state.anything,
+        may: state.May = state.allow_all,
         idle_s: float = 30.0,
         quiet: bus_connections.Connect | None = None,
-        connection_limits: memory_budget.Limits = memory_budget.CONNECTION,
-        login_limits: memory_budget.Limits = memory_budget.LOGIN,
+        connection_limits: memory_budget.GatewayLimits = memory_budget.CONNECTION,
+        login_limits: memory_budget.GatewayLimits = memory_budget.LOGIN,
         of_address_max: int | None = OF_ADDRESS_MAX,
         of_login_max: int = OF_LOGIN_MAX,
         recheck_s: float = 5.0,
         measure: metrics.Metrics | None = None,
     ) -> None:
         self.connect = connect
-        self.trunks = bus_connections.Trunks(connect, self._turns, self._lost)
+        self.trunks = bus_connections.SharedConnections(connect, self._turns, self._lost)
         self.quiet = quiet
         self.verifiers = verifiers
         self.anonymous = anonymous
@@ -74,16 +74,18 @@ class Gateway:
         self.host = host
         self.port = port
         self._share_port = share_port
-        self.bridges: set[connection.Bridge] = set()
-        self._due: list[connection.Bridge] = []  # those who have something to say,
-        self._behind: deque[connection.Bridge] = deque()  # and who had their turn, and have more
+        self.bridges: set[connection.AmqpConnection] = set()
+        self._due: list[connection.AmqpConnection] = []  # those who have something to say,
+        self._behind: deque[connection.AmqpConnection] = deque()  # and who had their turn, and have more
         self._turning = False  # they are called soon
-        self.lulls = read_schedule.Lulls()
+        self.lulls = read_schedule.ReadSchedule()
         self._connection_limits = connection_limits
         self._login_limits = login_limits
-        self._budgets: dict[str, tuple[memory_budget.Budget, set[memory_budget.Budget]]] = {}  # by login
+        self._budgets: dict[
+            str, tuple[memory_budget.ConnectionBudget, set[memory_budget.ConnectionBudget]]
+        ] = {}  # by login
         self._of_login_max = of_login_max
-        self._connections = net_connection_limits.Connections(CONNECTIONS_MAX, of_address_max)
+        self._connections = net_connection_limits.ConnectionLimits(CONNECTIONS_MAX, of_address_max)
         self._refused = (measure or metrics.Metrics()).counter(
             "amqp_refused_connections", "Connections of AMQP clients refused, by reason.", ("reason",)
         )
@@ -93,7 +95,7 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def admit(self, one: connection.Bridge, address: str) -> bool:
+    def admit(self, one: connection.AmqpConnection, address: str) -> bool:
         """Whether it may hold one more connection from this address."""
         if self._connections.add(one, address):
             self.bridges.add(one)
@@ -103,7 +105,7 @@ class Gateway:
         events.info("connection-refused", address=address, connections=held)
         return False
 
-    def forget(self, one: connection.Bridge) -> None:
+    def forget(self, one: connection.AmqpConnection) -> None:
         self._connections.discard(one)
         self.bridges.discard(one)
 
@@ -117,7 +119,7 @@ class Gateway:
                 f"{login} has {self._of_login_max} connections to this gateway: more are refused"
             )
 
-    async def _recheck(self, verifiers: sasl.Verifiers) -> None:
+    async def _recheck(self, verifiers: sasl.SaslVerifiers) -> None:
         """End the connections of logins whose password was changed or removed, or has expired."""
         while True:
             await asyncio.sleep(self._recheck_s)
@@ -136,10 +138,10 @@ class Gateway:
                 if not valid[key]:
                     one.withdraw()
 
-    def budget_of(self, login: str) -> memory_budget.Budget:
+    def budget_of(self, login: str) -> memory_budget.ConnectionBudget:
         """For one more connection of this login."""
         if login not in self._budgets:
-            self._budgets[login] = (memory_budget.Budget(self._login_limits), set())
+            self._budgets[login] = (memory_budget.ConnectionBudget(self._login_limits), set())
         shared, parts = self._budgets[login]
 
         def on_eased() -> None:
@@ -147,11 +149,11 @@ class Gateway:
                 part.on_eased()
 
         shared.on_eased = on_eased
-        made = memory_budget.Budget(self._connection_limits, shared)
+        made = memory_budget.ConnectionBudget(self._connection_limits, shared)
         parts.add(made)
         return made
 
-    def return_budget(self, login: str, part: memory_budget.Budget) -> None:
+    def return_budget(self, login: str, part: memory_budget.ConnectionBudget) -> None:
         """Its connection is gone."""
         part.close()
         _, parts = self._budgets[login]
@@ -164,7 +166,7 @@ class Gateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def flush_soon(self, one: connection.Bridge) -> None:
+    def flush_soon(self, one: connection.AmqpConnection) -> None:
         self._due.append(one)
         self._turns_soon()
 
@@ -188,7 +190,7 @@ class Gateway:
         if self._behind:
             self._turns_soon()
 
-    def _lost(self, trunk: bus_connections.Trunk) -> None:
+    def _lost(self, trunk: bus_connections.SharedConnection) -> None:
         """Its clients have to log in again."""
         for one in list(self.bridges):
             if one.trunk is trunk:
@@ -197,7 +199,7 @@ class Gateway:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: connection.Bridge(self),
+            lambda: connection.AmqpConnection(self),
             self.host,
             self.port,
             ssl=self._tls,

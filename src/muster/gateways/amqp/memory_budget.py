@@ -15,20 +15,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     links: int
     unfinished_bytes: int
     unsettled_bytes: int
     transaction_bytes: int = 64 << 20
 
 
-CONNECTION = Limits(links=4_096, unfinished_bytes=16 << 20, unsettled_bytes=128 << 20)
-LOGIN = Limits(
+CONNECTION = GatewayLimits(links=4_096, unfinished_bytes=16 << 20, unsettled_bytes=128 << 20)
+LOGIN = GatewayLimits(
     links=16_384, unfinished_bytes=64 << 20, unsettled_bytes=256 << 20, transaction_bytes=256 << 20
 )
 
 
-class Budget:
+class ConnectionBudget:
     """``on_eased`` is called when enough was settled for deliveries to go on."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Budget:
         "unsettled_bytes",
     )
 
-    def __init__(self, limits: Limits, upper: Budget | None = None) -> None:
+    def __init__(self, limits: GatewayLimits, upper: ConnectionBudget | None = None) -> None:
         self._limits = limits
         self._upper = upper
         self.links = 0

@@ -14,7 +14,7 @@ LULL_S: Final = 0.002
 ACCEPTED_MAX: Final = 8  # messages, within that time
 
 
-class Lulls:
+class ReadSchedule:
     """Those of all clients end together."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Lulls:
                 socket.resume_reading()
 
 
-class Ear:
+class ReadObserver:
     """Hears of each read from one client how many messages it accepted; 0: that was not all it said."""
 
-    def __init__(self, lulls: Lulls, socket: asyncio.Transport) -> None:
+    def __init__(self, lulls: ReadSchedule, socket: asyncio.Transport) -> None:
         self._now_s = asyncio.get_running_loop().time
         self._lulls = lulls
         self._socket = socket

@@ -14,8 +14,8 @@ from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import envelope, faults
 
-WSA04 = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/addressing")
-WSA05 = xml.Namespace("http://www.w3.org/2005/08/addressing")
+WSA04 = xml.XmlNamespace("http://schemas.xmlsoap.org/ws/2004/08/addressing")
+WSA05 = xml.XmlNamespace("http://www.w3.org/2005/08/addressing")
 ANONYMOUS = {WSA04: f"{WSA04}/role/anonymous", WSA05: f"{WSA05}/anonymous"}
 NONE = f"{WSA05}/none"
 PARAMETERS_MAX = 64
@@ -25,15 +25,15 @@ _SINGLE = ("To", "From", "ReplyTo", "FaultTo", "Action", "MessageID")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EndpointReference:
     """An endpoint reference. ``parameters`` are sent back as headers to whoever it names."""
 
     address: str
-    parameters: Sequence[xml.Element] = ()
+    parameters: Sequence[xml.XmlElement] = ()
 
     @classmethod
-    def read(cls, element: xml.Element) -> Endpoint:
-        wsa = xml.Namespace(next((one.namespace for one in element.children), ""))
+    def read(cls, element: xml.XmlElement) -> EndpointReference:
+        wsa = xml.XmlNamespace(next((one.namespace for one in element.children), ""))
         parameters = [
             child
             for holder in ("ReferenceProperties", "ReferenceParameters")  # the first in 2004 only
@@ -43,27 +43,27 @@ class Endpoint:
         if len(parameters) > PARAMETERS_MAX:
             raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
         try:  # each is sent back with all the prefixes around it
-            xml.write(xml.Element("parameters", *parameters), bytes_max=PARAMETERS_BYTES_MAX)
+            xml.write(xml.XmlElement("parameters", *parameters), bytes_max=PARAMETERS_BYTES_MAX)
         except errors.LimitExceeded:
             raise invalid_header(
                 wsa, f"reference parameters of more than {PARAMETERS_BYTES_MAX} bytes"
             ) from None
         return cls(element.text_of(wsa("Address")), parameters)
 
-    def element(self, name: str, wsa: xml.Namespace = WSA04) -> xml.Element:
-        return xml.Element(
+    def element(self, name: str, wsa: xml.XmlNamespace = WSA04) -> xml.XmlElement:
+        return xml.XmlElement(
             name,
-            xml.Element(wsa("Address"), self.address),
-            xml.Element(wsa("ReferenceParameters"), *self.parameters) if self.parameters else None,
+            xml.XmlElement(wsa("Address"), self.address),
+            xml.XmlElement(wsa("ReferenceParameters"), *self.parameters) if self.parameters else None,
         )
 
-    def headers(self, wsa: xml.Namespace) -> list[xml.Element]:
+    def headers(self, wsa: xml.XmlNamespace) -> list[xml.XmlElement]:
         """What a message to it carries besides ``To``."""
         if wsa == WSA04:
             return list(self.parameters)
         mark = {wsa("IsReferenceParameter"): "true"}
         return [
-            xml.Element(
+            xml.XmlElement(
                 one.name, *one.content, attributes={**one.attributes, **mark}, namespaces=one.namespaces
             )
             for one in self.parameters
@@ -72,12 +72,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    wsa: xml.Namespace = WSA04
+    wsa: xml.XmlNamespace = WSA04
     to: str = ""
     action: str = ""
     message_id: str = ""
-    reply_to: Endpoint | None = None
-    fault_to: Endpoint | None = None
+    reply_to: EndpointReference | None = None
+    fault_to: EndpointReference | None = None
     repeated: Sequence[str] = field(default=())  # headers that stood there twice
 
     def answered_directly(self, *, fault: bool = False) -> bool:
@@ -85,39 +85,39 @@ class Addressing:
         endpoint = self.endpoint(fault=fault)
         return endpoint is None or endpoint.address in ("", ANONYMOUS[self.wsa])
 
-    def endpoint(self, *, fault: bool = False) -> Endpoint | None:
+    def endpoint(self, *, fault: bool = False) -> EndpointReference | None:
         return (self.fault_to or self.reply_to) if fault else self.reply_to
 
     def reply_headers(
         self, action: str, *, fault: bool = False, new_id: Callable[[], str] = lambda: f"uuid:{uuid.uuid4()}"
-    ) -> list[xml.Element]:
+    ) -> list[xml.XmlElement]:
         endpoint = self.endpoint(fault=fault)
         address = endpoint.address if endpoint and endpoint.address else ANONYMOUS[self.wsa]
         found = [
-            xml.Element(self.wsa("To"), address),
-            xml.Element(self.wsa("Action"), action),
-            xml.Element(self.wsa("MessageID"), new_id()),
+            xml.XmlElement(self.wsa("To"), address),
+            xml.XmlElement(self.wsa("Action"), action),
+            xml.XmlElement(self.wsa("MessageID"), new_id()),
         ]
         if self.message_id:
-            found.append(xml.Element(self.wsa("RelatesTo"), self.message_id))
+            found.append(xml.XmlElement(self.wsa("RelatesTo"), self.message_id))
         return [*found, *(endpoint.headers(self.wsa) if endpoint else ())]
 
 
-def read(message: envelope.Envelope) -> Addressing | None:
+def read(message: envelope.SoapEnvelope) -> Addressing | None:
     """None where the message has no header of either namespace."""
     for wsa in (WSA04, WSA05):
-        found: dict[str, list[xml.Element]] = {}
+        found: dict[str, list[xml.XmlElement]] = {}
         for one in message.headers:
             if one.namespace == wsa:
                 found.setdefault(one.local, []).append(one)
         if not found:
             continue
 
-        def text(name: str, found: dict[str, list[xml.Element]] = found) -> str:
+        def text(name: str, found: dict[str, list[xml.XmlElement]] = found) -> str:
             return found[name][0].text if name in found else ""
 
-        def endpoint(name: str, found: dict[str, list[xml.Element]] = found) -> Endpoint | None:
-            return Endpoint.read(found[name][0]) if name in found else None
+        def endpoint(name: str, found: dict[str, list[xml.XmlElement]] = found) -> EndpointReference | None:
+            return EndpointReference.read(found[name][0]) if name in found else None
 
         return Addressing(
             wsa,
@@ -135,6 +135,6 @@ def understood(name: str) -> bool:
     return name.startswith((f"{{{WSA04}}}", f"{{{WSA05}}}"))
 
 
-def invalid_header(wsa: xml.Namespace, reason: str) -> faults.Fault:
+def invalid_header(wsa: xml.XmlNamespace, reason: str) -> faults.SoapFault:
     local = "InvalidMessageInformationHeader" if wsa == WSA04 else "InvalidAddressingHeader"
-    return faults.Fault(faults.Code.SENDER, reason, subcode=wsa(local))
+    return faults.SoapFault(faults.SoapFaultCode.SENDER, reason, subcode=wsa(local))

@@ -27,22 +27,22 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Application:
+class SoapApplication:
     """``forwarded_header``: in which a proxy states the client's address; empty: there is no proxy."""
 
     def __init__(
         self,
-        doors: Mapping[str, endpoint.Door],
+        doors: Mapping[str, endpoint.SoapEndpoint],
         *,
         concurrent_max: int = CONCURRENT_MAX,
         forwarded_header: str = "",
-        budgets: client_budget.Budgets | None = None,
+        budgets: client_budget.ClientBudgets | None = None,
     ) -> None:
         """``doors`` by path, such as ``/wsman``."""
         self._doors = dict(doors)
         self._concurrent_max = concurrent_max
         self._forwarded_header = forwarded_header.lower()
-        self._budgets = budgets or client_budget.Budgets()
+        self._budgets = budgets or client_budget.ClientBudgets()
         self._running = 0
 
     @property
@@ -75,14 +75,16 @@ class Application:
 
     async def _response(
         self, scope: Scope, headers: Mapping[str, str], address: str, receive: Receive
-    ) -> endpoint.Response:
+    ) -> endpoint.SoapHttpResponse:
         path = scope["path"].rstrip("/")
         inside = path.removeprefix(scope.get("root_path", ""))  # where it is mounted below another path
         found = self._doors.get(path) or self._doors.get(inside)
         if found is None:
             there = " ".join(self._doors)
-            return endpoint.Response(HTTPStatus.NOT_FOUND, f"nothing here; there is: {there}\n".encode())
-        request = endpoint.Request(
+            return endpoint.SoapHttpResponse(
+                HTTPStatus.NOT_FOUND, f"nothing here; there is: {there}\n".encode()
+            )
+        request = endpoint.SoapHttpRequest(
             scope["method"],
             path,
             scope.get("query_string", b"").decode("latin-1"),
@@ -91,13 +93,15 @@ class Application:
             address=address,
         )
         admitted = await found.admit(request)
-        if isinstance(admitted, endpoint.Response):
+        if isinstance(admitted, endpoint.SoapHttpResponse):
             return admitted
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await self._body(receive, found, admitted)
         except TimeoutError:
-            return endpoint.Response(HTTPStatus.REQUEST_TIMEOUT, b"the message did not come to its end\n")
+            return endpoint.SoapHttpResponse(
+                HTTPStatus.REQUEST_TIMEOUT, b"the message did not come to its end\n"
+            )
         if body is None:
             return found.too_large(headers, admitted)
         if admitted.is_anonymous:
@@ -105,7 +109,7 @@ class Application:
         return await found.answer(dataclasses.replace(request, body=body), admitted)
 
     async def _body(
-        self, receive: Receive, found: endpoint.Door, admitted: endpoint.Admitted
+        self, receive: Receive, found: endpoint.SoapEndpoint, admitted: endpoint.AdmittedRequest
     ) -> bytes | None:
         """None: it is longer than the client may send. What it sends after that is not kept."""
         body = bytearray()
@@ -128,7 +132,7 @@ def _location(scope: Scope, headers: Mapping[str, str]) -> str:
     return f"{scope.get('scheme', 'http')}://{host}{scope['path']}"
 
 
-async def _respond(send: Send, response: endpoint.Response, *, head_only: bool = False) -> None:
+async def _respond(send: Send, response: endpoint.SoapHttpResponse, *, head_only: bool = False) -> None:
     fields = {
         "content-type": response.content_type,
         "content-length": str(len(response.body)),

@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 LENGTH_MAX = 2048
 
 
-class NotAllowed(errors.Forbidden):
+class CallbackNotAllowed(errors.Forbidden):
     code = "callback-not-allowed"
 
 
@@ -40,7 +40,7 @@ def check(url: str, allowed: Sequence[str]) -> str:
     """``url`` itself, if it may be called."""
     place = _place(url)
     if not any(_covers(entry, place) for entry in allowed):
-        raise NotAllowed(
+        raise CallbackNotAllowed(
             f"the address {url[:200]!r} may not be called", hint="the settings list the callbacks that may be"
         )
     return url

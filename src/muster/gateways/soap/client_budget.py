@@ -22,15 +22,17 @@ MESSAGE_BYTES_MIN = 4096  # what the smallest message is charged
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ClientBudget:
     requests: int = 32  # under way at once
     anonymous_bytes: int = 1 << 20
     anonymous_bytes_per_s: float = 256 << 10
 
 
-class Budgets:
-    def __init__(self, budget: Budget | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._budget = budget or Budget()
+class ClientBudgets:
+    def __init__(
+        self, budget: ClientBudget | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget or ClientBudget()
         self._clock = clock
         self._requests: collections.Counter[str] = collections.Counter()
         self._spent: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()

@@ -26,10 +26,10 @@ from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
 from muster.gateways.soap import addressing, envelope, faults
 
-events = log.Events("soap")
+events = log.EventLog("soap")
 
 TIMEOUT_S = 60.0
-ANONYMOUS = xml.Limits(bytes=32 << 10, depth=32, elements=1000)
+ANONYMOUS = xml.XmlLimits(bytes=32 << 10, depth=32, elements=1000)
 ANSWER_BYTES_MAX = 8 << 20
 FAULT_BYTES_MAX = 32 << 10
 INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
@@ -38,7 +38,7 @@ _MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class SoapCaller:
     """Who asks, and in which role (see `muster.trust.permissions.roles`)."""
 
     name: str
@@ -47,7 +47,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SoapHttpRequest:
     """One HTTP request, read."""
 
     method: str
@@ -60,16 +60,16 @@ class Request:
 
 
 @dataclass(slots=True)
-class Admitted:
+class AdmittedRequest:
     """A client whose message may be read, and the limits of the message."""
 
-    caller: Caller | None
-    limits: xml.Limits
+    caller: SoapCaller | None
+    limits: xml.XmlLimits
     is_anonymous: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class SoapHttpResponse:
     status: int
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -77,12 +77,12 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SoapRequest:
     """What a handler gets. ``caller`` is None where the door, or this message, needs none."""
 
-    envelope: envelope.Envelope
+    envelope: envelope.SoapEnvelope
     addressing: addressing.Addressing | None
-    caller: Caller | None
+    caller: SoapCaller | None
     action: str  # of HTTP: the SOAPAction header, or the action of the content type
     path: str
     location: str
@@ -90,28 +90,28 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SoapResponse:
     """``bytes_max``: an envelope that would be longer is not sent; ``too_large`` is, in its place."""
 
-    body: Sequence[xml.Element] = ()
-    headers: Sequence[xml.Element] = ()
+    body: Sequence[xml.XmlElement] = ()
+    headers: Sequence[xml.XmlElement] = ()
     bytes_max: int | None = None
-    too_large: faults.Fault | None = None
+    too_large: faults.SoapFault | None = None
     accepted: bool = False  # the answer goes elsewhere: 202, and nothing in it
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
-Authenticate = Callable[[str, str, str], Awaitable[Caller]]  # name, password, client's address
+Handler = Callable[[SoapRequest], Awaitable[SoapResponse]]
+Authenticate = Callable[[str, str, str], Awaitable[SoapCaller]]  # name, password, client's address
 Recognise = Callable[[bytes], Awaitable[bool]]
 Document = Callable[[str], bytes]  # from the door's address
 
 
-def _no_headers(_: Call | None, __: faults.Fault) -> Sequence[xml.Element]:
+def _no_headers(_: SoapRequest | None, __: faults.SoapFault) -> Sequence[xml.XmlElement]:
     return ()
 
 
 @dataclass(kw_only=True)
-class Door:
+class SoapEndpoint:
     """What differs between doors.
 
     ``authenticate`` None: everybody may come in, and the service looks after tokens itself.  ``is_open``
@@ -123,16 +123,16 @@ class Door:
 
     name: str
     handle: Handler
-    versions: Sequence[envelope.Version] = tuple(envelope.Version)
+    versions: Sequence[envelope.SoapVersion] = tuple(envelope.SoapVersion)
     prefixes: Mapping[str, str] = field(default_factory=dict)
     authenticate: Authenticate | None = None
-    is_open: Callable[[envelope.Envelope], bool] | None = None
+    is_open: Callable[[envelope.SoapEnvelope], bool] | None = None
     understood: Callable[[str], bool] = addressing.understood
-    fault_of: Callable[[errors.MusterError], faults.Fault] = faults.of
-    fault_headers: Callable[[Call | None, faults.Fault], Sequence[xml.Element]] = _no_headers
+    fault_of: Callable[[errors.MusterError], faults.SoapFault] = faults.from_error
+    fault_headers: Callable[[SoapRequest | None, faults.SoapFault], Sequence[xml.XmlElement]] = _no_headers
     documents: Mapping[str, Document] = field(default_factory=dict)
-    limits: xml.Limits = field(default_factory=xml.Limits)
-    anonymous: xml.Limits = ANONYMOUS
+    limits: xml.XmlLimits = field(default_factory=xml.XmlLimits)
+    anonymous: xml.XmlLimits = ANONYMOUS
     recognised: Recognise | None = None
     bytes_max: int = ANSWER_BYTES_MAX  # of an answer
     fault_bytes_max: int = FAULT_BYTES_MAX
@@ -146,19 +146,19 @@ class Door:
             "soap_refused", "SOAP requests that were refused, by reason.", ("door", "reason")
         )
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: SoapHttpRequest) -> SoapHttpResponse:
         """To a request that was read whole."""
         admitted = await self.admit(request)
-        if isinstance(admitted, Response):
+        if isinstance(admitted, SoapHttpResponse):
             return admitted
         if len(request.body) > admitted.limits.bytes and not await self.recognise(request.body, admitted):
             return self.too_large(request.headers, admitted)
         return await self.answer(request, admitted)
 
-    async def admit(self, request: Request) -> Admitted | Response:
+    async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | SoapHttpResponse:
         """Whether the body of a request is worth reading, by its headers alone."""
         if request.method in ("GET", "HEAD"):
-            return Admitted(None, self.anonymous, True)
+            return AdmittedRequest(None, self.anonymous, True)
         if request.method != "POST":
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method", headers={"Allow": "GET, HEAD, POST"})
         if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -175,9 +175,9 @@ class Door:
         except errors.Overloaded as error:
             self._refused.add(door=self.name, reason="throttled")
             return busy(error, HTTPStatus.TOO_MANY_REQUESTS)
-        return Admitted(caller, self.anonymous if caller is None else self.limits, caller is None)
+        return AdmittedRequest(caller, self.anonymous if caller is None else self.limits, caller is None)
 
-    async def recognise(self, start: bytes, admitted: Admitted) -> bool:
+    async def recognise(self, start: bytes, admitted: AdmittedRequest) -> bool:
         """Whether a message that is longer than a client without a login may send has a login inside.
 
         ``start`` is its beginning.
@@ -189,16 +189,16 @@ class Door:
         admitted.is_anonymous, admitted.limits = False, self.limits
         return len(start) <= self.limits.bytes
 
-    async def answer(self, request: Request, admitted: Admitted) -> Response:
+    async def answer(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> SoapHttpResponse:
         if request.method in ("GET", "HEAD"):
             return self._document(request)
         media, parameters = _content_type(request.headers.get("content-type", ""))
         version = self._likely(media)
-        call: Call | None = None
+        call: SoapRequest | None = None
         caller = admitted.caller
         try:
             if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
-                raise xml.Malformed("only UTF-8 is read here", reason="charset")
+                raise xml.MalformedXml("only UTF-8 is read here", reason="charset")
             root = await self._parse(request.body, admitted.limits)
             version = envelope.version_of(root) or version
             message = envelope.read(root, self.versions)
@@ -209,7 +209,7 @@ class Door:
             ):
                 raise errors.Unauthorized("this needs a name and a password")
             action = (request.headers.get("soapaction") or parameters.get("action", "")).strip().strip('"')
-            call = Call(
+            call = SoapRequest(
                 message,
                 addressing.read(message),
                 caller,
@@ -223,20 +223,20 @@ class Door:
         except errors.Unauthorized as error:
             return self._unauthorized(error)
         except errors.MusterError as error:
-            if isinstance(error, errors.InvariantBroken):
+            if isinstance(error, errors.InvariantViolation):
                 events.error("bug", door=self.name, error=error)
             return self._fault(version, call, error)
         except Exception as error:  # noqa: BLE001  (a bug of ours is a fault too, and the log has it)
             events.error("bug", door=self.name, error=error)
-            return self._fault(version, call, errors.InvariantBroken(str(error)))
+            return self._fault(version, call, errors.InvariantViolation(str(error)))
 
-    async def _parse(self, data: bytes, limits: xml.Limits) -> xml.Element:
+    async def _parse(self, data: bytes, limits: xml.XmlLimits) -> xml.XmlElement:
         if len(data) <= INLINE_BYTES_MAX:
             return xml.parse(data, limits)
         async with self._parsing:
             return await asyncio.to_thread(xml.parse, data, limits)
 
-    def _unauthorized(self, error: errors.Unauthorized) -> Response:
+    def _unauthorized(self, error: errors.Unauthorized) -> SoapHttpResponse:
         return self._refuse(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
@@ -244,7 +244,7 @@ class Door:
             headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
         )
 
-    def too_large(self, headers: Mapping[str, str], admitted: Admitted) -> Response:
+    def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> SoapHttpResponse:
         """To a body that was not read, because it is longer than any that the client may send."""
         hint = None
         if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
@@ -252,12 +252,12 @@ class Door:
         error = errors.LimitExceeded(f"the message is longer than {admitted.limits.bytes} bytes", hint=hint)
         return self._fault(self._likely(_content_type(headers.get("content-type", ""))[0]), None, error)
 
-    def _likely(self, media: str) -> envelope.Version:
+    def _likely(self, media: str) -> envelope.SoapVersion:
         """The version of an answer to what could not be read."""
-        wanted = envelope.Version.V12 if media == "application/soap+xml" else envelope.Version.V11
+        wanted = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
         return wanted if wanted in self.versions else self.versions[0]
 
-    def _document(self, request: Request) -> Response:
+    def _document(self, request: SoapHttpRequest) -> SoapHttpResponse:
         made = self.documents.get(request.query.lower())
         if made is None:
             there = ", ".join(f"?{one}" for one in self.documents)
@@ -268,9 +268,9 @@ class Door:
                 headers={"Allow": "POST"},
             )
         body = made(request.location) if request.method == "GET" else b""
-        return Response(HTTPStatus.OK, body, "text/xml; charset=utf-8")
+        return SoapHttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
 
-    async def _caller(self, request: Request) -> Caller | None:
+    async def _caller(self, request: SoapHttpRequest) -> SoapCaller | None:
         """Whoever the request says it is from; a wrong name is refused even where none is needed."""
         given = request.headers.get("authorization")
         if self.authenticate is None:
@@ -290,7 +290,7 @@ class Door:
             raise errors.Unauthorized("only Basic authentication is taken here") from error
         return await self.authenticate(name, password, request.address)
 
-    async def _answer(self, call: Call) -> Response:
+    async def _answer(self, call: SoapRequest) -> SoapHttpResponse:
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self.handle(call)
@@ -298,7 +298,7 @@ class Door:
             raise errors.TimedOut(f"it was not done in {self.timeout_s:g} s") from error
         if answer.accepted:
             self._answered.add(door=self.name)
-            return Response(HTTPStatus.ACCEPTED)
+            return SoapHttpResponse(HTTPStatus.ACCEPTED)
         version = call.envelope.version
         bytes_max = self.bytes_max if answer.bytes_max is None else min(answer.bytes_max, self.bytes_max)
         try:
@@ -306,11 +306,13 @@ class Door:
         except errors.LimitExceeded:
             raise answer.too_large or errors.LimitExceeded(f"the answer has over {bytes_max} bytes") from None
         self._answered.add(door=self.name)
-        return Response(HTTPStatus.OK, body, version.content_type)
+        return SoapHttpResponse(HTTPStatus.OK, body, version.content_type)
 
-    def _fault(self, version: envelope.Version, call: Call | None, error: errors.MusterError) -> Response:
+    def _fault(
+        self, version: envelope.SoapVersion, call: SoapRequest | None, error: errors.MusterError
+    ) -> SoapHttpResponse:
         fault = self.fault_of(error)
-        reason = error.reason if isinstance(error, xml.Malformed) else fault.reason_word
+        reason = error.reason if isinstance(error, xml.MalformedXml) else fault.reason_word
         self._refused.add(door=self.name, reason=reason)
         headers = self.fault_headers(call, fault)
         try:
@@ -318,22 +320,22 @@ class Door:
                 version, fault, headers, self.prefixes, bytes_max=self.fault_bytes_max
             )
         except errors.LimitExceeded:  # what the client wants to see in the answer does not fit
-            small = faults.Fault(fault.blame, fault.message[:1000], subcode=fault.subcode)
+            small = faults.SoapFault(fault.blame, fault.message[:1000], subcode=fault.subcode)
             body = envelope.write_fault(version, small, (), self.prefixes)
-        theirs = version is envelope.Version.V12 and fault.blame is faults.Code.SENDER
+        theirs = version is envelope.SoapVersion.V12 and fault.blame is faults.SoapFaultCode.SENDER
         status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
-        return Response(status, body, version.content_type)
+        return SoapHttpResponse(status, body, version.content_type)
 
     def _refuse(
         self, status: int, reason: str, text: str = "", *, headers: Mapping[str, str] | None = None
-    ) -> Response:
+    ) -> SoapHttpResponse:
         self._refused.add(door=self.name, reason=reason)
-        return Response(status, text.encode(), headers=headers or {})
+        return SoapHttpResponse(status, text.encode(), headers=headers or {})
 
 
-def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> Response:
+def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> SoapHttpResponse:
     headers = {"Retry-After": str(int(error.retry_after_s or 1))}
-    return Response(status, f"{error.message}\n".encode(), headers=headers)
+    return SoapHttpResponse(status, f"{error.message}\n".encode(), headers=headers)
 
 
 def _content_type(text: str) -> tuple[str, dict[str, str]]:

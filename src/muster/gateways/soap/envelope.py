@@ -21,7 +21,7 @@ _NEXT = {
 }
 
 
-class Version(enum.Enum):
+class SoapVersion(enum.Enum):
     V11 = faults.SOAP11
     V12 = faults.SOAP12
 
@@ -30,105 +30,106 @@ class Version(enum.Enum):
 
     @property
     def content_type(self) -> str:
-        return "text/xml; charset=utf-8" if self is Version.V11 else "application/soap+xml;charset=UTF-8"
+        return "text/xml; charset=utf-8" if self is SoapVersion.V11 else "application/soap+xml;charset=UTF-8"
 
     @property
     def prefix(self) -> str:
-        return "soap" if self is Version.V11 else "s"
+        return "soap" if self is SoapVersion.V11 else "s"
 
 
-_BY_NAMESPACE = {str(version.value): version for version in Version}
+_BY_NAMESPACE = {str(version.value): version for version in SoapVersion}
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
-    version: Version
-    headers: Sequence[xml.Element] = ()
-    body: Sequence[xml.Element] = ()
+class SoapEnvelope:
+    version: SoapVersion
+    headers: Sequence[xml.XmlElement] = ()
+    body: Sequence[xml.XmlElement] = ()
 
     @property
-    def first(self) -> xml.Element | None:
+    def first(self) -> xml.XmlElement | None:
         """The body's first element: most doors look at no other."""
         return self.body[0] if self.body else None
 
-    def header(self, name: str) -> xml.Element | None:
+    def header(self, name: str) -> xml.XmlElement | None:
         return next((one for one in self.headers if one.name == name), None)
 
 
-def version_of(root: xml.Element) -> Version | None:
+def version_of(root: xml.XmlElement) -> SoapVersion | None:
     """None: an envelope of no version that we know, or none at all."""
-    return _BY_NAMESPACE.get(root.namespace) if root.local == "Envelope" else None
+    return _BY_NAMESPACE.get(root.namespace) if root.local == "SoapEnvelope" else None
 
 
-def read(root: xml.Element, accepted: Sequence[Version] = tuple(Version)) -> Envelope:
-    if root.local != "Envelope":
-        raise faults.Fault(faults.Code.SENDER, f"<{root.local[:60]}> is no SOAP envelope")
+def read(root: xml.XmlElement, accepted: Sequence[SoapVersion] = tuple(SoapVersion)) -> SoapEnvelope:
+    if root.local != "SoapEnvelope":
+        raise faults.SoapFault(faults.SoapFaultCode.SENDER, f"<{root.local[:60]}> is no SOAP envelope")
     version = version_of(root)
     if version is None or version not in accepted:
         supported = [
-            xml.Element(
+            xml.XmlElement(
                 faults.SOAP12("SupportedEnvelope"),
                 attributes={"qname": f"{one.prefix}:Envelope"},
                 namespaces={one.prefix: str(one.value)},
             )
             for one in accepted
         ]
-        raise faults.Fault(
-            faults.Code.VERSION_MISMATCH,
+        raise faults.SoapFault(
+            faults.SoapFaultCode.VERSION_MISMATCH,
             f"an envelope of {root.namespace[:80]!r}; this door takes "
             + " and ".join(str(one.value) for one in accepted),
-            headers=[xml.Element(faults.SOAP12("Upgrade"), *supported)],
+            headers=[xml.XmlElement(faults.SOAP12("Upgrade"), *supported)],
         )
     if root.text:
-        raise faults.Fault(faults.Code.SENDER, "text beside the parts of the envelope")
+        raise faults.SoapFault(faults.SoapFaultCode.SENDER, "text beside the parts of the envelope")
     parts = root.children
     names = [one.name for one in parts]
     if names not in ([version("Body")], [version("Header"), version("Body")]):
-        raise faults.Fault(
-            faults.Code.SENDER, "an envelope holds at most one Header, then one Body, and nothing else"
+        raise faults.SoapFault(
+            faults.SoapFaultCode.SENDER,
+            "an envelope holds at most one Header, then one Body, and nothing else",
         )
-    return Envelope(version, parts[0].children if len(parts) == 2 else (), parts[-1].children)
+    return SoapEnvelope(version, parts[0].children if len(parts) == 2 else (), parts[-1].children)
 
 
-def check_understood(envelope: Envelope, understood: Callable[[str], bool]) -> None:
+def check_understood(envelope: SoapEnvelope, understood: Callable[[str], bool]) -> None:
     """``understood`` tells of a header's name whether the door knows it."""
     version = envelope.version
     strange = [
         one
         for one in envelope.headers
         if one.get(version("mustUnderstand"), "0") in ("1", "true")
-        and one.get(version("actor" if version is Version.V11 else "role"), "") in _NEXT
+        and one.get(version("actor" if version is SoapVersion.V11 else "role"), "") in _NEXT
         and not understood(one.name)
     ]
     if strange:
         headers = [
-            xml.Element(
+            xml.XmlElement(
                 faults.SOAP12("NotUnderstood"),
                 attributes={"qname": f"h:{one.local}" if one.namespace else one.local},
                 namespaces={"h": one.namespace} if one.namespace else {},
             )
             for one in strange
         ]
-        raise faults.Fault(
-            faults.Code.MUST_UNDERSTAND,
+        raise faults.SoapFault(
+            faults.SoapFaultCode.MUST_UNDERSTAND,
             f"the header {strange[0].local[:60]!r} is not understood here",
-            headers=headers if version is Version.V12 else [],
+            headers=headers if version is SoapVersion.V12 else [],
         )
 
 
 def write(
-    version: Version,
-    body: Sequence[xml.Element],
-    headers: Sequence[xml.Element] = (),
+    version: SoapVersion,
+    body: Sequence[xml.XmlElement],
+    headers: Sequence[xml.XmlElement] = (),
     prefixes: Mapping[str, str] | None = None,
     *,
     bytes_max: int | None = None,
 ) -> bytes:
     """`errors.LimitExceeded` where it would be longer than ``bytes_max``."""
-    root = xml.Element(
-        version("Envelope"),
-        xml.Element(version("Header"), *headers) if headers else None,
-        xml.Element(version("Body"), *body),
+    root = xml.XmlElement(
+        version("SoapEnvelope"),
+        xml.XmlElement(version("Header"), *headers) if headers else None,
+        xml.XmlElement(version("Body"), *body),
     )
     known = {str(version.value): version.prefix, xml.XSI: "xsi", **(prefixes or {})}
     start = b'<?xml version="1.0" encoding="UTF-8"?>'
@@ -136,13 +137,13 @@ def write(
 
 
 def write_fault(
-    version: Version,
-    fault: faults.Fault,
-    headers: Sequence[xml.Element] = (),
+    version: SoapVersion,
+    fault: faults.SoapFault,
+    headers: Sequence[xml.XmlElement] = (),
     prefixes: Mapping[str, str] | None = None,
     *,
     bytes_max: int | None = None,
 ) -> bytes:
-    made = faults.element11(fault) if version is Version.V11 else faults.element12(fault)
+    made = faults.element11(fault) if version is SoapVersion.V11 else faults.element12(fault)
     known = {str(faults.SOAP12): "s", **(prefixes or {})}
     return write(version, [made], [*headers, *fault.headers], known, bytes_max=bytes_max)

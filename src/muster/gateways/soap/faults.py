@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from muster.core import errors
 from muster.core.formats import xml
 
-SOAP11 = xml.Namespace("http://schemas.xmlsoap.org/soap/envelope/")
-SOAP12 = xml.Namespace("http://www.w3.org/2003/05/soap-envelope")
+SOAP11 = xml.XmlNamespace("http://schemas.xmlsoap.org/soap/envelope/")
+SOAP12 = xml.XmlNamespace("http://www.w3.org/2003/05/soap-envelope")
 
 
-class Code(enum.Enum):
+class SoapFaultCode(enum.Enum):
     """In the words of SOAP 1.2."""
 
     SENDER = "Sender"
@@ -26,22 +26,22 @@ class Code(enum.Enum):
     VERSION_MISMATCH = "VersionMismatch"
 
 
-_IN_11 = {Code.SENDER: "Client", Code.RECEIVER: "Server"}
+_IN_11 = {SoapFaultCode.SENDER: "Client", SoapFaultCode.RECEIVER: "Server"}
 
 
-class Fault(errors.Refused):
+class SoapFault(errors.Refused):
     """``details`` go into the fault's detail, ``headers`` into the answer's header."""
 
     code = "soap-fault"
 
     def __init__(
         self,
-        blame: Code,
+        blame: SoapFaultCode,
         reason: str,
         *,
         subcode: str | None = None,
-        details: Sequence[xml.Element] = (),
-        headers: Sequence[xml.Element] = (),
+        details: Sequence[xml.XmlElement] = (),
+        headers: Sequence[xml.XmlElement] = (),
     ) -> None:
         super().__init__(reason)
         self.blame = blame
@@ -55,40 +55,42 @@ class Fault(errors.Refused):
         return self.subcode.rpartition("}")[2] if self.subcode else self.blame.value
 
 
-def of(error: errors.MusterError) -> Fault:
+def from_error(error: errors.MusterError) -> SoapFault:
     """Our error as a fault without a subcode. A bug of ours is told without its story."""
-    if isinstance(error, Fault):
+    if isinstance(error, SoapFault):
         return error
     theirs = isinstance(error, errors.InvalidInput | errors.Refused | errors.NotFound | errors.AlreadyExists)
-    if isinstance(error, errors.InvariantBroken):
-        return Fault(Code.RECEIVER, "the door has a fault of its own; its log says more")
-    return Fault(Code.SENDER if theirs else Code.RECEIVER, said(error))
+    if isinstance(error, errors.InvariantViolation):
+        return SoapFault(SoapFaultCode.RECEIVER, "the door has a fault of its own; its log says more")
+    return SoapFault(SoapFaultCode.SENDER if theirs else SoapFaultCode.RECEIVER, public_message(error))
 
 
-def said(error: errors.MusterError) -> str:
+def public_message(error: errors.MusterError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def element11(fault: Fault) -> xml.Element:
-    return xml.Element(
-        SOAP11("Fault"),
-        xml.Element("faultcode", xml.QName(SOAP11(_IN_11.get(fault.blame, fault.blame.value)))),
-        xml.Element("faultstring", fault.message),
-        xml.Element("detail", *fault.details) if fault.details else None,
+def element11(fault: SoapFault) -> xml.XmlElement:
+    return xml.XmlElement(
+        SOAP11("SoapFault"),
+        xml.XmlElement("faultcode", xml.QName(SOAP11(_IN_11.get(fault.blame, fault.blame.value)))),
+        xml.XmlElement("faultstring", fault.message),
+        xml.XmlElement("detail", *fault.details) if fault.details else None,
     )
 
 
-def element12(fault: Fault) -> xml.Element:
+def element12(fault: SoapFault) -> xml.XmlElement:
     subcode = None
     if fault.subcode:
-        subcode = xml.Element(SOAP12("Subcode"), xml.Element(SOAP12("Value"), xml.QName(fault.subcode)))
-    return xml.Element(
-        SOAP12("Fault"),
-        xml.Element(
-            SOAP12("Code"), xml.Element(SOAP12("Value"), xml.QName(SOAP12(fault.blame.value))), subcode
+        subcode = xml.XmlElement(SOAP12("Subcode"), xml.XmlElement(SOAP12("Value"), xml.QName(fault.subcode)))
+    return xml.XmlElement(
+        SOAP12("SoapFault"),
+        xml.XmlElement(
+            SOAP12("SoapFaultCode"),
+            xml.XmlElement(SOAP12("Value"), xml.QName(SOAP12(fault.blame.value))),
+            subcode,
         ),
-        xml.Element(
-            SOAP12("Reason"), xml.Element(SOAP12("Text"), fault.message, attributes={xml.LANG: "en"})
+        xml.XmlElement(
+            SOAP12("Reason"), xml.XmlElement(SOAP12("Text"), fault.message, attributes={xml.LANG: "en"})
         ),
-        xml.Element(SOAP12("Detail"), *fault.details) if fault.details else None,
+        xml.XmlElement(SOAP12("Detail"), *fault.details) if fault.details else None,
     )

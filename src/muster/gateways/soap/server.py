@@ -23,7 +23,7 @@ OF_ADDRESS_MAX = 128
 STOP_S = 3
 
 
-class Server:
+class SoapServer:
     """``listener``: a socket that listens already, instead of ``host`` and ``port``.
 
     ``behind_proxy``: all clients connect by way of a proxy, so their addresses are not those of connections.
@@ -31,7 +31,7 @@ class Server:
 
     def __init__(
         self,
-        application: asgi.Application,
+        application: asgi.SoapApplication,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -48,7 +48,7 @@ class Server:
         self._key = key
         self._connections_max = connections_max
         self._of_address_max = None if behind_proxy else of_address_max
-        self._server: asgi_server.Server
+        self._server: asgi_server.AsgiServer
         self._task: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.host = host
@@ -62,7 +62,7 @@ class Server:
     async def start(self) -> None:
         config = uvicorn.Config(
             self._application,
-            http=asgi_server.Protocol,
+            http=asgi_server.AsgiProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -85,9 +85,9 @@ class Server:
             ) from error
         self.host, self.port = listener.getsockname()[:2]
         if config.ssl is not None and self._certificate is not None:
-            served = tls.Renewable(config.ssl, self._certificate, self._key)
+            served = tls.RenewableTls(config.ssl, self._certificate, self._key)
             self._keeping = asyncio.create_task(_keep_current(served), name="soap certificate")
-        self._server = asgi_server.Server(
+        self._server = asgi_server.AsgiServer(
             config, connections_max=self._connections_max, of_address_max=self._of_address_max
         )
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="soap server")
@@ -111,7 +111,7 @@ class Server:
         await self.close()
 
 
-async def _keep_current(served: tls.Renewable) -> None:
+async def _keep_current(served: tls.RenewableTls) -> None:
     while True:
         await asyncio.sleep(tls.LOOK_S)
         served.refresh()

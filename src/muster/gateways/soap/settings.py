@@ -7,10 +7,10 @@ from typing import Annotated
 from muster.core.settings import sections
 from muster.gateways.soap import callbacks as callbacks_
 
-doc = sections.doc
+doc = sections.field_doc
 
 
-class Soap(sections.Section, frozen=True, kw_only=True):
+class SoapSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """SOAP endpoints, in a process of their own: WS-Management at ``/wsman``, WS-Context at ``/context`` and
     UDDI v3 at ``/uddi``."""
 

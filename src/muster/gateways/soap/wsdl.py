@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from muster.core.formats import xml
 from muster.gateways.soap import envelope
 
-WSDL = xml.Namespace("http://schemas.xmlsoap.org/wsdl/")
-XSD = xml.Namespace("http://www.w3.org/2001/XMLSchema")
+WSDL = xml.XmlNamespace("http://schemas.xmlsoap.org/wsdl/")
+XSD = xml.XmlNamespace("http://www.w3.org/2001/XMLSchema")
 _HTTP = "http://schemas.xmlsoap.org/soap/http"
 _BINDINGS = {
-    envelope.Version.V11: ("Soap11", "soap11", xml.Namespace("http://schemas.xmlsoap.org/wsdl/soap/")),
-    envelope.Version.V12: ("Soap12", "soap12", xml.Namespace("http://schemas.xmlsoap.org/wsdl/soap12/")),
+    envelope.SoapVersion.V11: ("Soap11", "soap11", xml.XmlNamespace("http://schemas.xmlsoap.org/wsdl/soap/")),
+    envelope.SoapVersion.V12: (
+        "Soap12",
+        "soap12",
+        xml.XmlNamespace("http://schemas.xmlsoap.org/wsdl/soap12/"),
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class WsdlOperation:
     """``takes``, ``gives`` and ``faults``: local names of the target namespace's elements."""
 
     name: str
@@ -36,10 +40,10 @@ def document(
     *,
     name: str,
     namespace: str,
-    schema: xml.Element,
-    operations: Sequence[Operation],
+    schema: xml.XmlElement,
+    operations: Sequence[WsdlOperation],
     location: str,
-    versions: Iterable[envelope.Version] = tuple(envelope.Version),
+    versions: Iterable[envelope.SoapVersion] = tuple(envelope.SoapVersion),
     action: str = "",
 ) -> bytes:
     """``action``: what stands before an operation's name in its soapAction."""
@@ -57,7 +61,7 @@ def document(
         _named(
             "binding",
             f"{name}{suffix}",
-            xml.Element(soap("binding"), attributes={"style": "document", "transport": _HTTP}),
+            xml.XmlElement(soap("binding"), attributes={"style": "document", "transport": _HTTP}),
             *(_concrete(op, soap, action) for op in operations),
             type=f"tns:{name}",
         )
@@ -67,14 +71,14 @@ def document(
         _named(
             "port",
             f"{name}{suffix}Port",
-            xml.Element(soap("address"), attributes={"location": location}),
+            xml.XmlElement(soap("address"), attributes={"location": location}),
             binding=f"tns:{name}{suffix}",
         )
         for _, suffix, _, soap in chosen
     ]
-    root = xml.Element(
+    root = xml.XmlElement(
         WSDL("definitions"),
-        xml.Element(WSDL("types"), schema),
+        xml.XmlElement(WSDL("types"), schema),
         *messages,
         port_type,
         *bindings,
@@ -85,15 +89,15 @@ def document(
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + xml.write(root)
 
 
-def _element(local: str, *content: xml.Element, **attributes: str) -> xml.Element:
-    return xml.Element(WSDL(local), *content, attributes=attributes)
+def _element(local: str, *content: xml.XmlElement, **attributes: str) -> xml.XmlElement:
+    return xml.XmlElement(WSDL(local), *content, attributes=attributes)
 
 
-def _named(local: str, name: str, *content: xml.Element, **attributes: str) -> xml.Element:
+def _named(local: str, name: str, *content: xml.XmlElement, **attributes: str) -> xml.XmlElement:
     return _element(local, *content, name=name, **attributes)
 
 
-def _abstract(op: Operation) -> xml.Element:
+def _abstract(op: WsdlOperation) -> xml.XmlElement:
     return _named(
         "operation",
         op.name,
@@ -103,13 +107,13 @@ def _abstract(op: Operation) -> xml.Element:
     )
 
 
-def _concrete(op: Operation, soap: xml.Namespace, action: str) -> xml.Element:
-    def body(*more: xml.Element) -> Iterator[xml.Element]:
+def _concrete(op: WsdlOperation, soap: xml.XmlNamespace, action: str) -> xml.XmlElement:
+    def body(*more: xml.XmlElement) -> Iterator[xml.XmlElement]:
         yield from more
-        yield xml.Element(soap("body"), attributes={"use": "literal"})
+        yield xml.XmlElement(soap("body"), attributes={"use": "literal"})
 
     headers = [
-        xml.Element(
+        xml.XmlElement(
             soap("header"), attributes={"message": f"tns:{one}", "part": "parameters", "use": "literal"}
         )
         for one in op.headers
@@ -117,11 +121,13 @@ def _concrete(op: Operation, soap: xml.Namespace, action: str) -> xml.Element:
     return _named(
         "operation",
         op.name,
-        xml.Element(soap("operation"), attributes={"soapAction": f"{action}{op.name}", "style": "document"}),
+        xml.XmlElement(
+            soap("operation"), attributes={"soapAction": f"{action}{op.name}", "style": "document"}
+        ),
         _element("input", *body(*headers)),
         _element("output", *body()),
         *(
-            _named("fault", one, xml.Element(soap("fault"), attributes={"name": one, "use": "literal"}))
+            _named("fault", one, xml.XmlElement(soap("fault"), attributes={"name": one, "use": "literal"}))
             for one in op.faults
         ),
     )

@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
     return f"PT{max(0.0, seconds):.3f}".rstrip("0").rstrip(".") + "S"
 
 
-def parse_moment(text: str) -> datetime.datetime:
+def parse_datetime(text: str) -> datetime.datetime:
     """Of a dateTime; one without a zone is in UTC."""
     try:
         if "T" not in text:
@@ -45,7 +45,7 @@ def parse_moment(text: str) -> datetime.datetime:
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
-def moment(seconds: float) -> str:
+def format_datetime(seconds: float) -> str:
     """Seconds since 1970 as a dateTime in UTC; a time beyond the years 1 to 9999 as the nearest of them.
 
     Agents and clients supply times, and one that is out of range must not end what shows it to others.
@@ -59,7 +59,7 @@ def parse_until_s(text: str, now_s: float) -> float:
     """How long until then, for a text that is a duration or a dateTime."""
     if text.lstrip("-").startswith("P"):
         return parse_duration_s(text)
-    return parse_moment(text).timestamp() - now_s
+    return parse_datetime(text).timestamp() - now_s
 
 
 def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) -> int:
@@ -68,7 +68,7 @@ def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) 
     return int(text)
 
 
-def parse_truth(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
     if text not in _TRUTH:
         raise errors.InvalidInput(f"{text[:60]!r} is neither true nor false")
     return _TRUTH[text]

@@ -25,7 +25,7 @@ ALL_MAX = 10_000
 
 @dataclass(slots=True)
 class _Token:
-    caller: endpoint.Caller
+    caller: endpoint.SoapCaller
     made_at_s: float
     used_at_s: float
     discarded: bool = False
@@ -37,12 +37,12 @@ class _Token:
         return not self.discarded and now_s < self.ends_at_s()
 
 
-class Tokens:
+class AuthTokens:
     def __init__(self) -> None:
         self._all: dict[str, _Token] = {}
         self._of: dict[str, list[str]] = {}  # by publisher, oldest first
 
-    def make(self, caller: endpoint.Caller, now_s: float) -> str:
+    def make(self, caller: endpoint.SoapCaller, now_s: float) -> str:
         mine = self._of.get(caller.name, [])
         for text in [text for text in mine if self._all[text].ends_at_s() + REMEMBERED_S < now_s]:
             self._forget(text)
@@ -55,18 +55,22 @@ class Tokens:
             for text in [text for text, one in self._all.items() if not one.lives(now_s)]:
                 self._forget(text)
         if len(self._all) >= ALL_MAX:
-            raise faults.fault(faults.Code.BUSY, f"{ALL_MAX} tokens are in use")
+            raise faults.fault(faults.UddiErrorCode.BUSY, f"{ALL_MAX} tokens are in use")
         text = f"authtoken:{secrets.token_urlsafe(24)}"
         self._all[text] = _Token(caller, now_s, now_s)
         self._of.setdefault(caller.name, []).append(text)
         return text
 
-    def caller(self, text: str, now_s: float) -> endpoint.Caller:
+    def caller(self, text: str, now_s: float) -> endpoint.SoapCaller:
         one = self._all.get(text.strip())
         if one is None:
-            raise faults.fault(faults.Code.AUTH_TOKEN_REQUIRED, "this needs the authInfo of get_authToken")
+            raise faults.fault(
+                faults.UddiErrorCode.AUTH_TOKEN_REQUIRED, "this needs the authInfo of get_authToken"
+            )
         if not one.lives(now_s):
-            raise faults.fault(faults.Code.AUTH_TOKEN_EXPIRED, "the authInfo has expired: get another")
+            raise faults.fault(
+                faults.UddiErrorCode.AUTH_TOKEN_EXPIRED, "the authInfo has expired: get another"
+            )
         one.used_at_s = now_s
         return one.caller
 

@@ -28,51 +28,51 @@ PATHS = {
 }
 
 #: Whether the password and the role with which a caller logged in are still the account's.
-Stands = Callable[[endpoint.Caller], Awaitable[bool]]
+Stands = Callable[[endpoint.SoapCaller], Awaitable[bool]]
 
 
-async def _always(_: endpoint.Caller) -> bool:
+async def _always(_: endpoint.SoapCaller) -> bool:
     return True
 
 
-class Ports:
+class UddiEndpoints:
     def __init__(
         self,
-        held: registry.Registry,
+        held: registry.UddiRegistry,
         login: endpoint.Authenticate,
         *,
         stands: Stands = _always,
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._inquiry = inquiry.Inquiry(held)
-        self._publication = publication.Publication(held, self._inquiry)
+        self._inquiry = inquiry.InquiryHandler(held)
+        self._publication = publication.PublicationHandler(held, self._inquiry)
         self._login = login
         self._stands = stands
         self._measure = measure or metrics.Metrics()
-        self._tokens = auth_tokens.Tokens()
+        self._tokens = auth_tokens.AuthTokens()
         self._now_s = now_s
 
-    def doors(self) -> dict[str, endpoint.Door]:
+    def doors(self) -> dict[str, endpoint.SoapEndpoint]:
         """By path."""
         return {path: self._door(names) for path, names in PATHS.items()}
 
-    def _door(self, names: tuple[str, ...]) -> endpoint.Door:
+    def _door(self, names: tuple[str, ...]) -> endpoint.SoapEndpoint:
         operations = {operation for name in names for operation in schema.PORTS[name]}
 
-        async def handle(call: endpoint.Call) -> endpoint.Answer:
+        async def handle(call: endpoint.SoapRequest) -> endpoint.SoapResponse:
             return await self._answer(call, operations)
 
         def described(location: str) -> bytes:
             root = next((location[: -len(path)] for path in PATHS if location.endswith(path)), location)
             return wsdl.wsdl(f"{root}/uddi")
 
-        return endpoint.Door(
+        return endpoint.SoapEndpoint(
             name="uddi",
             handle=handle,
-            versions=(envelope.Version.V11,),
+            versions=(envelope.SoapVersion.V11,),
             prefixes=schema.PREFIXES,
-            fault_of=faults.of,
+            fault_of=faults.from_error,
             documents={"wsdl": described, "xsd": lambda _: wsdl.xml_schema()},
             recognised=self._recognised,
             measure=self._measure,
@@ -86,16 +86,16 @@ class Ports:
         except errors.MusterError:
             return False
 
-    async def _answer(self, call: endpoint.Call, operations: set[str]) -> endpoint.Answer:
+    async def _answer(self, call: endpoint.SoapRequest, operations: set[str]) -> endpoint.SoapResponse:
         asked = call.envelope.first
         if asked is None or len(call.envelope.body) != 1:
-            raise faults.fault(faults.Code.FATAL_ERROR, "the body holds one message of UDDI")
+            raise faults.fault(faults.UddiErrorCode.FATAL_ERROR, "the body holds one message of UDDI")
         if asked.namespace != U or asked.local not in operations:
-            raise faults.fault(faults.Code.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
-        found = await self._operation(schema.checked(asked), call.address)
-        return endpoint.Answer([found] if found is not None else [])
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
+        found = await self._operation(schema.validate(asked), call.address)
+        return endpoint.SoapResponse([found] if found is not None else [])
 
-    async def _operation(self, asked: xml.Element, address: str = "-") -> xml.Element | None:
+    async def _operation(self, asked: xml.XmlElement, address: str = "-") -> xml.XmlElement | None:
         name = asked.local
         if name == "get_authToken":
             return await self._get_token(asked, address)
@@ -107,25 +107,26 @@ class Ports:
         if name in schema.PORTS["Inquiry"]:
             if text:  # none is needed, but a wrong one is told
                 await self._publisher(text)
-            answer: xml.Element = await getattr(self._inquiry, name)(asked)
+            answer: xml.XmlElement = await getattr(self._inquiry, name)(asked)
             return answer
         publisher = await self._publisher(text)
-        done: xml.Element | None = await getattr(self._publication, name)(asked, publisher)
+        done: xml.XmlElement | None = await getattr(self._publication, name)(asked, publisher)
         return done
 
-    async def _publisher(self, text: str) -> registry.Publisher:
+    async def _publisher(self, text: str) -> registry.UddiPublisher:
         caller = self._tokens.caller(text, self._now_s())
         if not await self._stands(caller):
             self._tokens.discard(text, self._now_s())
             raise faults.fault(
-                faults.Code.AUTH_TOKEN_EXPIRED, "the password or the role has changed: get another token"
+                faults.UddiErrorCode.AUTH_TOKEN_EXPIRED,
+                "the password or the role has changed: get another token",
             )
-        return registry.Publisher(caller.name, caller.role)
+        return registry.UddiPublisher(caller.name, caller.role)
 
-    async def _get_token(self, asked: xml.Element, address: str) -> xml.Element:
+    async def _get_token(self, asked: xml.XmlElement, address: str) -> xml.XmlElement:
         try:
             caller = await self._login(asked.get("userID") or "", asked.get("cred") or "", address)
         except errors.Unauthorized as error:
-            raise faults.fault(faults.Code.UNKNOWN_USER, "wrong name or password") from error
+            raise faults.fault(faults.UddiErrorCode.UNKNOWN_USER, "wrong name or password") from error
         text = self._tokens.make(caller, self._now_s())
-        return xml.Element(U("authToken"), xml.Element(U("authInfo"), text))
+        return xml.XmlElement(U("authToken"), xml.XmlElement(U("authInfo"), text))

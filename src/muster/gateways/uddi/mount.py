@@ -20,22 +20,24 @@ U = schema.UDDI
 ROWS = 500  # in one answer
 DETAILS = 100
 TOGETHER = 4
-_LIMITS = xml.Limits(bytes=16 << 20, elements=500_000)
+_LIMITS = xml.XmlLimits(bytes=16 << 20, elements=500_000)
 
 
-class Uddi:
+class UddiMount:
     def __init__(self, url: str, *, timeout_s: float = base.TIMEOUT_S) -> None:
         self._url = url
         self._timeout_s = timeout_s
 
-    async def entries(self) -> Sequence[base.Found]:
+    async def entries(self) -> Sequence[base.MountedEntry]:
         keys: list[str] = []
         while len(keys) < base.ENTRIES_MAX:
             listed = await self._ask(
-                xml.Element(
+                xml.XmlElement(
                     U("find_service"),
-                    xml.Element(U("findQualifiers"), xml.Element(U("findQualifier"), "approximateMatch")),
-                    xml.Element(U("name"), "%"),
+                    xml.XmlElement(
+                        U("findQualifiers"), xml.XmlElement(U("findQualifier"), "approximateMatch")
+                    ),
+                    xml.XmlElement(U("name"), "%"),
                     attributes={"maxRows": str(ROWS), "listHead": str(len(keys) + 1)},
                 )
             )
@@ -49,31 +51,31 @@ class Uddi:
                 break
         gate = asyncio.Semaphore(TOGETHER)
 
-        async def some(first: int) -> list[base.Found]:
+        async def some(first: int) -> list[base.MountedEntry]:
             async with gate:
                 return await self._details(keys[first : first + DETAILS])
 
         found = await asyncio.gather(*map(some, range(0, len(keys), DETAILS)))
         return [one for each in found for one in each]
 
-    async def entry(self, key: str) -> base.Found | None:
+    async def entry(self, key: str) -> base.MountedEntry | None:
         try:
             found = await self._details([key])
         except errors.NotFound:
             return None
         return found[0] if found else None
 
-    async def _details(self, keys: Sequence[str]) -> list[base.Found]:
-        asked = [xml.Element(U("serviceKey"), key) for key in keys]
-        answer = await self._ask(xml.Element(U("get_serviceDetail"), *asked))
+    async def _details(self, keys: Sequence[str]) -> list[base.MountedEntry]:
+        asked = [xml.XmlElement(U("serviceKey"), key) for key in keys]
+        answer = await self._ask(xml.XmlElement(U("get_serviceDetail"), *asked))
         return [_found(one) for one in answer.all(U("businessService"))]
 
-    async def _ask(self, asked: xml.Element) -> xml.Element:
+    async def _ask(self, asked: xml.XmlElement) -> xml.XmlElement:
         answer = await server.post(
             self._url,
-            envelope.write(envelope.Version.V11, [asked], prefixes=schema.PREFIXES),
+            envelope.write(envelope.SoapVersion.V11, [asked], prefixes=schema.PREFIXES),
             headers={
-                "Content-Type": envelope.Version.V11.content_type,
+                "Content-Type": envelope.SoapVersion.V11.content_type,
                 "SOAPAction": f'"{asked.local}"',
             },
             timeout_s=self._timeout_s,
@@ -92,8 +94,8 @@ class Uddi:
         return found
 
 
-def _found(service: xml.Element) -> base.Found:
+def _found(service: xml.XmlElement) -> base.MountedEntry:
     attributes = records.attributes("service", service, 0.0)
     for ours in ("created", "uddi"):
         del attributes[ours]
-    return base.Found(service.get("serviceKey") or "", xml.write(service, schema.PREFIXES), attributes)
+    return base.MountedEntry(service.get("serviceKey") or "", xml.write(service, schema.PREFIXES), attributes)

@@ -21,14 +21,16 @@ _HINT = "delete the entry, and save it as a service with a key of your own"
 _PLACE = ("lon", "lat")
 
 
-def edited(before: service_entries.Entry, element: xml.Element) -> service_entries.Entry:
+def edited(before: service_entries.ServiceEntry, element: xml.XmlElement) -> service_entries.ServiceEntry:
     """``before`` with what ``element`` shows differently; `schema.Invalid` where it has no place for it."""
     parts = {one.local for one in element.children}
     names = entities.names(element)
     if parts - {"name", "bindingTemplates", "categoryBag"} or len(names) != 1 or names[0].language:
-        raise schema.Invalid("an entry saved without UDDI has one name, bindings and categories", hint=_HINT)
+        raise schema.InvalidUddi(
+            "an entry saved without UDDI has one name, bindings and categories", hint=_HINT
+        )
     if element.get("businessKey") not in (None, "", records.DOMAIN_KEY):
-        raise schema.Invalid("an entry saved without UDDI has no business", hint=_HINT)
+        raise schema.InvalidUddi("an entry saved without UDDI has no business", hint=_HINT)
     shown = records.from_entry(before)
     bag = entities.bag(element)
     return msgspec.structs.replace(
@@ -40,7 +42,9 @@ def edited(before: service_entries.Entry, element: xml.Element) -> service_entri
     )
 
 
-def _access(before: service_entries.Entry, shown: xml.Element, element: xml.Element) -> tuple[str, ...]:
+def _access(
+    before: service_entries.ServiceEntry, shown: xml.XmlElement, element: xml.XmlElement
+) -> tuple[str, ...]:
     kept = {
         entities.texts(binding, "accessPoint")[0]: access
         for binding, access in zip(entities.bindings(shown), before.access, strict=True)
@@ -49,14 +53,16 @@ def _access(before: service_entries.Entry, shown: xml.Element, element: xml.Elem
     for binding in entities.bindings(element):
         points = binding.all(U("accessPoint"))
         if len(points) != 1 or points[0].get("useType", "endPoint") not in ("", "endPoint"):
-            raise schema.Invalid("a binding of an entry saved without UDDI is an end point", hint=_HINT)
+            raise schema.InvalidUddi("a binding of an entry saved without UDDI is an end point", hint=_HINT)
         if any(one.local != "accessPoint" for one in binding.children):
-            raise schema.Invalid("a binding of an entry saved without UDDI is an address only", hint=_HINT)
+            raise schema.InvalidUddi(
+                "a binding of an entry saved without UDDI is an address only", hint=_HINT
+            )
         found.append(kept.get(points[0].text, points[0].text))
     return tuple(found)
 
 
-def _categories(before: service_entries.Entry, bag: entities.Bag) -> tuple[str, ...]:
+def _categories(before: service_entries.ServiceEntry, bag: entities.CategoryBag) -> tuple[str, ...]:
     kept = {}
     for one in before.categories:
         model, _, value = one.partition("=")
@@ -68,7 +74,7 @@ def _categories(before: service_entries.Entry, bag: entities.Bag) -> tuple[str, 
 
 
 def _metadata(
-    before: service_entries.Entry, shown: entities.Bag, bag: entities.Bag
+    before: service_entries.ServiceEntry, shown: entities.CategoryBag, bag: entities.CategoryBag
 ) -> dict[str, protocol.Attribute]:
     old = {one.name: one.value for one in shown.references if one.model == matcher.KEYWORDS}
     found: dict[str, protocol.Attribute] = {}
@@ -76,11 +82,11 @@ def _metadata(
         if one.model != matcher.KEYWORDS:
             continue
         if not one.name or one.name in service_entries.RESERVED:
-            raise schema.Invalid(f"{one.name!r} cannot be metadata of an entry saved without UDDI")
+            raise schema.InvalidUddi(f"{one.name!r} cannot be metadata of an entry saved without UDDI")
         same = one.name in before.metadata and old.get(one.name) == one.value
         found[one.name] = before.metadata[one.name] if same else records.number(one.value)
     if bag.groups == shown.groups:
         return found | {name: before.metadata[name] for name in _PLACE if name in before.metadata}
     if len(bag.groups) > 1 or any(model != matcher.BOX for model, _ in bag.groups):
-        raise schema.Invalid("an entry saved without UDDI has one place", hint=_HINT)
+        raise schema.InvalidUddi("an entry saved without UDDI has one place", hint=_HINT)
     return found | records.middle(bag)

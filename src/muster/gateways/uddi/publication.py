@@ -23,14 +23,17 @@ class _Save:
     """One entity on its way in."""
 
     kind: str
-    element: xml.Element
-    before: records.Held | None
-    entry: service_entries.Entry | None = None  # where it was saved without UDDI, and stays so
+    element: xml.XmlElement
+    before: records.UddiRecord | None
+    entry: service_entries.ServiceEntry | None = None  # where it was saved without UDDI, and stays so
 
 
-class Publication:
+class PublicationHandler:
     def __init__(
-        self, held: registry.Registry, asked: inquiry.Inquiry, new_key: Callable[[], str] = keys.new
+        self,
+        held: registry.UddiRegistry,
+        asked: inquiry.InquiryHandler,
+        new_key: Callable[[], str] = keys.new_key,
     ) -> None:
         self._registry = held
         self._inquiry = asked
@@ -38,7 +41,7 @@ class Publication:
 
     # Saving.
 
-    async def save_business(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def save_business(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         planned: list[_Save] = []
         wanted: dict[str, set[str]] = {}
         for given in asked.all(U("businessEntity")):
@@ -69,28 +72,28 @@ class Publication:
             await self._registry.delete(publisher, one)
         found = await self._registry.each("business", list(wanted))
         whole_ones = await asyncio.gather(*map(self._inquiry.whole_business, found))
-        return xml.Element(U("businessDetail"), *whole_ones)
+        return xml.XmlElement(U("businessDetail"), *whole_ones)
 
-    async def _projected(self, service: xml.Element) -> xml.Element:
+    async def _projected(self, service: xml.XmlElement) -> xml.XmlElement:
         """Another business's service, only shown here: it must be there, and stays as it is."""
         held = await self._registry.get("service", service.get("serviceKey") or "")
         if held is None or held.business != service.get("businessKey"):
             raise faults.fault(
-                faults.Code.INVALID_PROJECTION,
+                faults.UddiErrorCode.INVALID_PROJECTION,
                 f"{service.get('serviceKey')!r} is no service of {service.get('businessKey')!r}",
             )
         return held.element
 
-    async def save_service(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def save_service(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         planned: list[_Save] = []
         for given in asked.all(U("businessService")):
             await self._service(given, publisher, planned)
         await self._write(planned, publisher)
-        return xml.Element(U("serviceDetail"), *(one.element for one in planned if one.kind == "service"))
+        return xml.XmlElement(U("serviceDetail"), *(one.element for one in planned if one.kind == "service"))
 
-    async def save_binding(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def save_binding(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         changed: dict[str, _Save] = {}
-        saved: list[xml.Element] = []
+        saved: list[xml.XmlElement] = []
         taken: set[str] = set()
         for given in asked.all(U("bindingTemplate")):
             service_key = given.get("serviceKey") or ""
@@ -101,7 +104,7 @@ class Publication:
             if save is None:
                 held = await self._registry.get("service", service_key)
                 if held is None:
-                    raise registry.unknown(service_key, "serviceKey")
+                    raise registry.unknown_key_fault(service_key, "serviceKey")
                 self._check_owner(held, publisher)
                 save = changed[service_key] = _Save("service", held.element, held)
             if there is not None and there.key != service_key:  # it moves
@@ -120,9 +123,9 @@ class Publication:
             save.element = _with_bindings(save.element, [*rest, made])
         await self._write(list(changed.values()), publisher)
         shown = [_shown(one, changed[one.get("serviceKey") or ""]) for one in saved]
-        return xml.Element(U("bindingDetail"), *shown)
+        return xml.XmlElement(U("bindingDetail"), *shown)
 
-    async def save_tModel(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def save_tModel(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         planned: list[_Save] = []
         for given in asked.all(U("tModel")):
             save = await self._keyed(
@@ -131,23 +134,23 @@ class Publication:
             key = save.element.get("tModelKey") or ""
             if keys.is_generator(key) and not _says_generator(save.element):
                 raise faults.fault(
-                    faults.Code.VALUE_NOT_ALLOWED,
+                    faults.UddiErrorCode.VALUE_NOT_ALLOWED,
                     f"{key} is the key of a generator: its category bag must say keyGenerator under "
                     f"{standard_tmodels.TYPES}",
                 )
         await self._write(planned, publisher)
-        return xml.Element(U("tModelDetail"), *(one.element for one in planned))
+        return xml.XmlElement(U("tModelDetail"), *(one.element for one in planned))
 
     async def _service(
-        self, given: xml.Element, publisher: registry.Publisher, planned: list[_Save]
-    ) -> xml.Element:
+        self, given: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
+    ) -> xml.XmlElement:
         save = await self._keyed("service", given, publisher, planned)
         business = given.get("businessKey") or (save.before.business if save.before is not None else "")
         business = business or records.DOMAIN_KEY
         if not any(one.kind == "business" and one.element.get("businessKey") == business for one in planned):
             parent = await self._registry.get("business", business)
             if parent is None:
-                raise registry.unknown(business, "businessKey")
+                raise registry.unknown_key_fault(business, "businessKey")
             if business != records.DOMAIN_KEY:
                 self._check_owner(parent, publisher)
         key = save.element.get("serviceKey") or ""
@@ -163,32 +166,40 @@ class Publication:
             elif there.key != key:
                 self._check_owner(there, publisher)
                 raise faults.fault(
-                    faults.Code.INVALID_KEY_PASSED, f"{proposed} is of another service", key_type="bindingKey"
+                    faults.UddiErrorCode.INVALID_KEY_PASSED,
+                    f"{proposed} is of another service",
+                    key_type="bindingKey",
                 )
         element = entities.with_attributes(save.element, businessKey=business)
         save.element = _with_bindings(element, self._bindings(bindings, key, taken))
         return save.element
 
-    def _bindings(self, given: Sequence[xml.Element], service: str, taken: set[str]) -> list[xml.Element]:
+    def _bindings(
+        self, given: Sequence[xml.XmlElement], service: str, taken: set[str]
+    ) -> list[xml.XmlElement]:
         made = []
         for one in given:
             key = one.get("bindingKey") or self._new_key()
             if key in taken:
                 raise faults.fault(
-                    faults.Code.INVALID_KEY_PASSED, f"{key} stands there twice", key_type="bindingKey"
+                    faults.UddiErrorCode.INVALID_KEY_PASSED,
+                    f"{key} stands there twice",
+                    key_type="bindingKey",
                 )
             taken.add(key)
             made.append(entities.with_attributes(one, bindingKey=key, serviceKey=service))
         return made
 
     async def _keyed(
-        self, kind: str, given: xml.Element, publisher: registry.Publisher, planned: list[_Save]
+        self, kind: str, given: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
     ) -> _Save:
         """Plan to save it, under its own key or a new one."""
         name = records.key_name(kind)
         key = given.get(name) or ""
         if key and any(one.kind == kind and one.element.get(name) == key for one in planned):
-            raise faults.fault(faults.Code.INVALID_KEY_PASSED, f"{key} stands there twice", key_type=name)
+            raise faults.fault(
+                faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} stands there twice", key_type=name
+            )
         before = await self._registry.get(kind, key) if key else None
         if before is not None:
             self._check_owner(before, publisher)
@@ -198,12 +209,12 @@ class Publication:
         planned.append(save)
         return save
 
-    def _check_owner(self, held: records.Held, publisher: registry.Publisher) -> None:
+    def _check_owner(self, held: records.UddiRecord, publisher: registry.UddiPublisher) -> None:
         if held.owner != publisher.name:
-            raise faults.fault(faults.Code.USER_MISMATCH, f"{held.key} is not {publisher.name}'s")
+            raise faults.fault(faults.UddiErrorCode.USER_MISMATCH, f"{held.key} is not {publisher.name}'s")
 
     async def _check_proposed(
-        self, key: str, key_type: str, publisher: registry.Publisher, planned: Sequence[_Save]
+        self, key: str, key_type: str, publisher: registry.UddiPublisher, planned: Sequence[_Save]
     ) -> None:
         keys.check(key, key_type)
         owner: dict[str, str | None] = {
@@ -217,12 +228,12 @@ class Publication:
             generator = keys.generator_of(generator.rpartition(":")[0])
         if not keys.may_propose(key, publisher.name, owner.get):
             raise faults.fault(
-                faults.Code.KEY_UNAVAILABLE,
+                faults.UddiErrorCode.KEY_UNAVAILABLE,
                 f"{key} is not {publisher.name}'s to give: its key generator is not theirs, or there is none",
                 key_type=key_type,
             )
 
-    async def _write(self, planned: Sequence[_Save], publisher: registry.Publisher) -> None:
+    async def _write(self, planned: Sequence[_Save], publisher: registry.UddiPublisher) -> None:
         order = {"service": 0, "tmodel": 1, "business": 2}
         for save in planned:
             records.check(save.kind, save.element)
@@ -236,14 +247,14 @@ class Publication:
     # Deleting.
 
     async def _owned(
-        self, kind: str, asked: xml.Element, publisher: registry.Publisher
-    ) -> list[records.Held]:
+        self, kind: str, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> list[records.UddiRecord]:
         found = await self._registry.each(kind, inquiry.keys_of(asked, records.key_name(kind)))
         for one in found:
             self._check_owner(one, publisher)
         return found
 
-    async def delete_business(self, asked: xml.Element, publisher: registry.Publisher) -> None:
+    async def delete_business(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         for one in await self._owned("business", asked, publisher):
             for service in await self._registry.services_of(one.key):
                 await self._registry.delete(publisher, service)
@@ -252,29 +263,31 @@ class Publication:
                     await self._registry.withdraw(publisher, said)
             await self._registry.delete(publisher, one)
 
-    async def delete_service(self, asked: xml.Element, publisher: registry.Publisher) -> None:
+    async def delete_service(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         for one in await self._owned("service", asked, publisher):
             await self._registry.delete(publisher, one)
 
-    async def delete_binding(self, asked: xml.Element, publisher: registry.Publisher) -> None:
+    async def delete_binding(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         changed: dict[str, _Save] = {}
         for key in inquiry.keys_of(asked, "bindingKey"):
             held = await self._registry.service_with(key)
             if held is None:
-                raise registry.unknown(key, "bindingKey")
+                raise registry.unknown_key_fault(key, "bindingKey")
             self._check_owner(held, publisher)
             save = changed.setdefault(held.key, _Save("service", held.element, held))
             save.element = _without_bindings(save.element, {key})
         await self._write(list(changed.values()), publisher)
 
-    async def delete_tModel(self, asked: xml.Element, publisher: registry.Publisher) -> None:
+    async def delete_tModel(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         """It is hidden, not gone: whoever refers to it can still read what it meant."""
         for one in await self._owned("tmodel", asked, publisher):
             await self._registry.put(publisher, "tmodel", one.element, one, deleted=True)
 
     # What is one's own.
 
-    async def get_registeredInfo(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def get_registeredInfo(
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         wanted = asked.get("infoSelection")
         mine = f"writer = {registry.quoted(publisher.name)}"
         businesses = await self._registry.find("business", mine) if wanted != "hidden" else []
@@ -283,7 +296,7 @@ class Publication:
             for one in await self._registry.find("tmodel", mine)
             if wanted == "all" or one.deleted == (wanted == "hidden")
         ]
-        return xml.Element(
+        return xml.XmlElement(
             U("registeredInfo"),
             inquiry.listed("businessInfos", await self._inquiry.business_infos(businesses)),
             inquiry.listed("tModelInfos", [inquiry.model_info(one) for one in models]),
@@ -291,30 +304,37 @@ class Publication:
 
     # Assertions.
 
-    async def _own_assertions(self, publisher: registry.Publisher) -> list[registry.Assertion]:
+    async def _own_assertions(self, publisher: registry.UddiPublisher) -> list[registry.PublisherAssertion]:
         return await self._registry.assertions(f"writer = {registry.quoted(publisher.name)}")
 
-    async def _asserted(self, asked: xml.Element, publisher: registry.Publisher) -> list[registry.Assertion]:
+    async def _asserted(
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> list[registry.PublisherAssertion]:
         """What is to be said, each by somebody who owns one of its businesses."""
-        said = [registry.Assertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))]
+        said = [
+            registry.PublisherAssertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))
+        ]
         owner = await inquiry.owners(
             self._registry, [key for one in said for key in (one.source, one.target)]
         )
         for one in said:
             for key in (one.source, one.target):
                 if key not in owner:
-                    raise registry.unknown(key, "businessKey")
+                    raise registry.unknown_key_fault(key, "businessKey")
             if publisher.name not in (owner[one.source], owner[one.target]):
                 raise faults.fault(
-                    faults.Code.USER_MISMATCH, f"neither {one.source} nor {one.target} is {publisher.name}'s"
+                    faults.UddiErrorCode.USER_MISMATCH,
+                    f"neither {one.source} nor {one.target} is {publisher.name}'s",
                 )
         return said
 
-    async def add_publisherAssertions(self, asked: xml.Element, publisher: registry.Publisher) -> None:
+    async def add_publisherAssertions(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         for one in await self._asserted(asked, publisher):
             await self._registry.say(publisher, one)
 
-    async def set_publisherAssertions(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def set_publisherAssertions(
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         said = await self._asserted(asked, publisher)
         wanted = {one.identity for one in said}
         for one in said:
@@ -322,33 +342,39 @@ class Publication:
         for one in await self._own_assertions(publisher):
             if one.identity not in wanted:
                 await self._registry.withdraw(publisher, one)
-        return xml.Element(U("publisherAssertions"), *(one.element for one in said))
+        return xml.XmlElement(U("publisherAssertions"), *(one.element for one in said))
 
-    async def delete_publisherAssertions(self, asked: xml.Element, publisher: registry.Publisher) -> None:
-        said = [registry.Assertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))]
+    async def delete_publisherAssertions(
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> None:
+        said = [
+            registry.PublisherAssertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))
+        ]
         there = {one.identity for one in await self._own_assertions(publisher)}
         if any(one.identity not in there for one in said):
             raise faults.fault(
-                faults.Code.ASSERTION_NOT_FOUND, f"{publisher.name} has made no such assertion"
+                faults.UddiErrorCode.ASSERTION_NOT_FOUND, f"{publisher.name} has made no such assertion"
             )
         for one in said:
             await self._registry.withdraw(publisher, one)
 
-    async def get_publisherAssertions(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
+    async def get_publisherAssertions(
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         del asked
         said = await self._own_assertions(publisher)
-        return xml.Element(U("publisherAssertionsResponse"), *(one.element for one in said))
+        return xml.XmlElement(U("publisherAssertionsResponse"), *(one.element for one in said))
 
     async def get_assertionStatusReport(
-        self, asked: xml.Element, publisher: registry.Publisher
-    ) -> xml.Element:
+        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         wanted = asked.text_of(U("completionStatus"))
         said = await self._registry.assertions()
         owner = await inquiry.owners(
             self._registry, [key for one in said for key in (one.source, one.target)]
         )
-        makers: dict[tuple[str, str, entities.Reference], set[str]] = {}
-        first: dict[tuple[str, str, entities.Reference], registry.Assertion] = {}
+        makers: dict[tuple[str, str, entities.KeyedReference], set[str]] = {}
+        first: dict[tuple[str, str, entities.KeyedReference], registry.PublisherAssertion] = {}
         for one in said:
             if publisher.name in (owner.get(one.source), owner.get(one.target)):
                 makers.setdefault(one.identity, set()).add(one.publisher)
@@ -361,30 +387,30 @@ class Publication:
             if wanted and wanted != status:
                 continue
             mine = [
-                xml.Element(U(side), key)
+                xml.XmlElement(U(side), key)
                 for side, key in (("fromKey", one.source), ("toKey", one.target))
                 if sides[side] == publisher.name
             ]
             items.append(
-                xml.Element(
+                xml.XmlElement(
                     U("assertionStatusItem"),
-                    xml.Element(U("fromKey"), one.source),
-                    xml.Element(U("toKey"), one.target),
+                    xml.XmlElement(U("fromKey"), one.source),
+                    xml.XmlElement(U("toKey"), one.target),
                     one.keyed,
-                    xml.Element(U("keysOwned"), *mine),
+                    xml.XmlElement(U("keysOwned"), *mine),
                     attributes={"completionStatus": status},
                 )
             )
-        return xml.Element(U("assertionStatusReport"), *items)
+        return xml.XmlElement(U("assertionStatusReport"), *items)
 
 
-def _with_bindings(service: xml.Element, bindings: Sequence[xml.Element]) -> xml.Element:
+def _with_bindings(service: xml.XmlElement, bindings: Sequence[xml.XmlElement]) -> xml.XmlElement:
     return entities.with_part(
         service, "name description bindingTemplates", inquiry.listed("bindingTemplates", bindings)
     )
 
 
-def _shown(binding: xml.Element, save: _Save) -> xml.Element:
+def _shown(binding: xml.XmlElement, save: _Save) -> xml.XmlElement:
     """As it was saved: an entry saved without UDDI numbers its bindings."""
     if save.entry is None:
         return binding
@@ -393,13 +419,13 @@ def _shown(binding: xml.Element, save: _Save) -> xml.Element:
     return there[-1]
 
 
-def _without_bindings(service: xml.Element, gone: set[str]) -> xml.Element:
+def _without_bindings(service: xml.XmlElement, gone: set[str]) -> xml.XmlElement:
     return _with_bindings(
         service, [one for one in entities.bindings(service) if one.get("bindingKey") not in gone]
     )
 
 
-def _says_generator(model: xml.Element) -> bool:
+def _says_generator(model: xml.XmlElement) -> bool:
     return any(
         one.model == standard_tmodels.TYPES and one.value.lower() == "keygenerator"
         for one in entities.bag(model).references

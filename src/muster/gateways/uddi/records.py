@@ -37,12 +37,12 @@ _OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "cre
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class UddiRecord:
     """An entity as it stands in the registry."""
 
     kind: str
     key: str
-    element: xml.Element
+    element: xml.XmlElement
     owner: str = ""
     created_at_s: float = 0.0
     modified_at_s: float = 0.0
@@ -50,10 +50,10 @@ class Held:
     deleted: bool = False
     expires_at_ns: int = 0
     business: str = ""  # of a service
-    entry: service_entries.Entry | None = None  # that was saved without UDDI
+    entry: service_entries.ServiceEntry | None = None  # that was saved without UDDI
 
     @property
-    def names(self) -> list[entities.Name]:
+    def names(self) -> list[entities.UddiName]:
         return entities.names(self.element)
 
     @property
@@ -80,12 +80,12 @@ def key_name(kind: str) -> str:
     return _KEYS[kind]
 
 
-def category(reference: entities.Reference) -> str:
+def category(reference: entities.KeyedReference) -> str:
     return f"{reference.model}={reference.value}"
 
 
 def attributes(
-    kind: str, element: xml.Element, created_at_s: float, *, deleted: bool = False
+    kind: str, element: xml.XmlElement, created_at_s: float, *, deleted: bool = False
 ) -> protocol.Attributes:
     """What a search looks at."""
     names = [name.text for name in entities.names(element)]
@@ -114,7 +114,7 @@ def attributes(
     return found
 
 
-def _metadata(bag: entities.Bag) -> protocol.Attributes:
+def _metadata(bag: entities.CategoryBag) -> protocol.Attributes:
     """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
     found: protocol.Attributes = {
         one.name: number(one.value)
@@ -124,7 +124,7 @@ def _metadata(bag: entities.Bag) -> protocol.Attributes:
     return found | middle(bag)
 
 
-def middle(bag: entities.Bag) -> dict[str, protocol.Attribute]:
+def middle(bag: entities.CategoryBag) -> dict[str, protocol.Attribute]:
     """Of the last box in ``bag``, as metadata; empty where there is none."""
     found: dict[str, protocol.Attribute] = {}
     for model, references in bag.groups:
@@ -147,7 +147,7 @@ def number(text: str) -> protocol.Attribute:
     return text
 
 
-def lease_s(element: xml.Element) -> float:
+def lease_s(element: xml.XmlElement) -> float:
     """How long a service wants to be kept without being saved again; 0: for ever."""
     for one in entities.bag(element).references:
         if one.model == matcher.LEASE and one.name == "lease_s":
@@ -156,14 +156,14 @@ def lease_s(element: xml.Element) -> float:
             except ValueError:
                 seconds = -1.0
             if not 0 < seconds <= 100 * 365 * 86_400:
-                raise schema.Invalid(f"a lease of {one.value[:40]!r} seconds")
+                raise schema.InvalidUddi(f"a lease of {one.value[:40]!r} seconds")
             return seconds
     return 0.0
 
 
-def check(kind: str, element: xml.Element) -> None:
+def check(kind: str, element: xml.XmlElement) -> None:
     """Whether it can be kept."""
-    schema.checked(element)  # what goes in must come out again
+    schema.validate(element)  # what goes in must come out again
     for model, references in entities.bag(element).groups:
         if model == matcher.BOX:
             matcher.box(references)
@@ -179,7 +179,7 @@ def check(kind: str, element: xml.Element) -> None:
 # Back again.
 
 
-def held(context: protocol.Context) -> Held:
+def read_record(context: protocol.Context) -> UddiRecord:
     """`errors.InvalidInput` or `errors.LimitExceeded` where the context is no entity."""
     kind = str(context.attributes.get("kind", ""))
     if kind not in _KINDS:
@@ -189,7 +189,7 @@ def held(context: protocol.Context) -> Held:
         entry = service_entries.from_context(context)
         element = from_entry(entry)
     else:
-        element = xml.parse(context.value, xml.Limits(bytes=XML_BYTES_MAX))
+        element = xml.parse(context.value, xml.XmlLimits(bytes=XML_BYTES_MAX))
     key = element.get(_KEYS[kind]) or ""
     # Anybody may write a context by hand: what stands in it is not to be taken for another's entity.
     if element.name != element_name(kind) or context_key(kind, key) != context.key:
@@ -200,7 +200,7 @@ def held(context: protocol.Context) -> Held:
         raise errors.InvalidInput(f"{context.key!r} has no room in a key of UDDI")
     if context.expires_at_ns:
         element = _with_lease(element, context.expires_at_ns)
-    return Held(
+    return UddiRecord(
         kind,
         key,
         element,
@@ -221,13 +221,13 @@ def _seconds(created: object, stamp_time: int) -> float:
     return (stamp_time >> 16) / 1000
 
 
-def from_entry(entry: service_entries.Entry) -> xml.Element:
+def from_entry(entry: service_entries.ServiceEntry) -> xml.XmlElement:
     """A plain service entry, in the words of UDDI."""
     key = entry_key(entry.id)
     bindings = [
-        xml.Element(
+        xml.XmlElement(
             U("bindingTemplate"),
-            xml.Element(U("accessPoint"), access[:4096], attributes={"useType": "endPoint"}),
+            xml.XmlElement(U("accessPoint"), access[:4096], attributes={"useType": "endPoint"}),
             attributes={"bindingKey": f"{key}:{number}", "serviceKey": key},
         )
         for number, access in enumerate(entry.access, 1)
@@ -240,38 +240,38 @@ def from_entry(entry: service_entries.Entry) -> xml.Element:
         if name not in ("lon", "lat")
     ]
     groups = [_point(entry.metadata)] if {"lon", "lat"} <= set(entry.metadata) else []
-    return xml.Element(
+    return xml.XmlElement(
         U("businessService"),
-        xml.Element(U("name"), entry.name[:255].strip() or "-"),
-        xml.Element(U("bindingTemplates"), *bindings) if bindings else None,
-        xml.Element(U("categoryBag"), *references, *groups) if references or groups else None,
+        xml.XmlElement(U("name"), entry.name[:255].strip() or "-"),
+        xml.XmlElement(U("bindingTemplates"), *bindings) if bindings else None,
+        xml.XmlElement(U("categoryBag"), *references, *groups) if references or groups else None,
         attributes={"serviceKey": key, "businessKey": DOMAIN_KEY},
     )
 
 
-def keyed(model: str, value: str, name: str = "") -> xml.Element:
+def keyed(model: str, value: str, name: str = "") -> xml.XmlElement:
     stated = {"tModelKey": model.lower()[:255], "keyName": name[:255], "keyValue": value[:255]}
-    return xml.Element(U("keyedReference"), attributes=stated)
+    return xml.XmlElement(U("keyedReference"), attributes=stated)
 
 
 def _text(value: protocol.Attribute) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
-def _point(metadata: Mapping[str, protocol.Attribute]) -> xml.Element:
+def _point(metadata: Mapping[str, protocol.Attribute]) -> xml.XmlElement:
     lon, lat = _text(metadata["lon"]), _text(metadata["lat"])
     sides = {"minX": lon, "minY": lat, "maxX": lon, "maxY": lat}
-    return xml.Element(
+    return xml.XmlElement(
         U("keyedReferenceGroup"),
         *(keyed(matcher.BOX, value, side) for side, value in sides.items()),
         attributes={"tModelKey": matcher.BOX},
     )
 
 
-def _with_lease(element: xml.Element, expires_at_ns: int) -> xml.Element:
-    ends = keyed(matcher.LEASE, xsd_types.moment(expires_at_ns / 1e9), "expires_at")
+def _with_lease(element: xml.XmlElement, expires_at_ns: int) -> xml.XmlElement:
+    ends = keyed(matcher.LEASE, xsd_types.format_datetime(expires_at_ns / 1e9), "expires_at")
     bag = element.find(U("categoryBag"))
-    inside: Iterable[xml.Element] = bag.children if bag is not None else ()
+    inside: Iterable[xml.XmlElement] = bag.children if bag is not None else ()
     references = [one for one in inside if one.name == U("keyedReference")]
     groups = [one for one in inside if one.name != U("keyedReference")]
     kept = [
@@ -282,14 +282,14 @@ def _with_lease(element: xml.Element, expires_at_ns: int) -> xml.Element:
     return entities.with_part(
         element,
         "name description bindingTemplates categoryBag",
-        xml.Element(U("categoryBag"), *kept, ends, *groups),
+        xml.XmlElement(U("categoryBag"), *kept, ends, *groups),
     )
 
 
-def domain_business() -> xml.Element:
-    return xml.Element(
+def domain_business() -> xml.XmlElement:
+    return xml.XmlElement(
         U("businessEntity"),
-        xml.Element(U("name"), DOMAIN_NAME),
-        xml.Element(U("description"), "Services of this domain that were saved without a business"),
+        xml.XmlElement(U("name"), DOMAIN_NAME),
+        xml.XmlElement(U("description"), "Services of this domain that were saved without a business"),
         attributes={"businessKey": DOMAIN_KEY},
     )

@@ -39,20 +39,20 @@ def quoted(text: str) -> str:
 Visit = Callable[[str, str], contextlib.AbstractAsyncContextManager[api.Bus]]
 
 
-class Publisher(NamedTuple):
+class UddiPublisher(NamedTuple):
     name: str
     role: str
 
 
-READER = Publisher("uddi", "viewer")  # anybody may ask, so this is nobody in particular
+READER = UddiPublisher("uddi", "viewer")  # anybody may ask, so this is nobody in particular
 
 
-class Registry:
+class UddiRegistry:
     def __init__(
         self,
         visit: Visit,
         *,
-        reader: Publisher = READER,
+        reader: UddiPublisher = READER,
         now_s: Callable[[], float] = time.time,
         node: str = "uddi:muster",
     ) -> None:
@@ -63,21 +63,21 @@ class Registry:
         self.node = node
 
     @contextlib.asynccontextmanager
-    async def _as(self, publisher: Publisher) -> AsyncIterator[client.Client]:
+    async def _as(self, publisher: UddiPublisher) -> AsyncIterator[client.InformClient]:
         async with self._visit(*publisher) as bus:
-            yield client.Client(bus)
+            yield client.InformClient(bus)
 
     # Entities.
 
-    async def get(self, kind: str, key: str) -> records.Held | None:
+    async def get(self, kind: str, key: str) -> records.UddiRecord | None:
         if (kind, key) == ("business", records.DOMAIN_KEY):
-            return records.Held("business", key, records.domain_business())
+            return records.UddiRecord("business", key, records.domain_business())
         if kind == "tmodel" and key in standard_tmodels.MODELS:
-            return records.Held("tmodel", key, standard_tmodels.MODELS[key])
+            return records.UddiRecord("tmodel", key, standard_tmodels.MODELS[key])
         try:
             async with self._as(self._reader) as contexts:
                 context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
-            found = records.held(context)
+            found = records.read_record(context)
         except (errors.NotFound, *_NO_ENTITY):
             return None
         if found.key != key:
@@ -88,30 +88,32 @@ class Registry:
                 return None
         return found
 
-    async def each(self, kind: str, keys: Sequence[str]) -> list[records.Held]:
+    async def each(self, kind: str, keys: Sequence[str]) -> list[records.UddiRecord]:
         """All of them in their order, or the fault that names one that is not there."""
         gate = asyncio.Semaphore(TOGETHER)
 
-        async def one(key: str) -> records.Held:
+        async def one(key: str) -> records.UddiRecord:
             async with gate:
                 found = await self.get(kind, key)
             if found is None:
-                raise unknown(key, records.key_name(kind))
+                raise unknown_key_fault(key, records.key_name(kind))
             return found
 
         return list(await asyncio.gather(*map(one, keys)))
 
-    async def find(self, kind: str, condition: str = "") -> list[records.Held]:
+    async def find(self, kind: str, condition: str = "") -> list[records.UddiRecord]:
         held = []
         for context in await self._found(kind, records.context_key(kind, ""), condition):
             try:
-                held.append(records.held(context))
+                held.append(records.read_record(context))
             except _NO_ENTITY:
                 continue
         if kind == "business" and not condition:
-            held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
+            held.append(records.UddiRecord("business", records.DOMAIN_KEY, records.domain_business()))
         if kind == "tmodel" and not condition:
-            held += [records.Held("tmodel", key, element) for key, element in standard_tmodels.MODELS.items()]
+            held += [
+                records.UddiRecord("tmodel", key, element) for key, element in standard_tmodels.MODELS.items()
+            ]
         if any(one.business not in ("", records.DOMAIN_KEY) for one in held):
             # A service that was written by hand into another's business is none of it.
             owner = {one.key: one.owner for one in await self.find("business")} | {records.DOMAIN_KEY: None}
@@ -125,20 +127,21 @@ class Registry:
             found = await contexts.find(predicate, limit=FOUND_MAX)
         if found.silent:
             raise faults.fault(
-                faults.Code.BUSY, f"no answer from {found.silent_text}: what is there is not complete"
+                faults.UddiErrorCode.BUSY,
+                f"no answer from {found.silent_text}: what is there is not complete",
             )
         if found.more:
             raise faults.fault(
-                faults.Code.RESULT_SET_TOO_LARGE,
+                faults.UddiErrorCode.RESULT_SET_TOO_LARGE,
                 f"over {len(found.contexts):,} entities would have to be looked at: ask for less",
             )
         return found.contexts
 
-    async def services_of(self, business: str) -> list[records.Held]:
+    async def services_of(self, business: str) -> list[records.UddiRecord]:
         condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
         return [one for one in await self.find("service", condition) if one.business == business]
 
-    async def service_with(self, binding: str) -> records.Held | None:
+    async def service_with(self, binding: str) -> records.UddiRecord | None:
         """The service that has a binding of this key."""
         found = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
         if not found and ":" in binding:  # of a plain entry, whose bindings are numbered
@@ -151,13 +154,13 @@ class Registry:
 
     async def put(
         self,
-        publisher: Publisher,
+        publisher: UddiPublisher,
         kind: str,
-        element: xml.Element,
-        before: records.Held | None,
+        element: xml.XmlElement,
+        before: records.UddiRecord | None,
         *,
         deleted: bool = False,
-        entry: service_entries.Entry | None = None,
+        entry: service_entries.ServiceEntry | None = None,
     ) -> None:
         """``entry``: what to write in place of ``element``, which only shows it."""
         key = element.get(records.key_name(kind)) or ""
@@ -176,14 +179,14 @@ class Registry:
                 expected_version=before.version if before is not None else 0,
             )
 
-    def _lease_s(self, element: xml.Element, before: records.Held | None) -> float:
+    def _lease_s(self, element: xml.XmlElement, before: records.UddiRecord | None) -> float:
         """What the service states; a lease that was given without UDDI goes on as it is."""
         stated_s = records.lease_s(element)
         if stated_s or before is None or not before.expires_at_ns or records.lease_s(before.element):
             return stated_s
         return max(0.001, before.expires_at_ns / 1e9 - self.now_s())
 
-    async def delete(self, publisher: Publisher, held: records.Held) -> None:
+    async def delete(self, publisher: UddiPublisher, held: records.UddiRecord) -> None:
         # Where it is gone somebody was faster, or its lease has ended.
         with contextlib.suppress(errors.NotFound):
             async with self._as(publisher) as contexts:
@@ -191,14 +194,14 @@ class Registry:
 
     # Assertions: each publisher's own word, one context for each.
 
-    async def assertions(self, condition: str = "") -> list[Assertion]:
+    async def assertions(self, condition: str = "") -> list[PublisherAssertion]:
         said = []
         for context in await self._found("assertion", _ASSERTIONS, condition):
             with contextlib.suppress(*_NO_ENTITY):
-                said.append(Assertion.of(context))
+                said.append(PublisherAssertion.of(context))
         return said
 
-    async def say(self, publisher: Publisher, said: Assertion) -> None:
+    async def say(self, publisher: UddiPublisher, said: PublisherAssertion) -> None:
         async with self._as(publisher) as contexts:
             await contexts.put(
                 said.context_key,
@@ -210,16 +213,16 @@ class Registry:
                 },
             )
 
-    async def withdraw(self, publisher: Publisher, said: Assertion) -> None:
+    async def withdraw(self, publisher: UddiPublisher, said: PublisherAssertion) -> None:
         with contextlib.suppress(errors.NotFound):
             async with self._as(publisher) as contexts:
                 await contexts.delete(said.context_key)
 
 
-class Assertion:
+class PublisherAssertion:
     """What one publisher says of two businesses. It is complete when the owners of both have said it."""
 
-    def __init__(self, publisher: str, element: xml.Element) -> None:
+    def __init__(self, publisher: str, element: xml.XmlElement) -> None:
         self.publisher = publisher
         self.element = element
         self.source = element.text_of(U("fromKey"))
@@ -230,15 +233,15 @@ class Assertion:
         self.reference = entities.reference(keyed)
 
     @classmethod
-    def of(cls, context: protocol.Context) -> Assertion:
+    def of(cls, context: protocol.Context) -> PublisherAssertion:
         """Whose word it is, is who wrote it. `errors.InvalidInput` where the context is none."""
-        element = schema.checked(xml.parse(context.value))
+        element = schema.validate(xml.parse(context.value))
         if element.name != U("publisherAssertion"):
             raise errors.InvalidInput(f"{context.key!r} is no assertion")
         return cls(context.writer, element)
 
     @property
-    def identity(self) -> tuple[str, str, entities.Reference]:
+    def identity(self) -> tuple[str, str, entities.KeyedReference]:
         return self.source, self.target, self.reference
 
     @property
@@ -247,14 +250,16 @@ class Assertion:
         return f"{_ASSERTIONS}{hashlib.sha256(text.encode()).hexdigest()[:40]}/{self.publisher}"
 
 
-def unknown(key: str, key_type: str) -> soap_faults.Fault:
+def unknown_key_fault(key: str, key_type: str) -> soap_faults.SoapFault:
     return faults.fault(
-        faults.Code.INVALID_KEY_PASSED, f"nothing has the key {key[:80]!r}", key_type=key_type
+        faults.UddiErrorCode.INVALID_KEY_PASSED, f"nothing has the key {key[:80]!r}", key_type=key_type
     )
 
 
 def without_repeats(keys: Iterable[str], key_type: str) -> list[str]:
     found = list(keys)
     if len(set(found)) != len(found):
-        raise faults.fault(faults.Code.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type)
+        raise faults.fault(
+            faults.UddiErrorCode.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type
+        )
     return found

@@ -26,14 +26,14 @@ from muster.inform import activities as inform_activities
 from muster.inform import protocol
 from muster.trust.permissions import roles
 
-events = log.Events("wscontext")
+events = log.EventLog("wscontext")
 
 WSCTX, OURS = schema.WSCTX, schema.OURS
 REMEMBERED_MAX = 10_000  # users whose timeout is kept
 _ID = re.compile(r"(?:urn:)?(?:uuid:)?([0-9A-Za-z-]{1,64})\Z")
 
 #: Sessions as whoever called, for as long as they are held.
-Visit = Callable[[soap_endpoint.Caller], AbstractAsyncContextManager[inform_activities.Sessions]]
+Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[inform_activities.Activities]]
 
 
 class Post(Protocol):
@@ -41,14 +41,16 @@ class Post(Protocol):
 
     def __call__(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> Awaitable[server.Response]: ...
+    ) -> Awaitable[server.HttpResponse]: ...
 
 
-def fault(name: str, reason: str, *, blame: faults.Code = faults.Code.SENDER) -> faults.Fault:
-    return faults.Fault(blame, reason, subcode=WSCTX(name), details=[xml.Element(WSCTX(name), reason)])
+def fault(
+    name: str, reason: str, *, blame: faults.SoapFaultCode = faults.SoapFaultCode.SENDER
+) -> faults.SoapFault:
+    return faults.SoapFault(blame, reason, subcode=WSCTX(name), details=[xml.XmlElement(WSCTX(name), reason)])
 
 
-class Desk:
+class WsContextHandler:
     def __init__(
         self,
         visit: Visit,
@@ -67,7 +69,7 @@ class Desk:
 
     def doors(
         self, authenticate: soap_endpoint.Authenticate, path: str = "/context"
-    ) -> dict[str, soap_endpoint.Door]:
+    ) -> dict[str, soap_endpoint.SoapEndpoint]:
         """By path: the context service, and the context manager at ``…manager``."""
         manager = f"{path}manager"
         return {
@@ -82,11 +84,11 @@ class Desk:
         operations: tuple[str, ...],
         port: str,
         manager: str,
-    ) -> soap_endpoint.Door:
-        async def handle(call: soap_endpoint.Call) -> soap_endpoint.Answer:
+    ) -> soap_endpoint.SoapEndpoint:
+        async def handle(call: soap_endpoint.SoapRequest) -> soap_endpoint.SoapResponse:
             return await self._handle(call, operations, manager)
 
-        return soap_endpoint.Door(
+        return soap_endpoint.SoapEndpoint(
             name=name,
             handle=handle,
             prefixes=schema.PREFIXES,
@@ -95,13 +97,13 @@ class Desk:
             fault_of=fault_of,
             fault_headers=_fault_headers,
             documents={"wsdl": lambda location: schema.document(operations, port, location)},
-            limits=xml.Limits(bytes=2 << 20),
+            limits=xml.XmlLimits(bytes=2 << 20),
             measure=self._measure,
         )
 
     async def _handle(
-        self, call: soap_endpoint.Call, operations: tuple[str, ...], manager: str
-    ) -> soap_endpoint.Answer:
+        self, call: soap_endpoint.SoapRequest, operations: tuple[str, ...], manager: str
+    ) -> soap_endpoint.SoapResponse:
         asked = call.envelope.first
         if (
             asked is None
@@ -113,7 +115,7 @@ class Desk:
             raise fault("generalFault", f"{what} is no operation here; there are {', '.join(operations)}")
         wsa = call.addressing
         if wsa is None:
-            return soap_endpoint.Answer([await self._do(call, asked, manager)])
+            return soap_endpoint.SoapResponse([await self._do(call, asked, manager)])
         self._check_callbacks(wsa)
         version = call.envelope.version
         try:
@@ -126,12 +128,12 @@ class Desk:
             await self._send(
                 wsa, version, envelope.write_fault(version, stated, headers, schema.PREFIXES), fault=True
             )
-            return soap_endpoint.Answer(accepted=True)
+            return soap_endpoint.SoapResponse(accepted=True)
         headers = wsa.reply_headers(f"{WSCTX}/{answer.local}")
         if wsa.answered_directly():
-            return soap_endpoint.Answer([answer], headers)
+            return soap_endpoint.SoapResponse([answer], headers)
         await self._send(wsa, version, envelope.write(version, [answer], headers, schema.PREFIXES))
-        return soap_endpoint.Answer(accepted=True)
+        return soap_endpoint.SoapResponse(accepted=True)
 
     def _check_callbacks(self, wsa: addressing.Addressing) -> None:
         for endpoint in (wsa.reply_to, wsa.fault_to):
@@ -140,10 +142,10 @@ class Desk:
             try:
                 callbacks.check(endpoint.address, self._allowed)
             except (errors.Forbidden, errors.InvalidInput) as error:
-                raise addressing.invalid_header(wsa.wsa, faults.said(error)) from error
+                raise addressing.invalid_header(wsa.wsa, faults.public_message(error)) from error
 
     async def _send(
-        self, wsa: addressing.Addressing, version: envelope.Version, data: bytes, *, fault: bool = False
+        self, wsa: addressing.Addressing, version: envelope.SoapVersion, data: bytes, *, fault: bool = False
     ) -> None:
         """The callback style of the standard: the answer goes to the address that the request names."""
         to = wsa.endpoint(fault=fault)
@@ -155,15 +157,17 @@ class Desk:
         except errors.MusterError as error:
             events.warning("answer-not-taken", address=to.address, error=error)
 
-    async def _do(self, call: soap_endpoint.Call, asked: xml.Element, manager: str) -> xml.Element:
+    async def _do(
+        self, call: soap_endpoint.SoapRequest, asked: xml.XmlElement, manager: str
+    ) -> xml.XmlElement:
         assert call.caller is not None
         caller, id = call.caller, _identifier(call.envelope)
         reply = WSCTX(schema.REPLIES[asked.local])
         if asked.local in ("setTimeout", "getTimeout"):
             if asked.local == "getTimeout":
-                return xml.Element(reply, str(int(self._timeout_s(caller))))
+                return xml.XmlElement(reply, str(int(self._timeout_s(caller))))
             self._set_timeout(caller, asked)
-            return xml.Element(reply)
+            return xml.XmlElement(reply)
         if caller.role == roles.Role.VIEWER and asked.local in ("begin", "complete", "setContents"):
             raise errors.Forbidden(f"{caller.name} may look and change nothing")
         async with self._visit(caller) as activities:
@@ -175,33 +179,35 @@ class Desk:
                         timeout_s=(_seconds(timeout) if timeout is not None else 0)
                         or self._timeout_s(caller),
                     )
-                    return xml.Element(reply, _context(made, call.location, manager))
+                    return xml.XmlElement(reply, _context(made, call.location, manager))
                 case "complete":
                     _expect(id, "noActivityFault")
                     await activities.complete(id)
-                    return xml.Element(reply)
+                    return xml.XmlElement(reply)
                 case "getStatus":
-                    status = await activities.status(id) if id else inform_activities.Status.NO_ACTIVITY
-                    return xml.Element(reply, status.value)
+                    status = (
+                        await activities.status(id) if id else inform_activities.ActivityStatus.NO_ACTIVITY
+                    )
+                    return xml.XmlElement(reply, status.value)
                 case "getContents":
                     _expect(id, "validContextExpectedFault")
                     found = await self._known(activities.get(id))
-                    return xml.Element(reply, _context(found, call.location, manager, contents=True))
+                    return xml.XmlElement(reply, _context(found, call.location, manager, contents=True))
             _expect(id, "validContextExpectedFault")
             await self._known(activities.set_contents(id, _contents(asked)))
-            return xml.Element(reply)
+            return xml.XmlElement(reply)
 
     @staticmethod
-    async def _known(work: Awaitable[inform_activities.Session]) -> inform_activities.Session:
+    async def _known(work: Awaitable[inform_activities.Activity]) -> inform_activities.Activity:
         try:
             return await work
-        except inform_activities.NoActivity as error:
+        except inform_activities.UnknownActivity as error:
             raise fault("unknownContextFault", error.message) from error
 
-    def _timeout_s(self, caller: soap_endpoint.Caller) -> float:
+    def _timeout_s(self, caller: soap_endpoint.SoapCaller) -> float:
         return self._timeouts_s.get(caller.name, inform_activities.TIMEOUT_S)
 
-    def _set_timeout(self, caller: soap_endpoint.Caller, asked: xml.Element) -> None:
+    def _set_timeout(self, caller: soap_endpoint.SoapCaller, asked: xml.XmlElement) -> None:
         given = asked.find(WSCTX("timeout"))
         if given is None:
             raise fault("generalFault", "the timeout is missing")
@@ -215,33 +221,35 @@ class Desk:
         self._timeouts_s[caller.name] = seconds
 
 
-def fault_of(error: errors.MusterError) -> faults.Fault:
-    said = faults.said(error)
+def fault_of(error: errors.MusterError) -> faults.SoapFault:
+    said = faults.public_message(error)
     match error:
-        case faults.Fault():
+        case faults.SoapFault():
             return error
         case inform_activities.ChildActivityPending():
             return fault("childActivityPendingFault", said)
-        case inform_activities.InvalidState():
+        case inform_activities.InvalidActivityState():
             return fault("invalidStateFault", said)
-        case inform_activities.NoActivity():
+        case inform_activities.UnknownActivity():
             return fault("invalidActivityFault", said)
-        case inform_activities.TimeoutOutOfRange():
+        case inform_activities.ActivityTimeoutOutOfRange():
             return fault("timeoutOutOfRangeFault", said)
         case errors.Forbidden():
             return fault("noPermissionFault", said)
-    plain = faults.of(error)
+    plain = faults.from_error(error)
     return fault("generalFault", plain.message, blame=plain.blame)
 
 
-def _fault_headers(call: soap_endpoint.Call | None, told: faults.Fault) -> Sequence[xml.Element]:
+def _fault_headers(
+    call: soap_endpoint.SoapRequest | None, told: faults.SoapFault
+) -> Sequence[xml.XmlElement]:
     if call is None or call.addressing is None:
         return ()
     action = f"{WSCTX}/{told.reason_word}"
     return call.addressing.reply_headers(action, fault=True)
 
 
-def _identifier(message: envelope.Envelope) -> str:
+def _identifier(message: envelope.SoapEnvelope) -> str:
     """Of the activity in the header. Matched by local names: some clients mistake the namespace inside it."""
     contexts = [one for one in message.headers if one.name == WSCTX("context")]
     if not contexts:
@@ -260,7 +268,7 @@ def _expect(id: str, name: str) -> None:
         raise fault(name, "the header holds no context")
 
 
-def _seconds(element: xml.Element) -> int:
+def _seconds(element: xml.XmlElement) -> int:
     try:
         return xsd_types.parse_integer(element.text, minimum=0, maximum=1 << 31)
     except errors.InvalidInput as error:
@@ -268,26 +276,26 @@ def _seconds(element: xml.Element) -> int:
 
 
 def _context(
-    session: inform_activities.Session, location: str, manager: str, *, contents: bool = False
-) -> xml.Element:
+    session: inform_activities.Activity, location: str, manager: str, *, contents: bool = False
+) -> xml.XmlElement:
     wsa = addressing.WSA05
     base = location.rpartition("/")[0]
-    address = xml.Element(wsa("Address"), f"{base}/{manager.rpartition('/')[2]}")
+    address = xml.XmlElement(wsa("Address"), f"{base}/{manager.rpartition('/')[2]}")
     parent = None
     if session.parent:
-        identifier = xml.Element(WSCTX("context-identifier"), f"urn:uuid:{session.parent}")
-        parent = xml.Element(WSCTX("parent-context"), identifier)
-    return xml.Element(
+        identifier = xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{session.parent}")
+        parent = xml.XmlElement(WSCTX("parent-context"), identifier)
+    return xml.XmlElement(
         WSCTX("context"),
-        xml.Element(WSCTX("context-identifier"), f"urn:uuid:{session.id}"),
-        xml.Element(WSCTX("context-manager"), address),
+        xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{session.id}"),
+        xml.XmlElement(WSCTX("context-manager"), address),
         parent,
         *(_shown(session.contents) if contents else ()),
-        attributes={"expiresAt": xsd_types.moment(session.expires_at_ns / 1e9)},
+        attributes={"expiresAt": xsd_types.format_datetime(session.expires_at_ns / 1e9)},
     )
 
 
-def _contents(asked: xml.Element) -> bytes:
+def _contents(asked: xml.XmlElement) -> bytes:
     """The bytes to keep: the elements as they came, or what an element of ours holds."""
     if any(one.namespace == WSCTX or not one.namespace for one in asked.children) or asked.text:
         raise fault("generalFault", "contents are elements of a namespace other than that of WS-Context")
@@ -302,11 +310,11 @@ def _contents(asked: xml.Element) -> bytes:
     return contents
 
 
-def _shown(contents: bytes) -> Sequence[xml.Element]:
+def _shown(contents: bytes) -> Sequence[xml.XmlElement]:
     if not contents:
         return ()
     try:
-        holder = xml.parse(b"<c>" + contents + b"</c>", xml.Limits(bytes=4 << 20))
+        holder = xml.parse(b"<c>" + contents + b"</c>", xml.XmlLimits(bytes=4 << 20))
     except (errors.InvalidInput, errors.LimitExceeded):
         holder = None
     if (
@@ -315,4 +323,4 @@ def _shown(contents: bytes) -> Sequence[xml.Element]:
         and all(one.namespace not in ("", WSCTX) for one in holder.children)
     ):
         return holder.children
-    return [xml.Element(OURS("bytes"), base64.b64encode(contents).decode())]
+    return [xml.XmlElement(OURS("bytes"), base64.b64encode(contents).decode())]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from muster.core.formats import xml
 from muster.gateways.soap import addressing, wsdl
 
-WSCTX = xml.Namespace("http://docs.oasis-open.org/ws-caf/2005/10/wsctx")
-OURS = xml.Namespace("urn:muster:context:1")  # contents that are no XML
+WSCTX = xml.XmlNamespace("http://docs.oasis-open.org/ws-caf/2005/10/wsctx")
+OURS = xml.XmlNamespace("urn:muster:context:1")  # contents that are no XML
 PREFIXES: dict[str, str] = {WSCTX: "wsctx", OURS: "m", addressing.WSA04: "wsa", addressing.WSA05: "wsa5"}
 
 FAULTS = (
@@ -101,12 +101,14 @@ def document(operations: tuple[str, ...], name: str, location: str) -> bytes:
         namespace=WSCTX,
         schema=_without_spaces(xml.parse(_SCHEMA.strip().encode())),
         operations=[
-            wsdl.Operation(one, one, REPLIES[one], FAULTS, headers=("context",)) for one in operations
+            wsdl.WsdlOperation(one, one, REPLIES[one], FAULTS, headers=("context",)) for one in operations
         ],
         location=location,
     )
 
 
-def _without_spaces(element: xml.Element) -> xml.Element:
+def _without_spaces(element: xml.XmlElement) -> xml.XmlElement:
     content = [_without_spaces(one) for one in element.children]
-    return xml.Element(element.name, *content, attributes=element.attributes, namespaces=element.namespaces)
+    return xml.XmlElement(
+        element.name, *content, attributes=element.attributes, namespaces=element.namespaces
+    )

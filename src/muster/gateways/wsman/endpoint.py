@@ -20,10 +20,10 @@ from muster.trust.permissions import roles
 ENVELOPE_BYTES_MAX = 512 << 10
 
 
-Action = Callable[[wsman_request.Request], Awaitable[wsman_request.Told]]
+Action = Callable[[wsman_request.WsManRequest], Awaitable[wsman_request.Told]]
 
 
-class Desk:
+class WsManEndpoint:
     """``visit`` gives a client under the caller's identity; ``callbacks`` is where events may go."""
 
     def __init__(
@@ -35,10 +35,10 @@ class Desk:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._measure = measure or metrics.Metrics()
-        subscriptions = event_delivery.Subscriptions(visit, callbacks, measure=self._measure)
-        self.transfer = transfer.Transfer(visit)
-        self.enumerating = enumeration.Enumerating(visit, now_s)
-        self.subscribing = wsman_eventing.Subscribing(subscriptions, now_s)
+        subscriptions = event_delivery.EventSubscriptions(visit, callbacks, measure=self._measure)
+        self.transfer = transfer.TransferHandler(visit)
+        self.enumerating = enumeration.EnumerationHandler(visit, now_s)
+        self.subscribing = wsman_eventing.EventingHandler(subscriptions, now_s)
         # What changes nothing in the fleet, so that a viewer may ask it; then what does.
         self._reads: dict[str, Action] = {
             namespaces.GET: self.transfer.get,
@@ -58,19 +58,19 @@ class Desk:
         }
 
     def opened(
-        self, authenticate: endpoint.Authenticate, *, limits: xml.Limits | None = None
-    ) -> endpoint.Door:
-        return endpoint.Door(
+        self, authenticate: endpoint.Authenticate, *, limits: xml.XmlLimits | None = None
+    ) -> endpoint.SoapEndpoint:
+        return endpoint.SoapEndpoint(
             name="wsman",
             handle=self.handle,
-            versions=(envelope.Version.V12,),
+            versions=(envelope.SoapVersion.V12,),
             prefixes=namespaces.PREFIXES,
             authenticate=authenticate,
             is_open=headers.is_identify,
             understood=headers.understood,
-            fault_of=faults.of,
+            fault_of=faults.from_error,
             fault_headers=lambda call, fault: faults.headers(call.addressing if call else None, fault),
-            limits=limits or xml.Limits(bytes=ENVELOPE_BYTES_MAX),
+            limits=limits or xml.XmlLimits(bytes=ENVELOPE_BYTES_MAX),
             fault_bytes_max=headers.ENVELOPE_BYTES_MIN,
             timeout_s=headers.TIMEOUT_S_MAX + 5,
             measure=self._measure,
@@ -79,12 +79,12 @@ class Desk:
     async def close(self) -> None:
         await self.subscribing.open.close()
 
-    async def handle(self, call: endpoint.Call) -> endpoint.Answer:
+    async def handle(self, call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         if headers.is_identify(call.envelope):
-            return endpoint.Answer([_identity(call.location)])
+            return endpoint.SoapResponse([_identity(call.location)])
         assert call.caller is not None
         read = headers.read(call, bytes_max=ENVELOPE_BYTES_MAX)
-        request = wsman_request.Request(call, read, call.caller)
+        request = wsman_request.WsManRequest(call, read, call.caller)
         action, changes = self._reads.get(read.action), False
         if action is None:
             action, changes = self._changes.get(read.action), True
@@ -98,7 +98,7 @@ class Desk:
                 body, more = await action(request)
         except TimeoutError as error:
             raise errors.TimedOut("it was not done in time; it may be done yet") from error
-        return endpoint.Answer(
+        return endpoint.SoapResponse(
             body,
             [*read.addressing.reply_headers(f"{read.action}Response"), *more],
             bytes_max=read.bytes_max,
@@ -109,15 +109,15 @@ class Desk:
         )
 
 
-def _identity(location: str) -> xml.Element:
+def _identity(location: str) -> xml.XmlElement:
     profile = namespaces.BASIC_TLS if location.startswith("https:") else namespaces.BASIC
-    return xml.Element(
+    return xml.XmlElement(
         namespaces.WSMID("IdentifyResponse"),
-        xml.Element(namespaces.WSMID("ProtocolVersion"), str(namespaces.WSMAN)),
-        xml.Element(namespaces.WSMID("ProductVendor"), "Muster"),
-        xml.Element(namespaces.WSMID("ProductVersion"), muster.__version__),
-        xml.Element(
+        xml.XmlElement(namespaces.WSMID("ProtocolVersion"), str(namespaces.WSMAN)),
+        xml.XmlElement(namespaces.WSMID("ProductVendor"), "Muster"),
+        xml.XmlElement(namespaces.WSMID("ProductVersion"), muster.__version__),
+        xml.XmlElement(
             namespaces.WSMID("SecurityProfiles"),
-            xml.Element(namespaces.WSMID("SecurityProfileName"), profile),
+            xml.XmlElement(namespaces.WSMID("SecurityProfileName"), profile),
         ),
     )

@@ -20,13 +20,13 @@ ELEMENTS_MAX = 200  # in one answer
 FRAME_BYTES = 4096  # what an answer holds besides its items
 
 
-class Enumerating:
+class EnumerationHandler:
     def __init__(self, visit: event_delivery.Visit, now_s: Callable[[], float]) -> None:
         self._visit = visit
         self._now_s = now_s
-        self.open = enumeration_contexts.Enumerations()
+        self.open = enumeration_contexts.EnumerationContexts()
 
-    async def enumerate(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         asked, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
         mode = enumeration_contexts.mode_of(asked)
         where = filters.of_enumeration(asked)
@@ -38,7 +38,7 @@ class Enumerating:
             max_s=enumeration_contexts.LIFETIME_S_MAX,
         )
         made = self.open.begin(request.caller.name, request.kind, where, mode, ends_at_s, now_s)
-        items: list[xml.Element] = []
+        items: list[xml.XmlElement] = []
         done, more = False, []
         try:
             async with self._visit(request.caller) as fleet:
@@ -56,19 +56,19 @@ class Enumerating:
             raise
         if done:
             self.open.end(made)
-        answer = xml.Element(
+        answer = xml.XmlElement(
             namespaces.WSEN("EnumerateResponse"),
-            xml.Element(
+            xml.XmlElement(
                 namespaces.WSEN("Expires"),
-                wsman_request.granted(asked.find(namespaces.WSEN("Expires")), ends_at_s, now_s),
+                wsman_request.granted_expiry(asked.find(namespaces.WSEN("Expires")), ends_at_s, now_s),
             ),
-            xml.Element(namespaces.WSEN("EnumerationContext"), None if done else made.id),
-            xml.Element(namespaces.WSMAN("Items"), *items) if count else None,
-            xml.Element(namespaces.WSMAN("EndOfSequence")) if done else None,
+            xml.XmlElement(namespaces.WSEN("EnumerationContext"), None if done else made.id),
+            xml.XmlElement(namespaces.WSMAN("Items"), *items) if count else None,
+            xml.XmlElement(namespaces.WSMAN("EndOfSequence")) if done else None,
         )
-        return wsman_request.told(answer, more=more)
+        return wsman_request.build_response(answer, more=more)
 
-    async def pull(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def pull(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         asked = request.element(namespaces.WSEN("Pull"))
         one = self._context(request, asked)
         count = enumeration_contexts.count_of(asked, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
@@ -90,21 +90,21 @@ class Enumerating:
             one.pulling = False
         if done:
             self.open.end(one)
-        answer = xml.Element(
+        answer = xml.XmlElement(
             namespaces.WSEN("PullResponse"),
-            None if done else xml.Element(namespaces.WSEN("EnumerationContext"), one.id),
-            xml.Element(namespaces.WSEN("Items"), *items),
-            xml.Element(namespaces.WSEN("EndOfSequence")) if done else None,
+            None if done else xml.XmlElement(namespaces.WSEN("EnumerationContext"), one.id),
+            xml.XmlElement(namespaces.WSEN("Items"), *items),
+            xml.XmlElement(namespaces.WSEN("EndOfSequence")) if done else None,
         )
-        return wsman_request.told(answer, more=more)
+        return wsman_request.build_response(answer, more=more)
 
-    async def release(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def release(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         self.open.end(self._context(request, request.element(namespaces.WSEN("Release"))))
-        return wsman_request.told()
+        return wsman_request.build_response()
 
     def _context(
-        self, request: wsman_request.Request, asked: xml.Element
-    ) -> enumeration_contexts.Enumeration:
+        self, request: wsman_request.WsManRequest, asked: xml.XmlElement
+    ) -> enumeration_contexts.EnumerationContext:
         given = asked.find(namespaces.WSEN("EnumerationContext"))
         if given is None:
             raise faults.schema("the EnumerationContext is missing")
@@ -112,16 +112,16 @@ class Enumerating:
 
     async def _items(
         self,
-        fleet: client.Client,
-        request: wsman_request.Request,
-        one: enumeration_contexts.Enumeration,
+        fleet: client.ManageClient,
+        request: wsman_request.WsManRequest,
+        one: enumeration_contexts.EnumerationContext,
         count: int,
         bytes_max: int | None = None,
-    ) -> tuple[list[xml.Element], bool]:
+    ) -> tuple[list[xml.XmlElement], bool]:
         """The next items, as many as were asked for and fit, and whether they are the last."""
         names_, whole, last = await self._next(fleet, one, count)
         room = (bytes_max or request.headers.bytes_max) - FRAME_BYTES
-        items: list[xml.Element] = []
+        items: list[xml.XmlElement] = []
         for name, resource in zip(names_, whole, strict=True):
             if resource is not None:
                 made = enumeration_contexts.item(
@@ -138,13 +138,13 @@ class Enumerating:
         return items, last
 
     async def _next(
-        self, fleet: client.Client, one: enumeration_contexts.Enumeration, count: int
-    ) -> tuple[list[str], list[xml.Element | None], bool]:
+        self, fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext, count: int
+    ) -> tuple[list[str], list[xml.XmlElement | None], bool]:
         if one.kind == namespaces.RESOURCE:
             page = await fleet.enumerate(where=one.where, after=one.after, limit=count)
             found = [row["name"] for row in page.items]
             if one.mode == enumeration_contexts.EPR:
-                return found, [xml.Element("epr") for _ in found], page.next is None
+                return found, [xml.XmlElement("epr") for _ in found], page.next is None
             return (
                 found,
                 await asyncio.gather(*(_described(fleet, name) for name in found)),
@@ -153,22 +153,26 @@ class Enumerating:
         rows = sorted(await _rows(fleet, one), key=lambda row: str(row["name"]))
         rows = [row for row in rows if row["name"] > one.after]
         chosen = rows[:count]
-        whole: list[xml.Element | None] = [representations.simple(one.kind, row) for row in chosen]
+        whole: list[xml.XmlElement | None] = [representations.simple(one.kind, row) for row in chosen]
         return [row["name"] for row in chosen], whole, len(rows) <= count
 
-    async def _count(self, fleet: client.Client, one: enumeration_contexts.Enumeration) -> xml.Element:
+    async def _count(
+        self, fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext
+    ) -> xml.XmlElement:
         rows = await (fleet.names(where=one.where) if one.kind == namespaces.RESOURCE else _rows(fleet, one))
-        return xml.Element(namespaces.WSMAN("TotalItemsCountEstimate"), str(len(rows)))
+        return xml.XmlElement(namespaces.WSMAN("TotalItemsCountEstimate"), str(len(rows)))
 
 
-async def _described(fleet: client.Client, name: str) -> xml.Element | None:
+async def _described(fleet: client.ManageClient, name: str) -> xml.XmlElement | None:
     try:
         return representations.resource(await fleet.describe(name))
     except errors.NotFound:  # deleted meanwhile
         return None
 
 
-async def _rows(fleet: client.Client, one: enumeration_contexts.Enumeration) -> list[dict[str, Any]]:
+async def _rows(
+    fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext
+) -> list[dict[str, Any]]:
     rows = await (fleet.agents() if one.kind == namespaces.AGENT else fleet.managers())
     if not one.where:
         return rows

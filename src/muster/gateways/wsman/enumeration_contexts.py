@@ -24,11 +24,11 @@ MODES = (OBJECT, EPR, OBJECT_AND_EPR)
 
 
 @dataclass(slots=True)
-class Enumeration:
+class EnumerationContext:
     """``after`` is the name of the last item that was given out."""
 
     user: str
-    kind: xml.Namespace
+    kind: xml.XmlNamespace
     where: str
     mode: str
     ends_at_s: float
@@ -37,27 +37,27 @@ class Enumeration:
     id: str = field(default_factory=lambda: f"uuid:{secrets.token_hex(16)}")
 
 
-class Enumerations:
+class EnumerationContexts:
     def __init__(self) -> None:
-        self._open: dict[str, Enumeration] = {}
+        self._open: dict[str, EnumerationContext] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def begin(
-        self, user: str, kind: xml.Namespace, where: str, mode: str, ends_at_s: float, now_s: float
-    ) -> Enumeration:
+        self, user: str, kind: xml.XmlNamespace, where: str, mode: str, ends_at_s: float, now_s: float
+    ) -> EnumerationContext:
         self._open = {id: one for id, one in self._open.items() if one.ends_at_s > now_s}
         mine = sum(one.user == user for one in self._open.values())
         if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
             raise errors.Overloaded(
                 f"{mine} enumerations of {user} are open", hint="pull them to their end, or release them"
             )
-        made = Enumeration(user, kind, where, mode, ends_at_s)
+        made = EnumerationContext(user, kind, where, mode, ends_at_s)
         self._open[made.id] = made
         return made
 
-    def find(self, id: str, user: str, kind: str, now_s: float) -> Enumeration:
+    def find(self, id: str, user: str, kind: str, now_s: float) -> EnumerationContext:
         found = self._open.get(id)
         if found is None or found.user != user or found.ends_at_s <= now_s:
             raise faults.fault(
@@ -73,11 +73,11 @@ class Enumerations:
             raise faults.fault(namespaces.WSMAN("Concurrency"), "this enumeration is being pulled already")
         return found
 
-    def end(self, one: Enumeration) -> None:
+    def end(self, one: EnumerationContext) -> None:
         self._open.pop(one.id, None)
 
 
-def mode_of(asked: xml.Element) -> str:
+def mode_of(asked: xml.XmlElement) -> str:
     mode = asked.text_of(namespaces.WSMAN("EnumerationMode"), OBJECT)
     if mode not in MODES:
         raise faults.unsupported(
@@ -87,7 +87,7 @@ def mode_of(asked: xml.Element) -> str:
 
 
 def ends_at_s(
-    asked: xml.Element | None, space: xml.Namespace, now_s: float, *, default_s: float, max_s: float
+    asked: xml.XmlElement | None, space: xml.XmlNamespace, now_s: float, *, default_s: float, max_s: float
 ) -> float:
     """From an ``Expires`` of this namespace: as asked for, or as long as we allow."""
     given = asked.find(space("Expires")) if asked is not None else None
@@ -102,7 +102,7 @@ def ends_at_s(
     return now_s + min(left_s, max_s)
 
 
-def count_of(asked: xml.Element, name: str, maximum: int) -> int:
+def count_of(asked: xml.XmlElement, name: str, maximum: int) -> int:
     """A ``MaxElements``; absent means 1."""
     given = asked.find(name)
     if given is None:
@@ -113,9 +113,9 @@ def count_of(asked: xml.Element, name: str, maximum: int) -> int:
         raise faults.schema(f"{given.local}: {error.message}") from error
 
 
-def item(mode: str, resource: xml.Element, reference: xml.Element) -> xml.Element:
+def item(mode: str, resource: xml.XmlElement, reference: xml.XmlElement) -> xml.XmlElement:
     if mode == OBJECT:
         return resource
     if mode == EPR:
         return reference
-    return xml.Element(namespaces.WSMAN("Item"), resource, reference)
+    return xml.XmlElement(namespaces.WSMAN("Item"), resource, reference)

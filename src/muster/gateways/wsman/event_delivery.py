@@ -26,7 +26,7 @@ from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces, representations
 from muster.manage import client, protocol
 
-events = log.Events("wsman")
+events = log.EventLog("wsman")
 
 LIFETIME_S = 600.0
 LIFETIME_S_MAX = 86_400.0
@@ -37,10 +37,10 @@ CLOSE_S = 3.0
 PAUSE_S = 0.5  # after the first attempt; doubles
 ANSWER_BYTES_MAX = 64 << 10
 
-_V12 = envelope.Version.V12
+_V12 = envelope.SoapVersion.V12
 
 #: A connection to the bus as whoever called, for as long as it is held.
-Visit = Callable[[soap_endpoint.Caller], AbstractAsyncContextManager[client.Client]]
+Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[client.ManageClient]]
 
 
 class Post(Protocol):
@@ -48,18 +48,18 @@ class Post(Protocol):
 
     def __call__(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> Awaitable[server.Response]: ...
+    ) -> Awaitable[server.HttpResponse]: ...
 
 
-class Refused(errors.Refused):
+class DeliveryRefused(errors.Refused):
     """The receiver wants no more."""
 
 
 @dataclass(slots=True)
-class Subscription:
+class EventSubscription:
     user: str
-    notify_to: addressing.Endpoint
-    end_to: addressing.Endpoint | None
+    notify_to: addressing.EndpointReference
+    end_to: addressing.EndpointReference | None
     mode: str
     location: str
     ends_at_s: float = 0.0
@@ -67,12 +67,14 @@ class Subscription:
     task: asyncio.Task[None] | None = None
     id: str = field(default_factory=lambda: f"uuid:{uuid.UUID(bytes=secrets.token_bytes(16), version=4)}")
 
-    def manager(self) -> xml.Element:
-        identifier = xml.Element(namespaces.WSE("Identifier"), self.id)
-        return addressing.Endpoint(self.location, [identifier]).element(namespaces.WSE("SubscriptionManager"))
+    def manager(self) -> xml.XmlElement:
+        identifier = xml.XmlElement(namespaces.WSE("Identifier"), self.id)
+        return addressing.EndpointReference(self.location, [identifier]).element(
+            namespaces.WSE("SubscriptionManager")
+        )
 
 
-class Subscriptions:
+class EventSubscriptions:
     def __init__(
         self,
         visit: Visit,
@@ -84,14 +86,14 @@ class Subscriptions:
         self._visit = visit
         self._allowed = allowed
         self._post = post
-        self._open: dict[str, Subscription] = {}
+        self._open: dict[str, EventSubscription] = {}
         self._delivered = measure.counter("wsman_events", "Events pushed to subscribers.")
         self._failed = measure.counter("wsman_events_failed", "Events that no subscriber took.", ("reason",))
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def check_address(self, endpoint: addressing.Endpoint) -> None:
+    def check_address(self, endpoint: addressing.EndpointReference) -> None:
         try:
             callbacks.check(endpoint.address, self._allowed)
         except (errors.Forbidden, errors.InvalidInput) as error:
@@ -101,12 +103,12 @@ class Subscriptions:
 
     async def begin(
         self,
-        caller: soap_endpoint.Caller,
-        subscription: Subscription,
+        caller: soap_endpoint.SoapCaller,
+        subscription: EventSubscription,
         resources: Sequence[str],
         where: str,
         lasts_s: float,
-    ) -> Subscription:
+    ) -> EventSubscription:
         """Returns when it listens: nothing that happens from then on is missed."""
         for endpoint in (subscription.notify_to, subscription.end_to):
             if endpoint is not None:
@@ -127,11 +129,11 @@ class Subscriptions:
             raise
         return subscription
 
-    def find(self, id: str, user: str) -> Subscription | None:
+    def find(self, id: str, user: str) -> EventSubscription | None:
         found = self._open.get(id)
         return found if found is not None and found.user == user else None
 
-    def renew(self, subscription: Subscription, lasts_s: float) -> bool:
+    def renew(self, subscription: EventSubscription, lasts_s: float) -> bool:
         """False: it is ending already."""
         assert subscription.timer is not None
         try:
@@ -140,7 +142,7 @@ class Subscriptions:
             return False
         return True
 
-    async def end(self, subscription: Subscription) -> None:
+    async def end(self, subscription: EventSubscription) -> None:
         await self._cancel(subscription)
 
     async def close(self) -> None:
@@ -158,7 +160,7 @@ class Subscriptions:
                 task.cancel()
             await asyncio.gather(*telling, return_exceptions=True)
 
-    async def _cancel(self, subscription: Subscription) -> None:
+    async def _cancel(self, subscription: EventSubscription) -> None:
         self._open.pop(subscription.id, None)
         if subscription.task is not None:
             subscription.task.cancel()
@@ -166,8 +168,8 @@ class Subscriptions:
 
     async def _run(
         self,
-        caller: soap_endpoint.Caller,
-        subscription: Subscription,
+        caller: soap_endpoint.SoapCaller,
+        subscription: EventSubscription,
         resources: Sequence[str],
         where: str,
         lasts_s: float,
@@ -190,14 +192,16 @@ class Subscriptions:
                 return
             events.warning("subscription-ended", subscription=subscription.id, error=error)
             self._open.pop(subscription.id, None)  # nothing can renew it while its end is told
-            if not isinstance(error, Refused):
+            if not isinstance(error, DeliveryRefused):
                 await self._tell_end(subscription, "DeliveryFailure", error.message)
         finally:
             self._open.pop(subscription.id, None)
             if not listening.done():  # a bug of ours, or the end of the door
                 listening.cancel()
 
-    async def _deliver(self, subscription: Subscription, one: protocol.State | protocol.Event) -> None:
+    async def _deliver(
+        self, subscription: EventSubscription, one: protocol.ResourceStateChange | protocol.ResourceEvent
+    ) -> None:
         try:
             action, body = representations.event(one)
         except Exception as error:  # noqa: BLE001  (agents write events: none may end a subscription)
@@ -208,10 +212,10 @@ class Subscriptions:
         acknowledged = subscription.mode == namespaces.PUSH_WITH_ACK
         more = []
         if acknowledged:
-            anonymous = addressing.Endpoint(addressing.ANONYMOUS[namespaces.WSA])
+            anonymous = addressing.EndpointReference(addressing.ANONYMOUS[namespaces.WSA])
             more = [
                 anonymous.element(namespaces.WSA("ReplyTo")),
-                xml.Element(namespaces.WSMAN("AckRequested")),
+                xml.XmlElement(namespaces.WSMAN("AckRequested")),
             ]
         data = _message(subscription.notify_to, action, message_id, body, more)
         pause_s = PAUSE_S
@@ -221,7 +225,7 @@ class Subscriptions:
                 _check(response, message_id if acknowledged else "")
                 self._delivered.add()
                 return
-            except Refused:
+            except DeliveryRefused:
                 self._failed.add(reason="refused")
                 raise
             except (errors.Unavailable, errors.InvalidInput) as error:
@@ -233,50 +237,50 @@ class Subscriptions:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
 
-    async def _tell_end(self, subscription: Subscription, status: str, reason: str) -> None:
+    async def _tell_end(self, subscription: EventSubscription, status: str, reason: str) -> None:
         if subscription.end_to is None:
             return
-        body = xml.Element(
+        body = xml.XmlElement(
             namespaces.WSE("SubscriptionEnd"),
             subscription.manager(),
-            xml.Element(namespaces.WSE("Status"), f"{namespaces.WSE}/{status}"),
-            xml.Element(namespaces.WSE("Reason"), reason, attributes={xml.LANG: "en"}),
+            xml.XmlElement(namespaces.WSE("Status"), f"{namespaces.WSE}/{status}"),
+            xml.XmlElement(namespaces.WSE("Reason"), reason, attributes={xml.LANG: "en"}),
         )
         data = _message(subscription.end_to, namespaces.SUBSCRIPTION_END, f"uuid:{uuid.uuid4()}", body)
         with contextlib.suppress(errors.MusterError):
             await self._send(subscription.end_to.address, data)
 
-    async def _send(self, address: str, data: bytes) -> server.Response:
+    async def _send(self, address: str, data: bytes) -> server.HttpResponse:
         headers = {"Content-Type": _V12.content_type}
         return await self._post(address, data, headers=headers, body_bytes_max=ANSWER_BYTES_MAX)
 
 
 def _message(
-    to: addressing.Endpoint,
+    to: addressing.EndpointReference,
     action: str,
     message_id: str,
-    body: xml.Element,
-    more: Sequence[xml.Element] = (),
+    body: xml.XmlElement,
+    more: Sequence[xml.XmlElement] = (),
 ) -> bytes:
     headers = [
-        xml.Element(namespaces.WSA("To"), to.address),
-        xml.Element(namespaces.WSA("Action"), action),
-        xml.Element(namespaces.WSA("MessageID"), message_id),
+        xml.XmlElement(namespaces.WSA("To"), to.address),
+        xml.XmlElement(namespaces.WSA("Action"), action),
+        xml.XmlElement(namespaces.WSA("MessageID"), message_id),
         *more,
         *to.headers(namespaces.WSA),
     ]
     return envelope.write(_V12, [body], headers, namespaces.PREFIXES)
 
 
-def _check(response: server.Response, acknowledges: str) -> None:
+def _check(response: server.HttpResponse, acknowledges: str) -> None:
     """That an event was taken: any 2xx, and where it was asked for, an acknowledgement."""
     answer = None
     with contextlib.suppress(errors.MusterError):
-        answer = envelope.read(xml.parse(response.body, xml.Limits(bytes=ANSWER_BYTES_MAX)))
+        answer = envelope.read(xml.parse(response.body, xml.XmlLimits(bytes=ANSWER_BYTES_MAX)))
     if answer is not None and answer.first is not None and answer.first.local == "Fault":
         said = {str(one.qname()) for one in answer.first.walk() if one.name == _V12("Value")}
         if namespaces.WSMAN("DeliveryRefused") in said:
-            raise Refused("the receiver refuses events")
+            raise DeliveryRefused("the receiver refuses events")
     if not 200 <= response.status < 300:
         raise errors.Unavailable(f"it answered {response.status}")
     if acknowledges:

@@ -11,12 +11,12 @@ from muster.gateways.wsman import request as wsman_request
 from muster.gateways.wsman.wire import faults, filters, headers, namespaces
 
 
-class Subscribing:
-    def __init__(self, subscriptions: event_delivery.Subscriptions, now_s: Callable[[], float]) -> None:
+class EventingHandler:
+    def __init__(self, subscriptions: event_delivery.EventSubscriptions, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self.open = subscriptions
 
-    async def subscribe(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def subscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         asked, now_s = request.element(namespaces.WSE("Subscribe")), self._now_s()
         request.only_resources()
         delivery = asked.find(namespaces.WSE("Delivery"))
@@ -28,7 +28,7 @@ class Subscribing:
                 namespaces.WSE("DeliveryModeRequestedUnavailable"),
                 f"no delivery mode {mode[:120]!r}",
                 more=[
-                    xml.Element(namespaces.WSE("SupportedDeliveryMode"), one)
+                    xml.XmlElement(namespaces.WSE("SupportedDeliveryMode"), one)
                     for one in (namespaces.PUSH, namespaces.PUSH_WITH_ACK)
                 ],
             )
@@ -46,10 +46,10 @@ class Subscribing:
         if request.selectors:
             headers.check_selectors(request.selectors)
         ends_at_s = self._subscription_ends_at_s(asked, now_s)
-        subscription = event_delivery.Subscription(
+        subscription = event_delivery.EventSubscription(
             user=request.caller.name,
-            notify_to=addressing.Endpoint.read(notify_to),
-            end_to=addressing.Endpoint.read(end_to) if end_to is not None else None,
+            notify_to=addressing.EndpointReference.read(notify_to),
+            end_to=addressing.EndpointReference.read(end_to) if end_to is not None else None,
             mode=mode,
             location=request.call.location,
             ends_at_s=ends_at_s,
@@ -61,16 +61,16 @@ class Subscribing:
             filters.of_subscription(asked),
             ends_at_s - now_s,
         )
-        granted = wsman_request.granted(asked.find(namespaces.WSE("Expires")), ends_at_s, now_s)
-        return wsman_request.told(
-            xml.Element(
+        granted = wsman_request.granted_expiry(asked.find(namespaces.WSE("Expires")), ends_at_s, now_s)
+        return wsman_request.build_response(
+            xml.XmlElement(
                 namespaces.WSE("SubscribeResponse"),
                 subscription.manager(),
-                xml.Element(namespaces.WSE("Expires"), granted),
+                xml.XmlElement(namespaces.WSE("Expires"), granted),
             )
         )
 
-    async def renew(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def renew(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         asked, now_s = request.element(namespaces.WSE("Renew")), self._now_s()
         found = self._subscription(request)
         ends_at_s = self._subscription_ends_at_s(asked, now_s)
@@ -79,34 +79,36 @@ class Subscribing:
                 namespaces.WSE("UnableToRenew"), "no such subscription: it has ended", blame=faults.RECEIVER
             )
         found.ends_at_s = ends_at_s
-        granted = wsman_request.granted(asked.find(namespaces.WSE("Expires")), found.ends_at_s, now_s)
-        return wsman_request.told(
-            xml.Element(namespaces.WSE("RenewResponse"), xml.Element(namespaces.WSE("Expires"), granted))
+        granted = wsman_request.granted_expiry(asked.find(namespaces.WSE("Expires")), found.ends_at_s, now_s)
+        return wsman_request.build_response(
+            xml.XmlElement(
+                namespaces.WSE("RenewResponse"), xml.XmlElement(namespaces.WSE("Expires"), granted)
+            )
         )
 
-    async def get_status(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def get_status(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.element(namespaces.WSE("GetStatus"))
         found = self._subscription(request)
         if found is None:
             raise faults.parameter("no such subscription: it has ended")
-        granted = xml.Element(namespaces.WSE("Expires"), xsd_types.moment(found.ends_at_s))
-        return wsman_request.told(xml.Element(namespaces.WSE("GetStatusResponse"), granted))
+        granted = xml.XmlElement(namespaces.WSE("Expires"), xsd_types.format_datetime(found.ends_at_s))
+        return wsman_request.build_response(xml.XmlElement(namespaces.WSE("GetStatusResponse"), granted))
 
-    async def unsubscribe(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def unsubscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.element(namespaces.WSE("Unsubscribe"))
         found = self._subscription(request)
         if found is None:
             raise faults.parameter("no such subscription: it has ended")
         await self.open.end(found)
-        return wsman_request.told()
+        return wsman_request.build_response()
 
-    def _subscription(self, request: wsman_request.Request) -> event_delivery.Subscription | None:
+    def _subscription(self, request: wsman_request.WsManRequest) -> event_delivery.EventSubscription | None:
         if not request.headers.subscription:
             raise faults.fault(namespaces.WSE("InvalidMessage"), "the header wse:Identifier is missing")
         return self.open.find(request.headers.subscription, request.caller.name)
 
     @staticmethod
-    def _subscription_ends_at_s(asked: xml.Element, now_s: float) -> float:
+    def _subscription_ends_at_s(asked: xml.XmlElement, now_s: float) -> float:
         return enumeration_contexts.ends_at_s(
             asked,
             namespaces.WSE,

@@ -11,17 +11,19 @@ from muster.gateways.wsman.wire import faults, headers, namespaces, representati
 TIMEOUT_S = 60.0  # of an operation, where the client says nothing
 
 #: What an action answers: the body, and further headers.
-Told = tuple[Sequence[xml.Element], Sequence[xml.Element]]
+Told = tuple[Sequence[xml.XmlElement], Sequence[xml.XmlElement]]
 
 
-def told(*body: xml.Element, more: Sequence[xml.Element] = ()) -> Told:
+def build_response(*body: xml.XmlElement, more: Sequence[xml.XmlElement] = ()) -> Told:
     return body, more
 
 
-class Request:
+class WsManRequest:
     """One call, with what its headers say."""
 
-    def __init__(self, call: endpoint.Call, read: headers.Headers, caller: endpoint.Caller) -> None:
+    def __init__(
+        self, call: endpoint.SoapRequest, read: headers.WsManHeaders, caller: endpoint.SoapCaller
+    ) -> None:
         self.call = call
         self.headers = read
         self.caller = caller
@@ -29,7 +31,7 @@ class Request:
         self.selectors = {name: text for name, text in read.selectors.items() if name != "__cimnamespace"}
 
     @property
-    def kind(self) -> xml.Namespace:
+    def kind(self) -> xml.XmlNamespace:
         for kind in namespaces.KINDS:
             if self.headers.resource == kind:
                 return kind
@@ -39,12 +41,12 @@ class Request:
         )
 
     @property
-    def body(self) -> xml.Element | None:
+    def body(self) -> xml.XmlElement | None:
         if len(self.call.envelope.body) > 1:
             raise faults.schema("more than one element in the body")
         return self.call.envelope.first
 
-    def element(self, name: str) -> xml.Element:
+    def element(self, name: str) -> xml.XmlElement:
         if self.body is None or self.body.name != name:
             raise faults.schema(f"the body must be one <{name.rpartition('}')[2]}>")
         return self.body
@@ -65,12 +67,12 @@ class Request:
             )
         return method
 
-    def reference(self, name: str, tag: str) -> xml.Element:
+    def reference(self, name: str, tag: str) -> xml.XmlElement:
         return representations.endpoint(self.call.location, self.kind, name, tag)
 
 
-def granted(asked: xml.Element | None, ends_at_s: float, now_s: float) -> str:
+def granted_expiry(asked: xml.XmlElement | None, ends_at_s: float, now_s: float) -> str:
     """In the form that was asked in: a duration, or a moment."""
     if asked is not None and asked.text and not asked.text.startswith("P"):
-        return xsd_types.moment(ends_at_s)
+        return xsd_types.format_datetime(ends_at_s)
     return xsd_types.duration(ends_at_s - now_s)

@@ -14,18 +14,20 @@ from muster.gateways.wsman.wire import faults, fragments, headers, namespaces, r
 _METHODS_OURS = ("Rename",)
 
 
-class Transfer:
+class TransferHandler:
     def __init__(self, visit: event_delivery.Visit) -> None:
         self._visit = visit
 
-    async def get(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def get(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         found = await self._read(request)
         if request.headers.fragment is not None:
             path, text = fragments.read(request.headers.fragment, request.kind)
-            return wsman_request.told(fragments.get(found, path, text=text), more=[request.headers.fragment])
-        return wsman_request.told(found)
+            return wsman_request.build_response(
+                fragments.get(found, path, text=text), more=[request.headers.fragment]
+            )
+        return wsman_request.build_response(found)
 
-    async def _read(self, request: wsman_request.Request) -> xml.Element:
+    async def _read(self, request: wsman_request.WsManRequest) -> xml.XmlElement:
         kind = request.kind
         headers.check_selectors(request.selectors)
         name = request.selectors["Name"]
@@ -38,7 +40,7 @@ class Transfer:
                 return representations.simple(kind, row)
         raise errors.NotFound(f"no {namespaces.KINDS[kind].lower()} {name[:128]!r}")
 
-    async def put(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def put(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.only_resources()
         headers.check_selectors(request.selectors)
         name = request.selectors["Name"]
@@ -61,12 +63,12 @@ class Transfer:
         more = []
         if request.headers.wants_epr:
             reference = request.reference(described["name"], namespaces.WSA("EndpointReference"))
-            more.append(xml.Element(namespaces.WSMAN("RequestedEPR"), reference))
+            more.append(xml.XmlElement(namespaces.WSMAN("RequestedEPR"), reference))
         if request.headers.fragment is not None:
-            return wsman_request.told(more=[request.headers.fragment, *more])
-        return wsman_request.told(representations.resource(described), more=more)
+            return wsman_request.build_response(more=[request.headers.fragment, *more])
+        return wsman_request.build_response(representations.resource(described), more=more)
 
-    async def create(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def create(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.only_resources()
         if request.headers.fragment is not None:
             raise faults.unsupported("a resource is created whole", "FragmentLevelAccess")
@@ -78,14 +80,16 @@ class Transfer:
             )
         async with self._visit(request.caller) as fleet:
             described = await self._changing(fleet.create(entry), namespaces.WXF("InvalidRepresentation"))
-        return wsman_request.told(request.reference(described["name"], namespaces.WXF("ResourceCreated")))
+        return wsman_request.build_response(
+            request.reference(described["name"], namespaces.WXF("ResourceCreated"))
+        )
 
-    async def delete(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def delete(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.only_resources()
         headers.check_selectors(request.selectors)
         async with self._visit(request.caller) as fleet:
             await fleet.delete(request.selectors["Name"])
-        return wsman_request.told()
+        return wsman_request.build_response()
 
     @staticmethod
     async def _changing(work: Awaitable[Any], subcode: str) -> Any:
@@ -97,7 +101,7 @@ class Transfer:
 
     # Methods
 
-    async def invoke(self, request: wsman_request.Request) -> wsman_request.Told:
+    async def invoke(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         kind, method = request.kind, request.method()
         request.only_resources()
         headers.check_selectors(request.selectors)
@@ -114,6 +118,6 @@ class Transfer:
                 timeout_s = request.headers.timeout_s or wsman_request.TIMEOUT_S
                 value = await fleet.execute(name, method, arguments, timeout_s=timeout_s)
                 result = representations.item("", value, kind, tag="Result")
-        return wsman_request.told(
-            xml.Element(kind(f"{method}_OUTPUT"), result, xml.Element(kind("ReturnValue"), "0"))
+        return wsman_request.build_response(
+            xml.XmlElement(kind(f"{method}_OUTPUT"), result, xml.XmlElement(kind("ReturnValue"), "0"))
         )

@@ -22,7 +22,7 @@ T = TypeVar("T")
 TIMEOUT_S = 1.5  # a little less than a search waits for our own nodes
 
 
-class Found(NamedTuple):
+class MountedEntry(NamedTuple):
     """One entry of a foreign registry."""
 
     key: str  # as it is called there
@@ -31,33 +31,33 @@ class Found(NamedTuple):
     version: int = 0
 
 
-class Backend(Protocol):
-    async def entries(self) -> Sequence[Found]:
+class MountBackend(Protocol):
+    async def entries(self) -> Sequence[MountedEntry]:
         """All that there are, up to `ENTRIES_MAX`; `errors.Unavailable` if it does not answer."""
         ...
 
-    async def entry(self, key: str) -> Found | None: ...
+    async def entry(self, key: str) -> MountedEntry | None: ...
 
 
-class Mounted:
+class MountedRegistry:
     """A back end under its name."""
 
-    def __init__(self, name: str, backend: Backend, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, name: str, backend: MountBackend, *, timeout_s: float = TIMEOUT_S) -> None:
         self.name = name
         self._backend = backend
         self._timeout_s = timeout_s
 
-    def may_have(self, plan: search_plan.Plan, after: str) -> bool:
+    def may_have(self, plan: search_plan.SearchPlan, after: str) -> bool:
         """Whether anything here can be what the plan selects, behind ``after``."""
         prefix = self._key("")
         return plan.reaches(prefix) and (after < prefix or after.startswith(prefix))
 
     async def find(
-        self, plan: search_plan.Plan, after: str, limit: int, may_read: Callable[[str, str], bool]
-    ) -> protocol.FoundHere:
+        self, plan: search_plan.SearchPlan, after: str, limit: int, may_read: Callable[[str, str], bool]
+    ) -> protocol.PartialFindResult:
         """``may_read``: of a key and its writer, who is nobody here."""
         entries = await self._within(self._backend.entries())
-        matching: list[Found] = []
+        matching: list[MountedEntry] = []
         for number, one in enumerate(entries, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
@@ -65,10 +65,10 @@ class Mounted:
             if key > after and plan.selects(key, one.version, "", dict(one.attributes)) and may_read(key, ""):
                 matching.append(one)
         matching.sort(key=lambda one: one.key)
-        found = protocol.fitting([self._context(one) for one in matching[:limit]])
+        found = protocol.fit_to_reply([self._context(one) for one in matching[:limit]])
         more = len(found) < len(matching)
         reached = found[-1].key if more else ""
-        return protocol.FoundHere(self.name, found, more, reached, cut=len(entries) >= ENTRIES_MAX)
+        return protocol.PartialFindResult(self.name, found, more, reached, cut=len(entries) >= ENTRIES_MAX)
 
     async def get(self, key: str) -> protocol.Context:
         found = await self._within(self._backend.entry(key.removeprefix(self._key(""))))
@@ -86,7 +86,7 @@ class Mounted:
     def _key(self, key: str) -> str:
         return f"{PREFIX}{self.name}/{key}"
 
-    def _context(self, one: Found) -> protocol.Context:
+    def _context(self, one: MountedEntry) -> protocol.Context:
         return protocol.Context(
             self._key(one.key), one.value, one.attributes, one.version, 0, "", 0.0, self.name, "mounted"
         )

@@ -20,22 +20,22 @@ from muster.inform.mounts import base
 _TEXT_MAX = 1_000
 
 
-class Etcd:
+class EtcdMount:
     def __init__(self, url: str, prefix: str = "", *, timeout_s: float = base.TIMEOUT_S) -> None:
         self._url = url.rstrip("/")
         self._prefix = prefix.encode()
         self._timeout_s = timeout_s
 
-    async def entries(self) -> Sequence[base.Found]:
+    async def entries(self) -> Sequence[base.MountedEntry]:
         return await self._range(self._prefix or b"\0", _end(self._prefix))
 
-    async def entry(self, key: str) -> base.Found | None:
+    async def entry(self, key: str) -> base.MountedEntry | None:
         if not key.encode().startswith(self._prefix):
             return None
         found = await self._range(key.encode(), None)
         return found[0] if found else None
 
-    async def _range(self, first: bytes, end: bytes | None) -> list[base.Found]:
+    async def _range(self, first: bytes, end: bytes | None) -> list[base.MountedEntry]:
         question: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
         if end is not None:
             question["range_end"] = _encoded(end)
@@ -65,13 +65,13 @@ def _end(prefix: bytes) -> bytes:
     return b"\0"
 
 
-def _found(one: dict[str, Any]) -> base.Found:
+def _found(one: dict[str, Any]) -> base.MountedEntry:
     value = base64.b64decode(one.get("value", ""))
     key = base64.b64decode(one["key"]).decode(errors="replace")
     revision = int(one.get("mod_revision", 0))
     if not 0 <= revision < 1 << 63:
         raise ValueError(f"a revision of {revision}")
-    return base.Found(key, value, _attributes(value), revision)
+    return base.MountedEntry(key, value, _attributes(value), revision)
 
 
 def _attributes(value: bytes) -> protocol.Attributes:

@@ -10,7 +10,7 @@ from muster.core import errors, subjects
 from muster.inform.mounts import base
 
 
-class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MountSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[[inform.mounts]]`` of the settings."""
 
     name: str
@@ -26,20 +26,20 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise errors.InvalidInput(f"{self.url!r} of the mount {self.name!r} is no address of HTTP")
 
 
-def _etcd(wanted: Mount) -> base.Backend:
+def _etcd(wanted: MountSettings) -> base.MountBackend:
     from muster.inform.mounts import etcd
 
-    return etcd.Etcd(wanted.url, wanted.prefix)
+    return etcd.EtcdMount(wanted.url, wanted.prefix)
 
 
-def _uddi(wanted: Mount) -> base.Backend:
+def _uddi(wanted: MountSettings) -> base.MountBackend:
     from muster.gateways.uddi import mount
 
-    return mount.Uddi(wanted.url)
+    return mount.UddiMount(wanted.url)
 
 
 KINDS = {"etcd": _etcd, "uddi": _uddi}
 
 
-def mounted(wanted: Mount) -> base.Mounted:
-    return base.Mounted(wanted.name, KINDS[wanted.kind](wanted))
+def open_mount(wanted: MountSettings) -> base.MountedRegistry:
+    return base.MountedRegistry(wanted.name, KINDS[wanted.kind](wanted))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 
-class Turns:
+class KeyLocks:
     def __init__(self) -> None:
         self._taken: dict[str, deque[asyncio.Future[None]] | None] = {}  # and who waits
 

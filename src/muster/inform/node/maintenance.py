@@ -26,8 +26,8 @@ AGAIN_NS = 5_000_000_000  # an end that could not be written
 _Work = Callable[[], Coroutine[Any, Any, None]]  # not begun: a round may be cancelled while it makes its list
 
 
-class Upkeep:
-    def __init__(self, shared: state.Desk, writer: writes.Writer) -> None:
+class NodeMaintenance:
+    def __init__(self, shared: state.NodeState, writer: writes.ContextWriter) -> None:
         self._desk = shared
         self._writer = writer
         self._steady_since_s: float | None = None
@@ -72,7 +72,7 @@ class Upkeep:
         shared.requests, self._load_at_s = 0, now_s
         held = shared.copies.permanent
         ratio = max(held / settings.contexts_max, rate / settings.messages_per_s_max)
-        shared.load = protocol.Load(held, round(rate, 1), round(ratio, 4))
+        shared.load = protocol.NodeLoad(held, round(rate, 1), round(ratio, 4))
 
     # The log, and who is gone.
 
@@ -128,9 +128,11 @@ class Upkeep:
             copy = shared.copies.index.get(key)
             if copy is None or copy.temporary:
                 continue
-            if placement.responsible(copy.holders, members) != shared.name:
+            if placement.repair_owner(copy.holders, members) != shared.name:
                 continue
-            wanted = placement.mend(copy.holders, live, shared.copies_wanted(), watermark=settings.watermark)
+            wanted = placement.repair_plan(
+                copy.holders, live, shared.copies_wanted(), watermark=settings.watermark
+            )
             if wanted != copy.holders and not copy.deleted:
                 work.append(partial(self._writer.place, key, wanted, before=copy.holders))
         self.moved["mended"] += len(work)
@@ -141,7 +143,7 @@ class Upkeep:
     async def follow_demand(self) -> None:
         """Look at the interval that has ended."""
         shared, thresholds = self._desk, self._desk.settings.thresholds
-        counts, shared.demand = shared.demand, demand.Counts()
+        counts, shared.demand = shared.demand, demand.DemandCounts()
         now_s = shared.now_s()
         keys = counts.keys()
         if shared.copies.temporary:
@@ -156,20 +158,20 @@ class Upkeep:
             kind = shared.copies.kind(copy)
             for told in demand.decide(shared.name, kind, counts.of(key), now_s - copy.since_s, thresholds):
                 match told:
-                    case demand.Delete():
+                    case demand.DeleteReplica():
                         shared.drop(key)
                         self.moved["deleted"] += 1
-                    case demand.Migrate(to):
+                    case demand.MigrateReplica(to):
                         self.moved["migrated"] += 1
                         holders = demand.migrated(copy.holders, shared.name, to)
                         work.append(partial(self._writer.place, key, holders, before=copy.holders))
-                    case demand.Replicate(to) if to not in copy.holders:
+                    case demand.CreateReplica(to) if to not in copy.holders:
                         self.moved["replicated"] += 1
                         work.append(partial(self._replicate, key, to))
         await _all(work)
 
     async def _replicate(self, key: str, to: str) -> None:
-        await self._desk.ask(to, "store", protocol.Name(key), type(None))
+        await self._desk.ask(to, "store", protocol.ContextQuery(key), type(None))
 
     async def store(self, key: str) -> None:
         """A Context Storage Request: hold a temporary copy.
@@ -193,7 +195,7 @@ class Upkeep:
         now_ns = shared.now_ns()
         members = [shared.name, *shared.directory.nodes]
         work: list[_Work] = []
-        forgets: list[tuple[str, replica_table.Copy]] = []
+        forgets: list[tuple[str, replica_table.Replica]] = []
         while shared.due and shared.due[0][0] <= now_ns:
             _, key = heapq.heappop(shared.due)
             copy = shared.copies.index.get(key)
@@ -201,7 +203,7 @@ class Upkeep:
                 continue
             if copy.deleted:
                 if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
-                    if not copy.temporary and placement.responsible(copy.holders, members) == shared.name:
+                    if not copy.temporary and placement.repair_owner(copy.holders, members) == shared.name:
                         forgets.append((key, copy))
                         heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
                     else:
@@ -219,7 +221,7 @@ class Upkeep:
                 work += [partial(self._forget, key, copy) for key, copy in forgets]
         await _all(work)
 
-    async def _forget(self, key: str, copy: replica_table.Copy) -> None:
+    async def _forget(self, key: str, copy: replica_table.Replica) -> None:
         shared = self._desk
         await shared.log.forget(key, copy.sequence)
         if shared.copies.index.get(key) is copy:

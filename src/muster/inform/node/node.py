@@ -41,16 +41,16 @@ async def start(
     bus: api.Bus,
     *,
     name: str | None = None,
-    settings: settings_.Inform = settings_.DEFAULT,
+    settings: settings_.InformSettings = settings_.DEFAULT,
     store: database.Store | None = None,
     max_bytes: int = context_log.MAX_BYTES,
     replicas: int = 1,
     joins: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
     uptime_s: Callable[[], float] | None = None,
-    role_of: state.RoleOf | None = None,
+    role_of: state.RoleResolver | None = None,
     zone: str = "default",
-) -> Node:
+) -> InformationNode:
     """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
 
     ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``uptime_s``: a clock
@@ -66,8 +66,8 @@ async def start(
         joins=joins,
         tombstone_s=settings.tombstone_s,
     )
-    view = log_view.View(store, name) if store is not None else None
-    shared = state.Desk(
+    view = log_view.ReplicaView(store, name) if store is not None else None
+    shared = state.NodeState(
         name,
         bus,
         log,
@@ -78,7 +78,7 @@ async def start(
         role_of=role_of,
         zone=zone,
     )
-    node = Node(shared)
+    node = InformationNode(shared)
     try:
         await node.open()
     except BaseException:
@@ -87,33 +87,39 @@ async def start(
     return node
 
 
-class Node:
-    def __init__(self, shared: state.Desk) -> None:
+class InformationNode:
+    def __init__(self, shared: state.NodeState) -> None:
         self.desk = shared
         self.name = shared.name
-        self.reader = reads.Reader(shared)
-        self.finder = search.Finder(shared, self.reader)
-        self.writer = writes.Writer(shared)
-        self.upkeep = maintenance.Upkeep(shared, self.writer)
+        self.reader = reads.ContextReader(shared)
+        self.finder = search.ContextSearch(shared, self.reader)
+        self.writer = writes.ContextWriter(shared)
+        self.upkeep = maintenance.NodeMaintenance(shared, self.writer)
         self.malformed = 0
         self.not_requests: Counter[str] = Counter()  # messages from clients that were no requests, by reason
-        self._keeper = view_writer.Keeper(shared, shared.view) if shared.view is not None else None
+        self._keeper = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Future[Any]] = set()  # begun without a task of their own, and replies
         reader, writer, keeper = self.reader, self.writer, self.upkeep
         asked = [
-            _operation("read.get", protocol.Get, lambda call, get: reader.get(get, call.identity)),
-            _operation("read.find", protocol.Find, lambda call, find: self.finder.find(find, call.identity)),
-            _operation("read.history", protocol.Changes, lambda call, of: reader.history(of, call.identity)),
+            _operation("read.get", protocol.GetContext, lambda call, get: reader.get(get, call.identity)),
+            _operation(
+                "read.find", protocol.FindContexts, lambda call, find: self.finder.find(find, call.identity)
+            ),
+            _operation(
+                "read.history", protocol.WaitForChanges, lambda call, of: reader.history(of, call.identity)
+            ),
             _operation("read.where", protocol.Where, lambda _, asked: reader.where(asked)),
             _operation("read.nodes", protocol.Nodes, self._nodes),
-            _operation("write.put", protocol.Put, lambda call, put: writer.write(put, call.identity)),
-            _operation("write.delete", protocol.Delete, lambda call, one: writer.write(one, call.identity)),
+            _operation("write.put", protocol.PutContext, lambda call, put: writer.write(put, call.identity)),
+            _operation(
+                "write.delete", protocol.DeleteContext, lambda call, one: writer.write(one, call.identity)
+            ),
         ]
         changes = _operation(
-            "read.changes", protocol.Changes, lambda call, of: reader.changes(of, call.identity)
+            "read.changes", protocol.WaitForChanges, lambda call, of: reader.changes(of, call.identity)
         )
         # Clients ask one node, or any: the level between the kind and the verb.
         self._operations = {
@@ -125,17 +131,17 @@ class Node:
         self._internal = {
             one.name: one
             for one in (
-                _operation("update", protocol.Update, lambda _, asked: writer.update(asked)),
-                _operation("become-primary", protocol.Name, self._become_primary),
-                _operation("find", protocol.Find, lambda _, asked: self.finder.find_here(asked)),
-                _operation("where", protocol.Name, self._where_here),
-                _operation("store", protocol.Name, lambda _, name: self.upkeep.store(name.key)),
+                _operation("update", protocol.UpdateContext, lambda _, asked: writer.update(asked)),
+                _operation("become-primary", protocol.ContextQuery, self._become_primary),
+                _operation("find", protocol.FindContexts, lambda _, asked: self.finder.find_here(asked)),
+                _operation("where", protocol.ContextQuery, self._where_here),
+                _operation("store", protocol.ContextQuery, lambda _, name: self.upkeep.store(name.key)),
             )
         }
         self._server = self._new_server((*asked, *self._internal.values()), IN_FLIGHT_MAX)
         self._watching = self._new_server([changes], WATCHING_MAX)
         self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
-            "applied": lambda data: writer.applied(protocol.decode(data, protocol.Applied)),
+            "applied": lambda data: writer.applied(protocol.decode(data, protocol.ReplicaApplied)),
             "server-information": keeper.heard_response,
         }
 
@@ -152,12 +158,12 @@ class Node:
         if loaded and await self.desk.log.forgotten_up_to() > loaded:
             await self.upkeep.drop_forgotten()
         if self.desk.copies.evicted:
-            await asyncio.to_thread(heap.give_back)
+            await asyncio.to_thread(heap.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
             self._subscriptions.append(await self.desk.bus.subscribe(subject, handler=self._told))
         for node, group in ((self.name, None), (protocol.ANY, GROUP)):
             for kind in ("read", "write"):
-                pattern = subjects.said_by(protocol.PART, "*", kind, node, "*")
+                pattern = subjects.from_identity(protocol.PART, "*", kind, node, "*")
                 handler = functools.partial(self._asked, pattern)
                 self._subscriptions.append(
                     await self.desk.bus.subscribe(pattern, group=group, handler=handler)
@@ -225,9 +231,9 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _new_server(self, operations: Iterable[server.Operation], pending_max: int) -> server.Server:
-        return server.Server(
-            self.desk.bus, protocol.PART, operations, codec=protocol.Codec(), pending_max=pending_max
+    def _new_server(self, operations: Iterable[server.RpcOperation], pending_max: int) -> server.RpcServer:
+        return server.RpcServer(
+            self.desk.bus, protocol.PART, operations, codec=protocol.InformCodec(), pending_max=pending_max
         )
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
@@ -270,7 +276,7 @@ class Node:
                 state.events.info("log-lost", node=self.name, error=error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _take_all(self, following: api.Following) -> None:
+    async def _take_all(self, following: api.OrderedConsumer) -> None:
         number = 0
         async for stored in following:
             told = self._take(stored)
@@ -295,7 +301,9 @@ class Node:
             return None
         mine = shared.log.under_way(stored)
         try:
-            entry = context_log.Entry(mine, stored.sequence) if mine else context_log.entry_of(stored)
+            entry = (
+                context_log.ContextLogEntry(mine, stored.sequence) if mine else context_log.entry_of(stored)
+            )
         except errors.InvalidInput as error:
             self.malformed += 1
             state.events.error("strange-record", sequence=stored.sequence, error=error)
@@ -310,7 +318,7 @@ class Node:
         if self.name not in record.holders:
             self.writer.heard_of(record.key, record.holders)
         elif record.acknowledge and record.holders[0] != self.name:
-            told = protocol.Applied(self.name, record.key, record.stamp)
+            told = protocol.ReplicaApplied(self.name, record.key, record.stamp)
             return protocol.to_node(record.holders[0], "applied"), protocol.encode(told)
         return None
 
@@ -344,7 +352,7 @@ class Node:
         kind = message.subject.rpartition(".")[2]
         try:
             if kind == "access":
-                asked = protocol.decode(message.data, protocol.Get)
+                asked = protocol.decode(message.data, protocol.GetContext)
                 copy = self.desk.copies.index.get(asked.key)
                 if asked.origin == self.name or copy is None or copy.temporary:
                     return
@@ -355,7 +363,7 @@ class Node:
                 self.desk.demand.add(asked.key, asked.origin)
                 self._respond(message, protocol.reply(found))
             elif kind == "select":
-                name = protocol.decode(message.data, protocol.Name)
+                name = protocol.decode(message.data, protocol.ContextQuery)
                 copy = self.desk.copies.index.get(name.key)
                 if copy is not None and not copy.temporary and name.silent != self.name:
                     self._respond(message, protocol.reply(self.desk.information()))
@@ -367,7 +375,7 @@ class Node:
         if not message.respond_now(data):
             self._spawn(self._guarded(message.respond(data)))
 
-    async def _answer_access(self, message: api.Message, asked: protocol.Get) -> None:
+    async def _answer_access(self, message: api.Message, asked: protocol.GetContext) -> None:
         with contextlib.suppress(errors.Unavailable):
             found = await self.reader.held(asked)
             if found is not None:
@@ -387,7 +395,7 @@ class Node:
             waits = operation is not None and operation.name == "read.changes"
             (self._watching if waits else self._server).submit(caller, operation)
 
-    def _done_at_once(self, name: str, caller: requests.Caller) -> bool:
+    def _done_at_once(self, name: str, caller: requests.RpcCaller) -> bool:
         if name == "read.get":
             return self._answered_at_once(caller.identity, caller.message)
         return name in _WRITES and self._begun_at_once(caller, _WRITES[name])
@@ -395,7 +403,7 @@ class Node:
     def _answered_at_once(self, sender: str, message: api.Message) -> bool:
         """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
         try:
-            asked = protocol.decode(message.data, protocol.Get)
+            asked = protocol.decode(message.data, protocol.GetContext)
             found = self.reader.local(asked.key, asked.max_staleness_s)
             if found is None or len(found.value) > AT_ONCE_BYTES_MAX:
                 return False
@@ -408,7 +416,7 @@ class Node:
         return True
 
     def _begun_at_once(
-        self, caller: requests.Caller, kind: type[protocol.Put] | type[protocol.Delete]
+        self, caller: requests.RpcCaller, kind: type[protocol.PutContext] | type[protocol.DeleteContext]
     ) -> bool:
         """Nor does a write, if we are the primary and nobody else is writing the same."""
         if len(self._tasks) + self._server.pending >= IN_FLIGHT_MAX:
@@ -423,7 +431,7 @@ class Node:
         begun.stored.add_done_callback(lambda _: self._finish(caller, begun))
         return True
 
-    def _finish(self, caller: requests.Caller, begun: writes.Begun) -> None:
+    def _finish(self, caller: requests.RpcCaller, begun: writes.PendingWrite) -> None:
         self._tasks.discard(begun.stored)
         try:
             self._respond(caller.message, protocol.reply(self.writer.finish(begun)))
@@ -440,7 +448,7 @@ class Node:
         if message.subject == protocol.to_all("server-information"):
             self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
         elif kind in self._internal and message.reply is not None:
-            self._server.submit(requests.Caller("", kind, message), self._internal[kind])
+            self._server.submit(requests.RpcCaller("", kind, message), self._internal[kind])
         elif (heard := self._heard.get(kind)) is not None:
             try:
                 heard(message.data)
@@ -455,7 +463,7 @@ class Node:
         except errors.Unavailable:
             return
 
-    async def _nodes(self, _: server.Call, asked: protocol.Nodes) -> protocol.Page[protocol.NodeView]:
+    async def _nodes(self, _: server.RpcCall, asked: protocol.Nodes) -> protocol.Page[protocol.NodeInfo]:
         shared = self.desk
         names = list(shared.directory.nodes)
         bisect.insort(names, self.name)
@@ -463,25 +471,25 @@ class Node:
         views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
         return protocol.Page(views, page["next"], self.name)
 
-    async def _become_primary(self, _: server.Call, name: protocol.Name) -> None:
+    async def _become_primary(self, _: server.RpcCall, name: protocol.ContextQuery) -> None:
         await self.writer.become_primary(name.key, name.silent)
 
-    async def _where_here(self, _: server.Call, name: protocol.Name) -> list[protocol.CopyView]:
+    async def _where_here(self, _: server.RpcCall, name: protocol.ContextQuery) -> list[protocol.ReplicaInfo]:
         return self.reader.where_here(name.key)
 
 
-_WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {
-    "write.put": protocol.Put,
-    "write.delete": protocol.Delete,
+_WRITES: dict[str, type[protocol.PutContext] | type[protocol.DeleteContext]] = {
+    "write.put": protocol.PutContext,
+    "write.delete": protocol.DeleteContext,
 }
 
 
 def _operation(
-    name: str, kind: type[T], handler: Callable[[server.Call, T], Awaitable[object]]
-) -> server.Operation:
+    name: str, kind: type[T], handler: Callable[[server.RpcCall, T], Awaitable[object]]
+) -> server.RpcOperation:
     """Without an audit record: the log of contexts names the writer of each record."""
     decode = functools.partial(_decode, kind)
-    return server.Operation(name, handler, audited=False, decode=decode)
+    return server.RpcOperation(name, handler, audited=False, decode=decode)
 
 
 def _decode(kind: type[T], data: bytes) -> T | bytes:

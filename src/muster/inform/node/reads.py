@@ -25,8 +25,8 @@ from muster.inform.node.replicas import demand, replica_table
 WHERE_TIMEOUT_S = 2.0
 
 
-class Reader:
-    def __init__(self, shared: state.Desk) -> None:
+class ContextReader:
+    def __init__(self, shared: state.NodeState) -> None:
         self._desk = shared
 
     # One context.
@@ -43,7 +43,7 @@ class Reader:
         value = copy.read()
         return None if value is None else self.context(key, copy, value, age_s)
 
-    def context(self, key: str, copy: replica_table.Copy, value: bytes, age_s: float) -> protocol.Context:
+    def context(self, key: str, copy: replica_table.Replica, value: bytes, age_s: float) -> protocol.Context:
         return protocol.Context(
             key,
             value,
@@ -58,7 +58,7 @@ class Reader:
             copy.expires_at_ns,
         )
 
-    async def get(self, asked: protocol.Get, identity: str) -> protocol.Context:
+    async def get(self, asked: protocol.GetContext, identity: str) -> protocol.Context:
         """`errors.NotFound` where there is none."""
         key = protocol.check_key(asked.key)
         if key.startswith(mounts.PREFIX):
@@ -72,7 +72,7 @@ class Reader:
         self._desk.check(identity, "read", key, found.writer)
         return found
 
-    async def held(self, asked: protocol.Get) -> protocol.Context | None:
+    async def held(self, asked: protocol.GetContext) -> protocol.Context | None:
         """From a copy of ours that is fresh enough, or can be made so."""
         shared = self._desk
         found = self.local(asked.key, asked.max_staleness_s)
@@ -92,9 +92,9 @@ class Reader:
         value = await shared.value_of(asked.key, copy)
         return None if value is None else self.context(asked.key, copy, value, shared.age_s(copy))
 
-    async def _from_others(self, asked: protocol.Get) -> protocol.Context:
+    async def _from_others(self, asked: protocol.GetContext) -> protocol.Context:
         shared, settings = self._desk, self._desk.settings
-        question = protocol.encode(protocol.Get(asked.key, asked.max_staleness_s, shared.name))
+        question = protocol.encode(protocol.GetContext(asked.key, asked.max_staleness_s, shared.name))
         topic = protocol.topic(protocol.bucket(asked.key), "access")
         deadline_s = shared.now_s() + settings.timeout_s
         while True:
@@ -117,7 +117,7 @@ class Reader:
         """As the log has it; `errors.NotFound` where there is none."""
         return self._from_log(key, await self._desk.log.last(key))
 
-    def _from_log(self, key: str, entry: context_log.Entry | None) -> protocol.Context:
+    def _from_log(self, key: str, entry: context_log.ContextLogEntry | None) -> protocol.Context:
         record = entry.record if entry is not None else None
         if entry is None or record is None or record.value is None or _expired(record, self._desk.now_ns()):
             raise errors.NotFound(f"no context {key!r}")
@@ -137,17 +137,17 @@ class Reader:
 
     # What happened to it.
 
-    async def history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+    async def history(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """Its changes after that version, oldest first, those that ``identity`` may read."""
         protocol.check_key(asked.key)
         while True:
             with contextlib.suppress(errors.Dropped):  # the oldest went while we read: those that are there
                 return await self._history(asked, identity)
 
-    async def _history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+    async def _history(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """As many as one answer holds; no more are held in memory, however many the log keeps."""
         shared, key, after_version = self._desk, asked.key, asked.after_version
-        changes: list[protocol.Change] = []
+        changes: list[protocol.ContextChange] = []
         number, size_bytes, more, reaches_back = 0, 0, False, False
         hidden: str | None = None  # the writer of the last one that must not be read
         async with contextlib.aclosing(shared.log.entries(key, since=max(1, after_version))) as entries:
@@ -166,16 +166,16 @@ class Reader:
                 size_bytes += protocol.answer_bytes(record.value, record.attributes)
                 more = bool(changes) and size_bytes > protocol.ANSWER_BYTES_MAX
                 if not more:
-                    changes.append(_change(context_log.Entry(record, entry.sequence)))
+                    changes.append(_change(context_log.ContextLogEntry(record, entry.sequence)))
                 elif after_version:  # else the rest is counted
                     break
         if hidden is not None and not changes:
             shared.check(identity, "read", key, hidden)
         # The last record stays, so where there is none, a deletion has been forgotten.
         complete = reaches_back if after_version else number < shared.settings.history
-        return protocol.History(changes, complete=complete, more=more)
+        return protocol.ContextHistory(changes, complete=complete, more=more)
 
-    async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
+    async def changes(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """As `history`, waiting for something to happen if nothing has."""
         shared, key = self._desk, protocol.check_key(asked.key)
         deadline_s = shared.now_s() + asked.wait_s
@@ -189,7 +189,7 @@ class Reader:
                     return found
             left_s = deadline_s - shared.now_s()
             if left_s <= 0 or shared.closing:
-                return protocol.History([])
+                return protocol.ContextHistory([])
             try:
                 async with asyncio.timeout(left_s):
                     await changed.wait()
@@ -198,26 +198,26 @@ class Reader:
 
     # Where it is.
 
-    async def where(self, asked: protocol.Where) -> protocol.Page[protocol.CopyView]:
+    async def where(self, asked: protocol.Where) -> protocol.Page[protocol.ReplicaInfo]:
         """The primary first. Every page asks all nodes again, so it has as many as fit."""
         shared, key = self._desk, protocol.check_key(asked.key)
-        question = protocol.encode(protocol.Name(key))
+        question = protocol.encode(protocol.ContextQuery(key))
         others = shared.directory.nodes
         told = await shared.bus.gather(
             protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
         )
-        order = {kind.value: place for place, kind in enumerate(demand.Kind)}
-        found = [view for one in told for view in protocol.result_of(one.data, list[protocol.CopyView])]
+        order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
+        found = [view for one in told for view in protocol.result_of(one.data, list[protocol.ReplicaInfo])]
         if not found:
             self._from_log(key, await shared.log.last(key))
 
-        def place(view: protocol.CopyView) -> str:
+        def place(view: protocol.ReplicaInfo) -> str:
             return f"{order[view.copy]} {view.node}"
 
         page = server.page(sorted(found, key=place), place, asked.after, rows_max=len(found))
         return protocol.Page(page["items"], page["next"])
 
-    def where_here(self, key: str) -> list[protocol.CopyView]:
+    def where_here(self, key: str) -> list[protocol.ReplicaInfo]:
         """The copy we hold, if we do."""
         shared = self._desk
         copy = shared.copies.index.get(key)
@@ -227,7 +227,7 @@ class Reader:
         counts = shared.demand.of(key)
         most = dict(heapq.nlargest(protocol.DEMAND_MAX, counts.items(), key=lambda count: count[1]))
         others = sum(counts.values()) - sum(most.values())
-        return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), most, others)]
+        return [protocol.ReplicaInfo(shared.name, kind, copy.version, shared.age_s(copy), most, others)]
 
 
 def _is_fresh(age_s: float, max_staleness_s: float | None) -> bool:
@@ -235,17 +235,17 @@ def _is_fresh(age_s: float, max_staleness_s: float | None) -> bool:
     return max_staleness_s is None or (max_staleness_s > 0 and age_s <= max_staleness_s)
 
 
-def _expired(record: protocol.Record, now_ns: int) -> bool:
+def _expired(record: protocol.ContextRecord, now_ns: int) -> bool:
     return record.expires_at_ns != 0 and record.expires_at_ns <= now_ns
 
 
-def _as_written(record: protocol.Record) -> protocol.Record:
+def _as_written(record: protocol.ContextRecord) -> protocol.ContextRecord:
     return msgspec.structs.replace(record, reason="put" if record.value is not None else "delete")
 
 
-def _change(entry: context_log.Entry) -> protocol.Change:
+def _change(entry: context_log.ContextLogEntry) -> protocol.ContextChange:
     record = entry.record
-    return protocol.Change(
+    return protocol.ContextChange(
         record.key,
         entry.version,
         state.stamp_text(record.stamp, record.stamped_by),

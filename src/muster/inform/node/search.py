@@ -39,12 +39,12 @@ NODE_BYTES_MIN = 4 << 10  # …but of so many for each
 
 
 class _Slice(NamedTuple):
-    matching: list[tuple[str, replica_table.Copy]]
+    matching: list[tuple[str, replica_table.Replica]]
     reached: str | None  # None: there are no further keys
 
 
-class Finder:
-    def __init__(self, shared: state.Desk, reader: reads.Reader) -> None:
+class ContextSearch:
+    def __init__(self, shared: state.NodeState, reader: reads.ContextReader) -> None:
         self._desk = shared
         self._reader = reader
         self._turn = asyncio.Lock()  # of the searches: one slice in each round of the loop
@@ -53,7 +53,7 @@ class Finder:
 
     # Everywhere.
 
-    async def find(self, asked: protocol.Find, identity: str) -> protocol.Found:
+    async def find(self, asked: protocol.FindContexts, identity: str) -> protocol.FindResult:
         """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
         shared = self._desk
         plan = search_plan.plan(asked.predicate)  # its faults are told here, once
@@ -72,7 +72,7 @@ class Finder:
             ),
             self._find_mounted(asked, plan),
         )
-        ours = [protocol.result_of(message.data, protocol.FoundHere) for message in told]
+        ours = [protocol.result_of(message.data, protocol.PartialFindResult) for message in told]
         heard = {one.node for one in ours}
         answers = ours + mounted
         # Who had more to say than one answer holds has told all up to where it came, and so have we.
@@ -90,11 +90,11 @@ class Finder:
         # While a primary moves, the old one and the new one may each take themselves for it.
         newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
         found = [one for one in newest.values() if shared.may_read(identity, one.key, one.writer)]
-        shown = protocol.fitting(found[: asked.limit])
+        shown = protocol.fit_to_reply(found[: asked.limit])
         if len(shown) < len(found):
             reached = shown[-1].key
         silent = [node for node in others if node not in heard]
-        return protocol.Found(
+        return protocol.FindResult(
             shown,
             silent[: protocol.SILENT_MAX],
             bool(unfinished) or len(shown) < len(found),
@@ -104,7 +104,7 @@ class Finder:
             len(silent[protocol.SILENT_MAX :]),
         )
 
-    async def _moved(self, plan: search_plan.Plan, keys: Sequence[str]) -> list[protocol.Context]:
+    async def _moved(self, plan: search_plan.SearchPlan, keys: Sequence[str]) -> list[protocol.Context]:
         """Those of them that the plan still selects, as the log has them.
 
         `errors.Unavailable` if the log does not answer: without them the search would be incomplete.
@@ -118,8 +118,8 @@ class Finder:
         return found
 
     async def _find_mounted(
-        self, asked: protocol.Find, plan: search_plan.Plan
-    ) -> tuple[list[protocol.FoundHere], dict[str, str]]:
+        self, asked: protocol.FindContexts, plan: search_plan.SearchPlan
+    ) -> tuple[list[protocol.PartialFindResult], dict[str, str]]:
         """What the other registries have, and which of them could not be asked."""
         may_read = functools.partial(self._desk.may_read, asked.reader)
         theirs = {
@@ -144,7 +144,7 @@ class Finder:
 
     # Here.
 
-    async def find_here(self, asked: protocol.Find) -> protocol.FoundHere:
+    async def find_here(self, asked: protocol.FindContexts) -> protocol.PartialFindResult:
         """Among the contexts whose primary we are."""
         if self._searches >= SEARCHES_MAX:
             raise errors.Overloaded(
@@ -156,7 +156,9 @@ class Finder:
         finally:
             self._searches -= 1
 
-    def _with_moved(self, asked: protocol.Find, told: protocol.FoundHere) -> protocol.FoundHere:
+    def _with_moved(
+        self, asked: protocol.FindContexts, told: protocol.PartialFindResult
+    ) -> protocol.PartialFindResult:
         """And what we gave up a moment ago, as it was then: the log tells what has become of it."""
         shared, plan = self._desk, search_plan.plan(asked.predicate)
         moved = sorted(
@@ -170,15 +172,17 @@ class Finder:
         if len(moved) > MOVED_MAX:
             reached = moved[MOVED_MAX - 1]
             contexts = [one for one in told.contexts if one.key <= reached]
-            return protocol.FoundHere(told.node, contexts, True, reached, moved=moved[:MOVED_MAX])
+            return protocol.PartialFindResult(told.node, contexts, True, reached, moved=moved[:MOVED_MAX])
         return msgspec.structs.replace(told, moved=moved) if moved else told
 
-    async def _search(self, asked: protocol.Find, plan: search_plan.Plan) -> protocol.FoundHere:
+    async def _search(
+        self, asked: protocol.FindContexts, plan: search_plan.SearchPlan
+    ) -> protocol.PartialFindResult:
         shared, until_s = self._desk, time.monotonic() + SEARCH_S
         found: list[protocol.Context] = []
         size, reached = 0, asked.after
         if plan.keys is None and not await self._ordered(until_s):
-            return protocol.FoundHere(shared.name, found, True, reached)
+            return protocol.PartialFindResult(shared.name, found, True, reached)
         while True:
             async with self._turn:
                 matching, after = self._slice(plan, reached)
@@ -187,23 +191,23 @@ class Finder:
                 if asked.reader and not shared.may_read(asked.reader, key, selected.writer):
                     continue
                 if len(found) == asked.limit:
-                    return protocol.FoundHere(shared.name, found, True, found[-1].key)
+                    return protocol.PartialFindResult(shared.name, found, True, found[-1].key)
                 copy, value = await self._value(plan, key, selected)
                 if value is None:
                     continue
                 size += len(value) + len(copy.attributes) + 256
                 if found and size > asked.bytes_max:
-                    return protocol.FoundHere(shared.name, found, True, found[-1].key)
+                    return protocol.PartialFindResult(shared.name, found, True, found[-1].key)
                 found.append(self._reader.context(key, copy, value, shared.age_s(copy)))
             if after is None:
-                return protocol.FoundHere(shared.name, found)
+                return protocol.PartialFindResult(shared.name, found)
             reached = after
             if time.monotonic() > until_s:
-                return protocol.FoundHere(shared.name, found, True, reached)
+                return protocol.PartialFindResult(shared.name, found, True, reached)
 
     async def _value(
-        self, plan: search_plan.Plan, key: str, copy: replica_table.Copy
-    ) -> tuple[replica_table.Copy, bytes | None]:
+        self, plan: search_plan.SearchPlan, key: str, copy: replica_table.Replica
+    ) -> tuple[replica_table.Replica, bytes | None]:
         """The value of what was selected; None where it has gone, or is no longer what is looked for."""
         while True:
             value = await self._desk.value_of(key, copy)
@@ -214,10 +218,10 @@ class Finder:
                 return copy, None
             copy = now  # it was written meanwhile
 
-    def _slice(self, plan: search_plan.Plan, after: str) -> _Slice:
+    def _slice(self, plan: search_plan.SearchPlan, after: str) -> _Slice:
         now_ns, until_s = self._desk.now_ns(), time.monotonic() + SLICE_S
         index, needed = self._desk.copies.index, plan.bytes
-        matching: list[tuple[str, replica_table.Copy]] = []
+        matching: list[tuple[str, replica_table.Replica]] = []
         while keys := self._following(plan, after):
             for key in keys:
                 copy = index.get(key)
@@ -235,7 +239,9 @@ class Finder:
                 return _Slice(matching, after)
         return _Slice(matching, None)
 
-    def _selects(self, plan: search_plan.Plan, key: str, copy: replica_table.Copy, now_ns: int) -> bool:
+    def _selects(
+        self, plan: search_plan.SearchPlan, key: str, copy: replica_table.Replica, now_ns: int
+    ) -> bool:
         if copy.temporary or copy.holders[0] != self._desk.name or not copy.is_live(now_ns):
             return False
         attributes = protocol.attributes_of(copy.attributes) if plan.asks else {}
@@ -243,7 +249,7 @@ class Finder:
 
     # The order of the keys.
 
-    def _following(self, plan: search_plan.Plan, after: str) -> Sequence[str]:
+    def _following(self, plan: search_plan.SearchPlan, after: str) -> Sequence[str]:
         """Some keys that the plan may select; none only where there are none."""
         if plan.keys is not None:
             first = bisect.bisect_right(plan.keys, after)
@@ -262,7 +268,7 @@ class Finder:
         """Whether all keys are in order; if not, the next search goes on with it."""
         held = self._desk.copies
         if held.order is None:
-            held.order = sorted_keys.Keys()
+            held.order = sorted_keys.SortedKeys()
             self._unordered = list(held.index)[::-1]
         while self._unordered:
             async with self._turn:
@@ -272,7 +278,7 @@ class Finder:
                 break
         return not self._unordered
 
-    def _order_some(self, order: sorted_keys.Keys) -> None:
+    def _order_some(self, order: sorted_keys.SortedKeys) -> None:
         until_s, index, waiting = time.monotonic() + SLICE_S, self._desk.copies.index, self._unordered
         while waiting:
             for key in waiting[: -SLICE_KEYS - 1 : -1]:
@@ -283,6 +289,6 @@ class Finder:
                 return
 
 
-def _end(told: protocol.FoundHere) -> str:
+def _end(told: protocol.PartialFindResult) -> str:
     """How far it came; a node of an older version says no more than its last key."""
     return told.reached or (told.contexts[-1].key if told.contexts else "")

@@ -15,7 +15,7 @@ from muster.core import errors
 T = TypeVar("T")
 
 
-class Rounds(Generic[T]):
+class SharedRounds(Generic[T]):
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
         self._next: asyncio.Future[T] | None = None  # of the question that has not been sent yet

@@ -24,7 +24,7 @@ from muster.inform.node.log import context_log, unsaved
 from muster.inform.node.log import view as log_view
 from muster.inform.node.replicas import demand, peers, replica_table
 
-events = log.Events("inform")
+events = log.EventLog("inform")
 
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
@@ -35,7 +35,7 @@ MOVED_REMEMBERED_S = 10.0  # longer than an answer to a search takes, and a new 
 UNDER_WAY_BYTES_MAX = 64 << 20  # of the memory: records that have come and are not in the view yet
 
 
-class RoleOf(Protocol):
+class RoleResolver(Protocol):
     """The role of an identity, if it is known."""
 
     def __call__(self, identity: str) -> str | None: ...
@@ -47,18 +47,18 @@ class Silent(errors.TimedOut):
     code = "silent"
 
 
-class Desk:
+class NodeState:
     def __init__(
         self,
         name: str,
         bus: api.Bus,
         log_: context_log.ContextLog,
         *,
-        settings: settings_.Inform,
-        view: log_view.View | None,
+        settings: settings_.InformSettings,
+        view: log_view.ReplicaView | None,
         now_ns: Callable[[], int],
         uptime_s: Callable[[], float],
-        role_of: RoleOf | None,
+        role_of: RoleResolver | None,
         zone: str,
     ) -> None:
         self.name = name
@@ -71,36 +71,36 @@ class Desk:
         self.role_of = role_of
         # Where everybody may be anybody, nobody owns anything.
         self._rules = (*settings.rules, *(access_rules.BUILT_IN if role_of is not None else ()))
-        self.mounts = {one.name: registry.mounted(one) for one in settings.mounts}
+        self.mounts = {one.name: registry.open_mount(one) for one in settings.mounts}
         self.zone = zone
         under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
-        self.copies = replica_table.Copies(name, memory_bytes_max=settings.memory_bytes - under_way)
-        self.directory = peers.Directory(name, lost_after_s=settings.lost_after_s)
-        self.clock = clock.Clock(name)
-        self.demand = demand.Counts()
+        self.copies = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)
+        self.directory = peers.NodeDirectory(name, lost_after_s=settings.lost_after_s)
+        self.clock = clock.HybridClock(name)
+        self.demand = demand.DemandCounts()
         self.requests = 0  # of users, since the load was last looked at
-        self.load = protocol.Load()
+        self.load = protocol.NodeLoad()
         self.due: list[tuple[int, str]] = []  # when an expiry or the end of a tombstone is to be looked at
-        self.unsaved = unsaved.Unsaved()
+        self.unsaved = unsaved.UnsavedChanges()
         self.buckets_changed = asyncio.Event()
         self._buckets_generation = 0
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.moved: dict[
-            str, tuple[float, replica_table.Copy]
+            str, tuple[float, replica_table.Replica]
         ] = {}  # since when we are not its primary any more
         self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
-        self.log_end = shared_rounds.Rounds(self._ask_log_end)
+        self.log_end = shared_rounds.SharedRounds(self._ask_log_end)
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
         self._advanced: asyncio.Event | None = None  # while somebody waits for the follower
         # An event lives as long as somebody waits for it: a client may name keys that will never be.
         self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
-        self.turns = key_locks.Turns()
+        self.turns = key_locks.KeyLocks()
 
     # Records become copies.
 
-    def apply(self, entry: context_log.Entry, *, just_stamped: bool = False) -> None:
+    def apply(self, entry: context_log.ContextLogEntry, *, just_stamped: bool = False) -> None:
         """``just_stamped``: by us, so that our clock knows."""
         record = entry.record
         was = self.copies.index.get(record.key) if record.reason == "place" else None
@@ -110,7 +110,7 @@ class Desk:
             self._moved_away(record.key, was)
         if not just_stamped:
             with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
-                self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
+                self.clock.observe(clock.HybridTimestamp(record.stamp, record.stamped_by), self.now_ns())
         held = record.key in self.copies.index
         self._note(record.key, entry if held else None)
         if held:
@@ -118,7 +118,7 @@ class Desk:
                 self.short.add(record.key)
             self._expect_end(record)
 
-    def _moved_away(self, key: str, was: replica_table.Copy) -> None:
+    def _moved_away(self, key: str, was: replica_table.Replica) -> None:
         now_s, moved = self.now_s(), self.moved
         moved.pop(key, None)
         moved[key] = now_s, was
@@ -127,12 +127,12 @@ class Desk:
         ):
             del moved[next(iter(moved))]
 
-    def restore(self, entries: list[context_log.Entry]) -> None:
+    def restore(self, entries: list[context_log.ContextLogEntry]) -> None:
         """Copies as the view has them: nothing of it is news to anybody."""
         now_s = self.now_s()
         latest = max(entries, key=lambda entry: entry.record.stamp).record
         with contextlib.suppress(errors.MusterError):
-            self.clock.observe(clock.Stamp(latest.stamp, latest.stamped_by), self.now_ns())
+            self.clock.observe(clock.HybridTimestamp(latest.stamp, latest.stamped_by), self.now_ns())
         for entry in entries:
             if self.copies.apply(entry.record, entry.sequence, now_s):
                 self._expect_end(entry.record)  # whether there are enough copies is looked at once, of all
@@ -143,7 +143,7 @@ class Desk:
             self.copies.drop(key)
         self.due.clear()
 
-    def _expect_end(self, record: protocol.Record) -> None:
+    def _expect_end(self, record: protocol.ContextRecord) -> None:
         end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)
         if end_ns:
             heapq.heappush(self.due, (end_ns, record.key))
@@ -161,7 +161,7 @@ class Desk:
             return (stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
         return expires_at_ns
 
-    def _note(self, key: str, entry: context_log.Entry | None) -> None:
+    def _note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
         if self.view is not None:
             self.unsaved.note(key, entry)
         if self._buckets_generation != self.copies.buckets_generation:
@@ -238,10 +238,10 @@ class Desk:
         except TimeoutError:
             raise errors.TimedOut(f"the log did not answer {self.name} in {timeout_s:g} s") from None
 
-    def age_s(self, copy: replica_table.Copy) -> float:
+    def age_s(self, copy: replica_table.Replica) -> float:
         return max(0.0, self.now_s() - (copy.fresh_at_s if copy.temporary else self.fresh_at_s))
 
-    async def value_of(self, key: str, copy: replica_table.Copy) -> bytes | None:
+    async def value_of(self, key: str, copy: replica_table.Replica) -> bytes | None:
         """The value, from memory or from where it was put; None if the context changed meanwhile."""
         value = copy.read()
         if value is not None:
@@ -272,7 +272,7 @@ class Desk:
             return False
         return True
 
-    def mounted(self, key: str) -> mounts.Mounted:
+    def mounted(self, key: str) -> mounts.MountedRegistry:
         """The registry that a key under `mounts.PREFIX` is of."""
         name = key.removeprefix(mounts.PREFIX).partition("/")[0]
         if name not in self.mounts:
@@ -302,4 +302,4 @@ class Desk:
 
 
 def stamp_text(stamp: int, stamped_by: str) -> str:
-    return clock.text(stamp, stamped_by)
+    return clock.format_timestamp(stamp, stamped_by)

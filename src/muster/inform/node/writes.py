@@ -48,7 +48,7 @@ class _Base(NamedTuple):
     sequence: int
     version: int
     holders: tuple[str, ...]
-    stamp: clock.Stamp | None
+    stamp: clock.HybridTimestamp | None
     writer: str | None  # None: nothing is there to be owned
     request: str
     live: bool
@@ -57,26 +57,28 @@ class _Base(NamedTuple):
 NOTHING = _Base(0, 0, (), None, None, "", False)  # equivalent: a version is read of what is live
 
 
-class Begun(NamedTuple):
+class PendingWrite(NamedTuple):
     """A write that is on its way into the log."""
 
-    update: protocol.Update
-    record: protocol.Record
+    update: protocol.UpdateContext
+    record: protocol.ContextRecord
     stored: asyncio.Future[int]
 
 
-class Writer:
-    def __init__(self, shared: state.Desk) -> None:
+class ContextWriter:
+    def __init__(self, shared: state.NodeState) -> None:
         self._desk = shared
         self._applied: dict[tuple[str, int], tuple[set[str], asyncio.Event]] = {}
         self._hints: dict[str, tuple[str, ...]] = {}  # holders of contexts that are not here
 
     # The initiator.
 
-    async def write(self, asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Written:
+    async def write(
+        self, asked: protocol.PutContext | protocol.DeleteContext, writer: str
+    ) -> protocol.WriteResult:
         asked = _checked(asked, writer)
         shared, key = self._desk, asked.key
-        may_be_new = isinstance(asked, protocol.Put) and not asked.expected_version
+        may_be_new = isinstance(asked, protocol.PutContext) and not asked.expected_version
         for _ in range(ATTEMPTS):
             with _in_doubt(key, is_repeat=asked.repeat):
                 holders = self._known_holders(key)
@@ -85,18 +87,18 @@ class Writer:
                     holders = self.heard_of(key, entry.record.holders) if entry is not None else ()
                 may_be_new = False
                 if holders:
-                    update = protocol.Update(asked, writer)
-                elif isinstance(asked, protocol.Delete) and not asked.repeat:
+                    update = protocol.UpdateContext(asked, writer)
+                elif isinstance(asked, protocol.DeleteContext) and not asked.repeat:
                     raise errors.NotFound(f"no context {key!r}")
                 else:
                     holders = tuple(self._choose())
-                    update = protocol.Update(asked, writer, holders)
+                    update = protocol.UpdateContext(asked, writer, holders)
                 primary = holders[0]
                 try:
                     if primary == shared.name:
                         return await self.update(update)
-                    return await shared.ask(primary, "update", update, protocol.Written)
-                except protocol.Moved:
+                    return await shared.ask(primary, "update", update, protocol.WriteResult)
+                except protocol.PrimaryMoved:
                     if primary != shared.name:  # we found out ourselves who it is now
                         self._hints.pop(key, None)
                     continue
@@ -111,7 +113,7 @@ class Writer:
                 f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written"
             )
 
-    def begin(self, asked: protocol.Put | protocol.Delete, writer: str) -> Begun | None:
+    def begin(self, asked: protocol.PutContext | protocol.DeleteContext, writer: str) -> PendingWrite | None:
         """A write as most are: of a context whose primary we are, and that nobody else is writing. It needs
         no task, only `finish` when it is stored.  None: it may be another, for `write`.
         """
@@ -119,25 +121,31 @@ class Writer:
         shared, key = self._desk, asked.key
         base = self._base_here(key)
         if base is not None:
-            update = protocol.Update(asked, writer)
-        elif isinstance(asked, protocol.Put) and not asked.expected_version and not self._has_heard_of(key):
-            base, update = NOTHING, protocol.Update(asked, writer, tuple(self._choose()))
+            update = protocol.UpdateContext(asked, writer)
+        elif (
+            isinstance(asked, protocol.PutContext)
+            and not asked.expected_version
+            and not self._has_heard_of(key)
+        ):
+            base, update = NOTHING, protocol.UpdateContext(asked, writer, tuple(self._choose()))
         else:
             return None
-        if (isinstance(asked, protocol.Put) and asked.ack != "logged") or not shared.turns.take_now(key):
+        if (isinstance(asked, protocol.PutContext) and asked.ack != "logged") or not shared.turns.take_now(
+            key
+        ):
             return None
         try:
             record = self._next_record(update, base)
             if record is not None:
                 stored = shared.log.append_soon(record, base.sequence, timeout_s=shared.settings.timeout_s)
-                return Begun(update, record, stored)
+                return PendingWrite(update, record, stored)
         except BaseException:
             shared.turns.give(key)
             raise
         shared.turns.give(key)
         return None
 
-    def finish(self, begun: Begun) -> protocol.Written:
+    def finish(self, begun: PendingWrite) -> protocol.WriteResult:
         """It is stored; or what went wrong is raised, and `go_on` is next."""
         shared, record = self._desk, begun.record
         try:
@@ -150,13 +158,13 @@ class Writer:
         if isinstance(sequence, api.Duplicate):
             shared.turns.give(record.key)
             raise errors.Conflict(f"{record.key!r}: this write was stored before")
-        entry = context_log.Entry(record, sequence)
+        entry = context_log.ContextLogEntry(record, sequence)
         shared.apply(entry, just_stamped=True)  # equivalent: to observe our own stamp changes nothing
         shared.appended(sequence, record.key)
         shared.turns.give(record.key)
         return _written(entry, 1)
 
-    async def go_on(self, begun: Begun, error: errors.MusterError) -> protocol.Written:
+    async def go_on(self, begun: PendingWrite, error: errors.MusterError) -> protocol.WriteResult:
         """With one that was begun and is not known to be stored."""
         if isinstance(error, errors.TimedOut):
             try:
@@ -200,14 +208,15 @@ class Writer:
         others = [node for node in entry.record.holders if node not in (silent, shared.name)]
         told = await shared.bus.gather(
             protocol.topic(protocol.bucket(key), "select"),
-            protocol.encode(protocol.Name(key, silent)),
+            protocol.encode(protocol.ContextQuery(key, silent)),
             enough=max(1, len(others)),
             timeout_s=min(1.0, shared.settings.timeout_s),
         )
         answered = [protocol.result_of(message.data, protocol.ServerInformation) for message in told]
         known = {one.node: one for one in shared.directory.candidates(shared.information())}
         candidates = [
-            known.get(one.node, placement.Candidate(one.node, one.load.ratio, 1000.0)) for one in answered
+            known.get(one.node, placement.ReplicaCandidate(one.node, one.load.ratio, 1000.0))
+            for one in answered
         ]
         if shared.name in entry.record.holders:
             candidates.append(known[shared.name])
@@ -216,7 +225,7 @@ class Writer:
                 if node == shared.name:
                     await self.become_primary(key, silent)
                 else:
-                    await shared.ask(node, "become-primary", protocol.Name(key, silent), type(None))
+                    await shared.ask(node, "become-primary", protocol.ContextQuery(key, silent), type(None))
             except state.Silent:
                 continue
             return
@@ -224,7 +233,7 @@ class Writer:
 
     # The primary.
 
-    async def update(self, update: protocol.Update) -> protocol.Written:
+    async def update(self, update: protocol.UpdateContext) -> protocol.WriteResult:
         """Carry out a write as the context's primary; `protocol.Moved` if another node is."""
         shared, asked = self._desk, update.write
         async with shared.turns.of(asked.key):
@@ -237,7 +246,7 @@ class Writer:
                         base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
                     try:
                         record = self._next_record(update, base)
-                    except protocol.Moved:
+                    except protocol.PrimaryMoved:
                         raise
                     except errors.MusterError as refusal:
                         if not fresh:  # we may have been deposed: only what the log has is a reason
@@ -253,7 +262,7 @@ class Writer:
                         continue
                     if record is None:  # done already
                         status = "normal" if len(base.holders) == 1 else "updated"
-                        return protocol.Written(
+                        return protocol.WriteResult(
                             asked.key, base.version, str(base.stamp), shared.name, 1, status
                         )
                     waiting = self._expect(record) if record.acknowledge else None
@@ -275,11 +284,11 @@ class Writer:
             f"{asked.key!r} changes faster than it can be written; it may have been", retry_after_s=0.1
         )
 
-    def _next_record(self, update: protocol.Update, base: _Base) -> protocol.Record | None:
+    def _next_record(self, update: protocol.UpdateContext, base: _Base) -> protocol.ContextRecord | None:
         shared, asked = self._desk, update.write
         holders = base.holders or update.holders
         if not holders or holders[0] != shared.name:
-            raise protocol.Moved(f"{shared.name} is not the primary of {asked.key!r}")
+            raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {asked.key!r}")
         if asked.request == base.request and update.writer == base.writer:
             return None
         shared.check(update.writer, "write", asked.key, base.writer if base.live else None)
@@ -290,10 +299,10 @@ class Writer:
             )
         now_ns = shared.now_ns()
         stamp = shared.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
-        if isinstance(asked, protocol.Delete):
+        if isinstance(asked, protocol.DeleteContext):
             if not base.live:
                 raise errors.NotFound(f"no context {asked.key!r}")
-            return protocol.Record(
+            return protocol.ContextRecord(
                 asked.key,
                 holders,
                 stamp.time,
@@ -302,7 +311,7 @@ class Writer:
                 request=asked.request,
                 reason="delete",
             )
-        return protocol.Record(
+        return protocol.ContextRecord(
             asked.key,
             holders,
             stamp.time,
@@ -315,19 +324,19 @@ class Writer:
             acknowledge=asked.ack == "replicated" and len(holders) > 1,
         )
 
-    def _stamp_after(self, last: clock.Stamp, now_ns: int) -> clock.Stamp:
+    def _stamp_after(self, last: clock.HybridTimestamp, now_ns: int) -> clock.HybridTimestamp:
         try:
             return self._desk.clock.observe(last, now_ns)
-        except clock.TooFarAhead:
+        except clock.ClockSkewTooLarge:
             # Its writer's clock was wrong: the context goes on from there, our clock does not.
-            return clock.Stamp(last.time + 1, self._desk.name)
+            return clock.HybridTimestamp(last.time + 1, self._desk.name)
 
     def _base_here(self, key: str) -> _Base | None:
         shared = self._desk
         copy = shared.copies.index.get(key)
         if copy is None or copy.temporary:
             return None
-        stamp = clock.Stamp(copy.stamp, copy.stamped_by)
+        stamp = clock.HybridTimestamp(copy.stamp, copy.stamped_by)
         live = copy.is_live(shared.now_ns())
         return _Base(copy.sequence, copy.version, copy.holders, stamp, copy.writer, copy.request, live)
 
@@ -346,7 +355,7 @@ class Writer:
             entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
         )
 
-    async def _append(self, record: protocol.Record, after: int) -> context_log.Entry:
+    async def _append(self, record: protocol.ContextRecord, after: int) -> context_log.ContextLogEntry:
         """Append and apply; or what an earlier attempt of the same write stored.
 
         An unknown outcome is looked up; if it cannot be, `errors.TimedOut`.
@@ -356,7 +365,7 @@ class Writer:
             sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
         except errors.TimedOut as error:
             return await self._looked_up(record, error)
-        entry = context_log.Entry(record, sequence)
+        entry = context_log.ContextLogEntry(record, sequence)
         if isinstance(sequence, api.Duplicate):
             with _in_doubt(record.key):
                 first = await shared.log.at(sequence, record.key)
@@ -372,7 +381,7 @@ class Writer:
         shared.appended(sequence, record.key)
         return entry
 
-    async def _first_attempt(self, update: protocol.Update) -> context_log.Entry | None:
+    async def _first_attempt(self, update: protocol.UpdateContext) -> context_log.ContextLogEntry | None:
         """What an earlier attempt stored; None if it is certain that none did."""
         shared, key = self._desk, update.write.key
         number = 0
@@ -390,7 +399,7 @@ class Writer:
             hint="read it and decide anew",
         )
 
-    async def _fence(self, update: protocol.Update, base: _Base) -> bool:
+    async def _fence(self, update: protocol.UpdateContext, base: _Base) -> bool:
         """Make the log reject every other attempt of a write that is about to be refused.
 
         One of them may still be under way, and succeed after the client got the refusal.  The record changes
@@ -400,11 +409,13 @@ class Writer:
         entry = await shared.log.last(asked.key)
         if entry is not None:
             record = _placed(entry, entry.record.holders)
-        elif isinstance(asked, protocol.Put):  # it expects a version that no later record can have
+        elif isinstance(asked, protocol.PutContext):  # it expects a version that no later record can have
             return True
         else:
             stamp = shared.clock.now(shared.now_ns())
-            record = protocol.Record(asked.key, update.holders, stamp.time, stamp.node, reason="refuse")
+            record = protocol.ContextRecord(
+                asked.key, update.holders, stamp.time, stamp.node, reason="refuse"
+            )
         write_id = context_log.write_id(update.writer, asked.key, asked.request)
         try:
             sequence = await shared.log.append(
@@ -415,11 +426,13 @@ class Writer:
         if isinstance(sequence, api.Duplicate):
             first = await shared.log.at(sequence, asked.key)
             return first is None or not _is_attempt(first, update)
-        shared.apply(context_log.Entry(record, sequence))
+        shared.apply(context_log.ContextLogEntry(record, sequence))
         shared.appended(sequence, asked.key)
         return True
 
-    async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> context_log.Entry:
+    async def _looked_up(
+        self, record: protocol.ContextRecord, error: errors.TimedOut
+    ) -> context_log.ContextLogEntry:
         shared = self._desk
         with _in_doubt(record.key):
             entry = await shared.log.last(record.key)
@@ -431,12 +444,12 @@ class Writer:
         shared.apply(entry)
         return entry
 
-    def _expect(self, record: protocol.Record) -> asyncio.Event:
+    def _expect(self, record: protocol.ContextRecord) -> asyncio.Event:
         done = asyncio.Event()
         self._applied[record.key, record.stamp] = set(record.holders) - {self._desk.name}, done
         return done
 
-    def applied(self, told: protocol.Applied) -> None:
+    def applied(self, told: protocol.ReplicaApplied) -> None:
         """A holder has a record that was to be acknowledged."""
         expected = self._applied.get((told.key, told.stamp))
         if expected is not None:
@@ -445,7 +458,7 @@ class Writer:
             if not missing:
                 done.set()
 
-    async def _replicated(self, record: protocol.Record, done: asyncio.Event) -> int:
+    async def _replicated(self, record: protocol.ContextRecord, done: asyncio.Event) -> int:
         missing, _ = self._applied[record.key, record.stamp]
         try:
             async with asyncio.timeout(self._desk.settings.timeout_s):
@@ -480,7 +493,7 @@ class Writer:
             if entry is not None and entry.record.holders == before and entry.record.value is not None:
                 await self._place(entry, holders)
 
-    async def _place(self, entry: context_log.Entry, holders: tuple[str, ...]) -> None:
+    async def _place(self, entry: context_log.ContextLogEntry, holders: tuple[str, ...]) -> None:
         try:
             await self._append(_placed(entry, holders), entry.sequence)
         except errors.Conflict:
@@ -499,17 +512,17 @@ class Writer:
             if not 0 < entry.record.expires_at_ns <= now_ns:  # equivalent: no lease ends at 1 ns
                 return
             stamp = self._stamp_after(_stamp(entry.record), now_ns)
-            record = protocol.Record(
+            record = protocol.ContextRecord(
                 key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
             )
             await self._append(record, entry.sequence)
 
 
-def _written(entry: context_log.Entry, copies: int) -> protocol.Written:
+def _written(entry: context_log.ContextLogEntry, copies: int) -> protocol.WriteResult:
     record = entry.record
     stamp = state.stamp_text(record.stamp, record.stamped_by)
     status = "normal" if copies >= len(record.holders) else "updated"
-    return protocol.Written(record.key, entry.version, stamp, record.holders[0], copies, status)
+    return protocol.WriteResult(record.key, entry.version, stamp, record.holders[0], copies, status)
 
 
 @contextlib.contextmanager
@@ -525,34 +538,36 @@ def _in_doubt(key: str, *, is_repeat: bool = True) -> Iterator[None]:
         raise errors.TimedOut(f"{key!r} may have been written: {error}") from error
 
 
-def _placed(entry: context_log.Entry, holders: tuple[str, ...]) -> protocol.Record:
+def _placed(entry: context_log.ContextLogEntry, holders: tuple[str, ...]) -> protocol.ContextRecord:
     """The same value, with its copies there."""
     return msgspec.structs.replace(
         entry.record, holders=holders, version=entry.version, reason="place", acknowledge=False
     )
 
 
-def _is_attempt(entry: context_log.Entry, update: protocol.Update) -> bool:
+def _is_attempt(entry: context_log.ContextLogEntry, update: protocol.UpdateContext) -> bool:
     """Whether the record is of this write; a copy that was moved later still is."""
     return (entry.record.request, entry.record.writer) == (update.write.request, update.writer)
 
 
-def _repeated(update: protocol.Update) -> protocol.Update:
+def _repeated(update: protocol.UpdateContext) -> protocol.UpdateContext:
     return msgspec.structs.replace(update, write=msgspec.structs.replace(update.write, repeat=True))
 
 
-def _stamp(record: protocol.Record) -> clock.Stamp:
-    return clock.Stamp(record.stamp, record.stamped_by)
+def _stamp(record: protocol.ContextRecord) -> clock.HybridTimestamp:
+    return clock.HybridTimestamp(record.stamp, record.stamped_by)
 
 
-def _checked(asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Put | protocol.Delete:
+def _checked(
+    asked: protocol.PutContext | protocol.DeleteContext, writer: str
+) -> protocol.PutContext | protocol.DeleteContext:
     if not asked.request:
         asked = msgspec.structs.replace(asked, request=uuid.uuid4().hex)
     elif len(asked.request) > REQUEST_CHARACTERS_MAX:  # each context keeps its last one
         raise errors.InvalidInput(f"the id of a request has at most {REQUEST_CHARACTERS_MAX} characters")
     if asked.key.startswith(mounts.PREFIX):
         raise errors.Refused(f"{asked.key!r} is of another registry, where we only read")
-    if isinstance(asked, protocol.Delete):
+    if isinstance(asked, protocol.DeleteContext):
         protocol.check_key(asked.key)
         return asked
     if asked.key:

@@ -47,12 +47,12 @@ class BrokerAccess:
 
 
 @dataclass(slots=True)
-class Place:
+class AdapterContext:
     """Where an adapter stands: what its agent gives it."""
 
     name: str
     folder: pathlib.Path | None  # its own, for files; None where nothing is kept
-    changed: Callable[[protocol.Observed], None]
+    changed: Callable[[protocol.ObservedState], None]
     runtime: dict[str, Any] = field(default_factory=dict)
     happened: Callable[..., None] = lambda *_, **__: None  # (what, **details): an event, for who subscribes
     neighbour: Callable[[str], Adapter | None] = lambda _: None  # another resource of the same agent
@@ -79,7 +79,7 @@ class Adapter(abc.ABC):
     config_type: ClassVar[type[msgspec.Struct]]
     can_be_renamed: ClassVar[bool] = True  # whether its resource minds that its folder moves
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: AdapterContext) -> None:
         self.place = place
 
     @abc.abstractmethod
@@ -95,7 +95,7 @@ class Adapter(abc.ABC):
         """Stop it and remove it. When this returns, it is gone."""
 
     @abc.abstractmethod
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         """How it is now. ``digest`` may be left empty: the agent fills in that of the last configuration."""
 
     @abc.abstractmethod

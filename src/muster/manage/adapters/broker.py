@@ -36,7 +36,9 @@ TRUST_S = 30.0  # between two looks whether the domain's documents have changed
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class BrokerResourceConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     host: str = "127.0.0.1"
     port: Port = 0
     storage: bool = False
@@ -46,26 +48,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connections_max: Annotated[int, msgspec.Meta(ge=1)] = 65_536
 
 
-class Broker(base.Adapter):
+class BrokerAdapter(base.Adapter):
     type_name = "broker"
-    config_type = Config
+    config_type = BrokerResourceConfig
     can_be_renamed = False  # it runs in its folder, and others know it by its name
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self._config: Config | None = None
+        self._config: BrokerResourceConfig | None = None
         self._watching: asyncio.Task[None] | None = None
         self._trusting: asyncio.Task[None] | None = None
         self._access: base.BrokerAccess | None = None
         self._ending: asyncio.Task[None] | None = None
         self.broker: broker.Broker | None = None
 
-    async def create(self, config: Config, *, start: bool) -> None:
+    async def create(self, config: BrokerResourceConfig, *, start: bool) -> None:
         self._config = config
         if start:
             await self.do_start()
 
-    async def put(self, config: Config) -> None:
+    async def put(self, config: BrokerResourceConfig) -> None:
         before, self._config = self._config, config
         if self.broker is None or before is None:
             return
@@ -83,10 +85,10 @@ class Broker(base.Adapter):
         await self.do_stop()
         self._config = None
 
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         return self._observed()
 
-    async def resume(self, config: Config) -> None:
+    async def resume(self, config: BrokerResourceConfig) -> None:
         self._config = config
 
     async def close(self) -> None:
@@ -97,7 +99,7 @@ class Broker(base.Adapter):
     async def do_start(self) -> None:
         if self._config is None:
             raise errors.NotFound(f"{self.place.name} does not exist")
-        runs = self.broker is not None and self.broker.state is broker.State.RUNNING
+        runs = self.broker is not None and self.broker.state is broker.BrokerState.RUNNING
         if runs and self._ending is None:
             return
         await self.do_stop()
@@ -185,7 +187,7 @@ class Broker(base.Adapter):
         if self.broker is not None and access.trust != self.broker.config.trust:
             await self.broker.apply(dataclasses.replace(self.broker.config, trust=access.trust))
 
-    def _settings(self, wanted: Config, access: base.BrokerAccess) -> config.BrokerConfig:
+    def _settings(self, wanted: BrokerResourceConfig, access: base.BrokerAccess) -> config.BrokerConfig:
         ports = self.place.runtime.get("ports", {})
         return config.BrokerConfig(
             name=self.place.name,
@@ -193,8 +195,8 @@ class Broker(base.Adapter):
             host=wanted.host,
             port=wanted.port or ports.get("port", 0),
             monitor_port=ports.get("monitor_port", 0),
-            leaf=config.Listener(port=ports.get("leaf", 0)),
-            storage=config.Storage(domain=self.place.name) if wanted.storage else None,
+            leaf=config.BrokerListener(port=ports.get("leaf", 0)),
+            storage=config.BrokerStorage(domain=self.place.name) if wanted.storage else None,
             connections_max=wanted.connections_max,
             trust=access.trust,
         )
@@ -228,7 +230,7 @@ class Broker(base.Adapter):
             return wanted <= {one.id for one in await made.links() if one.up}
 
         try:
-            await broker.poll(up, timeout_s=LINK_TIMEOUT_S)
+            await broker.poll_until(up, timeout_s=LINK_TIMEOUT_S)
         except TimeoutError:
             raise errors.Unavailable(
                 f"{self.place.name}: links to {', '.join(sorted(wanted))} are not up in {LINK_TIMEOUT_S:g} s"
@@ -246,7 +248,7 @@ class Broker(base.Adapter):
         if "://" in far:
             return config.LeafRemote(id=id, urls=(far,), account=account, credentials_file=creds)
         other = self.place.neighbour(far)
-        url = other.broker.leaf_url if isinstance(other, Broker) and other.broker is not None else None
+        url = other.broker.leaf_url if isinstance(other, BrokerAdapter) and other.broker is not None else None
         if url is None:
             raise errors.Unavailable(f"{self.place.name}: the broker {far!r} does not run on this machine")
         return config.LeafRemote(id=id, urls=(url,), far=far, account=account, credentials_file=creds)
@@ -284,7 +286,7 @@ class Broker(base.Adapter):
         assert self._config is not None
         for name in self._config.ring:
             other = self if name == self.place.name else self.place.neighbour(name)
-            if not isinstance(other, Broker) or other.broker is None:
+            if not isinstance(other, BrokerAdapter) or other.broker is None:
                 return False
             try:
                 links = await other.broker.links()
@@ -299,14 +301,16 @@ class Broker(base.Adapter):
     # What it says
 
     def _changed(self, made: broker.Broker) -> None:
-        if made is self.broker and made.state in (broker.State.FAILED, broker.State.RUNNING):
+        if made is self.broker and made.state in (broker.BrokerState.FAILED, broker.BrokerState.RUNNING):
             self._tell()
 
-    def _observed(self) -> protocol.Observed:
+    def _observed(self) -> protocol.ObservedState:
         if self.broker is None:
-            return protocol.Observed(self._config is not None, health.State.DOWN, "it does not run")
+            return protocol.ObservedState(
+                self._config is not None, health.HealthState.DOWN, "it does not run"
+            )
         made = self.broker
-        if made.state is broker.State.RUNNING:
+        if made.state is broker.BrokerState.RUNNING:
             reserve = any(one.id == RESERVE for one in made.config.remotes)
             properties = {
                 "url": made.url,
@@ -314,10 +318,14 @@ class Broker(base.Adapter):
                 "pid": made.pid,
                 "reserve_closed": reserve,
             }
-            return protocol.Observed(True, health.State.UP, properties=properties)
+            return protocol.ObservedState(True, health.HealthState.UP, properties=properties)
         reason = made.failure.message if made.failure is not None else made.state.value
-        state = health.State.STARTING if made.state is broker.State.STARTING else health.State.DOWN
-        return protocol.Observed(True, state, reason)
+        state = (
+            health.HealthState.STARTING
+            if made.state is broker.BrokerState.STARTING
+            else health.HealthState.DOWN
+        )
+        return protocol.ObservedState(True, state, reason)
 
     def _tell(self) -> None:
         self.place.changed(self._observed())

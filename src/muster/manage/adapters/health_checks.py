@@ -16,11 +16,11 @@ from muster.core import errors
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
 
 
-class Inconclusive(Exception):
+class InconclusiveCheck(Exception):
     """The check itself could not be carried out."""
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What says that it works. ``exit``: that it runs. The others are asked every ``every_s``."""
 
     kind: Literal["exit", "port", "http", "command"] = "exit"
@@ -41,7 +41,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
 
-async def problem(check: Check) -> str | None:
+async def find_problem(check: HealthCheck) -> str | None:
     """Why it does not work, or None; `Inconclusive` where this machine lacks what the check needs."""
     try:
         async with asyncio.timeout(check.timeout_s):
@@ -60,7 +60,7 @@ async def problem(check: Check) -> str | None:
         return f"no answer in {check.timeout_s:g} s"
     except (OSError, ValueError, errors.MusterError) as error:
         if _is_shortage(error):
-            raise Inconclusive(str(error)) from error
+            raise InconclusiveCheck(str(error)) from error
         return str(error)
     return None
 

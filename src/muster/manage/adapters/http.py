@@ -22,41 +22,43 @@ from muster.manage.adapters import base
 ANSWER_BYTES = 64 << 10
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class HttpCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     url: str
     method: Literal["GET", "POST", "PUT", "DELETE"] = "POST"
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class HttpServiceConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     health_url: str
     every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 3.0
     failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
-    start: Call | None = None
-    stop: Call | None = None
-    configure: Call | None = None  # is sent ``settings`` as JSON
+    start: HttpCall | None = None
+    stop: HttpCall | None = None
+    configure: HttpCall | None = None  # is sent ``settings`` as JSON
     settings: dict[str, Any] = {}
 
 
-class HttpService(base.Adapter):
+class HttpAdapter(base.Adapter):
     type_name = "http"
-    config_type = Config
+    config_type = HttpServiceConfig
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self._config: Config | None = None
-        self._state = health.State.DOWN
+        self._config: HttpServiceConfig | None = None
+        self._state = health.HealthState.DOWN
         self._reason = "not looked at yet"
         self._watching: asyncio.Task[None] | None = None
         self._looks = 0  # begun
         self._shown = 0  # the look whose result is shown
 
-    async def create(self, config: Config, *, start: bool) -> None:
+    async def create(self, config: HttpServiceConfig, *, start: bool) -> None:
         await self.put(config)
         if start:
             await self.do_start()
 
-    async def put(self, config: Config) -> None:
+    async def put(self, config: HttpServiceConfig) -> None:
         self._config = config
         if config.configure is not None:
             await _call(config.configure, config.timeout_s, config.settings)
@@ -68,10 +70,10 @@ class HttpService(base.Adapter):
         await self.close()
         self._config = None
 
-    async def observe(self) -> protocol.Observed:
-        return protocol.Observed(self._config is not None, self._state, self._reason)
+    async def observe(self) -> protocol.ObservedState:
+        return protocol.ObservedState(self._config is not None, self._state, self._reason)
 
-    async def resume(self, config: Config) -> None:
+    async def resume(self, config: HttpServiceConfig) -> None:
         self._config = config
         await self._watch_anew()
 
@@ -83,7 +85,7 @@ class HttpService(base.Adapter):
 
     async def do_start(self) -> None:
         config = self._require()
-        if config.start is not None and self._state is not health.State.UP:
+        if config.start is not None and self._state is not health.HealthState.UP:
             await _call(config.start, config.timeout_s)
         await self._look()
 
@@ -101,7 +103,7 @@ class HttpService(base.Adapter):
         await self.do_stop()
         await self.do_start()
 
-    def _require(self) -> Config:
+    def _require(self) -> HttpServiceConfig:
         if self._config is None:
             raise errors.NotFound(f"{self.place.name} does not exist")
         return self._config
@@ -124,7 +126,7 @@ class HttpService(base.Adapter):
     async def _look(self) -> None:
         self._be(*await self._ask(self._require()))
 
-    async def _ask(self, config: Config) -> tuple[int, str | None]:
+    async def _ask(self, config: HttpServiceConfig) -> tuple[int, str | None]:
         """The number of this look, and why the service does not work."""
         self._looks += 1
         look = self._looks
@@ -134,12 +136,12 @@ class HttpService(base.Adapter):
         if look < self._shown:  # a later look has ended before: this answer may be of before a stop
             return
         self._shown = look
-        self._state = health.State.UP if problem is None else health.State.DOWN
+        self._state = health.HealthState.UP if problem is None else health.HealthState.DOWN
         self._reason = problem or ""
-        self.place.changed(protocol.Observed(True, self._state, self._reason))
+        self.place.changed(protocol.ObservedState(True, self._state, self._reason))
 
 
-async def _problem(config: Config) -> str | None:
+async def _problem(config: HttpServiceConfig) -> str | None:
     try:
         answer = await bus_http.get(config.health_url, timeout_s=config.timeout_s)
     except errors.MusterError as error:
@@ -147,13 +149,13 @@ async def _problem(config: Config) -> str | None:
     return None if answer.status < 400 else f"{config.health_url} answers {answer.status}"
 
 
-async def _call(call: Call, timeout_s: float, body: dict[str, Any] | None = None) -> None:
+async def _call(call: HttpCall, timeout_s: float, body: dict[str, Any] | None = None) -> None:
     status = await asyncio.to_thread(_send, call, timeout_s, msgspec.json.encode(body or {}))
     if status >= 400:
         raise errors.Refused(f"{call.method} {call.url} answers {status}")
 
 
-def _send(call: Call, timeout_s: float, body: bytes) -> int:
+def _send(call: HttpCall, timeout_s: float, body: bytes) -> int:
     parts = urllib.parse.urlsplit(call.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.InvalidInput(f"{call.url!r} is not an http:// or https:// address")

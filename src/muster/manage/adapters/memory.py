@@ -12,7 +12,7 @@ from muster.manage import protocol
 from muster.manage.adapters import base
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``fails`` of its operations do; ``hangs`` of them never end."""
 
     value: Any = None
@@ -20,46 +20,46 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hangs: tuple[str, ...] = ()
 
 
-class Memory(base.Adapter):
+class MemoryAdapter(base.Adapter):
     type_name = "memory"
-    config_type = Config
+    config_type = MemoryConfig
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self.config: Config | None = None
-        self.state = health.State.DOWN
+        self.config: MemoryConfig | None = None
+        self.state = health.HealthState.DOWN
         self.reason = ""
         self.done: list[str] = []
 
-    async def create(self, config: Config, *, start: bool) -> None:
+    async def create(self, config: MemoryConfig, *, start: bool) -> None:
         self.config = config
         await self._do("create")
         if start:
             await self.do_start()
 
-    async def put(self, config: Config) -> None:
+    async def put(self, config: MemoryConfig) -> None:
         self.config = config
         await self._do("put")
 
     async def delete(self) -> None:
         await self._do("delete")
-        self.config, self.state = None, health.State.DOWN
+        self.config, self.state = None, health.HealthState.DOWN
 
-    async def observe(self) -> protocol.Observed:
-        return protocol.Observed(self.config is not None, self.state, self.reason)
+    async def observe(self) -> protocol.ObservedState:
+        return protocol.ObservedState(self.config is not None, self.state, self.reason)
 
-    async def resume(self, config: Config) -> None:
+    async def resume(self, config: MemoryConfig) -> None:
         self.config = config
-        self.state = health.State(self.place.runtime.get("state", "down"))
+        self.state = health.HealthState(self.place.runtime.get("state", "down"))
 
     async def do_start(self) -> None:
         await self._do("start")
         self.reason = ""
-        self._be(health.State.UP)
+        self._be(health.HealthState.UP)
 
     async def do_stop(self) -> None:
         await self._do("stop")
-        self._be(health.State.DOWN)
+        self._be(health.HealthState.DOWN)
 
     async def do_drain(self) -> None:
         await self.do_stop()
@@ -75,12 +75,12 @@ class Memory(base.Adapter):
     def die(self, reason: str = "died") -> None:
         """What a test does to it."""
         self.reason = reason
-        self._be(health.State.DOWN)
+        self._be(health.HealthState.DOWN)
 
-    def _be(self, state: health.State) -> None:
+    def _be(self, state: health.HealthState) -> None:
         self.state = state
         self.place.runtime["state"] = state.value
-        self.place.changed(protocol.Observed(True, state, self.reason))
+        self.place.changed(protocol.ObservedState(True, state, self.reason))
 
     async def _do(self, what: str) -> None:
         self.done.append(what)

@@ -11,7 +11,7 @@ import pathlib
 POLL_S = 0.5
 
 
-async def end_of(pid: int, born: str = "") -> int | None:
+async def wait_for_exit(pid: int, born: str = "") -> int | None:
     """Wait until a process has ended. Its exit code (a signal is negative), None if it is not our child.
 
     Only the kernel's word that there is no such process counts as its end.  Where no pidfd can be had (no
@@ -31,7 +31,7 @@ async def end_of(pid: int, born: str = "") -> int | None:
             continue
         try:
             with contextlib.suppress(OSError):
-                if born and birth(pid) not in ("", born):
+                if born and start_time(pid) not in ("", born):
                     return None
             if await _readable(fd):
                 return _reap(pid)[1]
@@ -83,7 +83,7 @@ def signal_session(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def signal_followers(pid: int, number: int) -> None:
+def signal_session_members(pid: int, number: int) -> None:
     """To what is left of what a process led that has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -103,7 +103,7 @@ def leads_session(pid: int) -> bool:
         return False
 
 
-def has_followers(pid: int) -> bool:
+def has_session_members(pid: int) -> bool:
     """Whether anything runs of what a process led that has ended."""
     try:
         os.killpg(pid, 0)
@@ -120,7 +120,7 @@ def _runs_in(path: pathlib.Path, group: int) -> bool:
     return int(its_group) == group and state not in "ZX"
 
 
-def birth(pid: int) -> str:
+def start_time(pid: int) -> str:
     """When it was born: the boot and the kernel's ticks since. A number is given again, a birth is not.
 
     Empty if it is dead; an `OSError` where that cannot be found out now.

@@ -15,12 +15,12 @@ from muster.manage.adapters import base
 ENTRY_POINTS = "muster.adapters"
 
 OWN = {
-    "process": "muster.manage.adapters.process:Process",
-    "broker": "muster.manage.adapters.broker:Broker",
-    "http": "muster.manage.adapters.http:HttpService",
-    "memory": "muster.manage.adapters.memory:Memory",
-    "spark-query": "muster.manage.adapters.spark:Query",
-    "systemd": "muster.manage.adapters.systemd:Unit",
+    "process": "muster.manage.adapters.process:ProcessAdapter",
+    "broker": "muster.manage.adapters.broker:BrokerAdapter",
+    "http": "muster.manage.adapters.http:HttpAdapter",
+    "memory": "muster.manage.adapters.memory:MemoryAdapter",
+    "spark-query": "muster.manage.adapters.spark:SparkQueryAdapter",
+    "systemd": "muster.manage.adapters.systemd:SystemdAdapter",
 }
 
 
@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 
 @functools.cache
-def find(name: str) -> type[base.Adapter]:
+def load_adapter(name: str) -> type[base.Adapter]:
     """The adapter of this type, imported now; `errors.NotFound` names those there are."""
     found: type[base.Adapter]
     if name in OWN:
@@ -42,12 +42,12 @@ def find(name: str) -> type[base.Adapter]:
     raise errors.NotFound(f"no adapter of type {name[:60]!r}", hint=f"there are: {', '.join(names())}")
 
 
-def checks() -> dict[str, manifest.Check]:
+def config_validators() -> dict[str, manifest.Check]:
     """For each type, what refuses a wrong configuration."""
 
     def check(name: str) -> manifest.Check:
         def refuse(config: Mapping[str, Any]) -> None:
-            base.convert(find(name), config)
+            base.convert(load_adapter(name), config)
 
         return refuse
 

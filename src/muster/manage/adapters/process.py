@@ -28,7 +28,7 @@ from muster.core.telemetry import log
 from muster.manage import manifest, protocol
 from muster.manage.adapters import base, health_checks, os_process, shim
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 OUTPUT_BYTES_MAX = 8 << 20
 OUTPUT_LOOK_S = 10.0
@@ -39,7 +39,9 @@ PID_FILE_SLACK_S = 2.0  # clocks: the kernel counts ticks, a file system seconds
 LOG_BYTES = 64 << 10
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ProcessLimits(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
     open_files: Annotated[int, msgspec.Meta(gt=0)] | None = None
     cpu_s: Annotated[int, msgspec.Meta(gt=0)] | None = None
@@ -48,28 +50,30 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 Value = str | dict[str, str]  # text, or {secret: REFERENCE}
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ProcessConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     environment: dict[str, Value] = {}
     directory: str = ""
-    health: health_checks.Check = msgspec.field(default_factory=health_checks.Check)
-    limits: Limits = msgspec.field(default_factory=Limits)
+    health: health_checks.HealthCheck = msgspec.field(default_factory=health_checks.HealthCheck)
+    limits: ProcessLimits = msgspec.field(default_factory=ProcessLimits)
     stop_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 10.0  # then it is killed
     pid_file: str = ""  # adopt the process whose number stands there, if it runs and wrote the file
     user_environment: bool = True  # start from the agent's own environment
 
 
-class Process(base.Adapter):
+class ProcessAdapter(base.Adapter):
     """``place.runtime``: ``token``, ``leader`` and ``birth`` of the last run, ``config`` that it was started
     with (a digest), and ``ran``, the generation that it was started for.
     """
 
     type_name = "process"
-    config_type: ClassVar[type[msgspec.Struct]] = Config
+    config_type: ClassVar[type[msgspec.Struct]] = ProcessConfig
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self._config: Config | None = None
+        self._config: ProcessConfig | None = None
         self._pid: int | None = None  # of the session's leader: the shim, or an adopted process
         self._command_pid: int | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -77,7 +81,7 @@ class Process(base.Adapter):
         self._transition: asyncio.Task[None] | None = None
         self._goal = ""  # of the transition
         self._spawning = False
-        self._state = health.State.DOWN
+        self._state = health.HealthState.DOWN
         self._reason = "never started"
         self._exit_code: int | None = None
         self._problem = ""  # for which we have just ended it
@@ -85,7 +89,7 @@ class Process(base.Adapter):
 
     # What agents call
 
-    async def create(self, config: Config, *, start: bool) -> None:
+    async def create(self, config: ProcessConfig, *, start: bool) -> None:
         self._config = config
         await self._idle()
         if self._pid is None:
@@ -93,7 +97,7 @@ class Process(base.Adapter):
         if start and self._pid is None:
             await self.do_start()
 
-    async def put(self, config: Config) -> None:
+    async def put(self, config: ProcessConfig) -> None:
         before, self._config = self._config, config
         await self._idle()
         if self._pid is None:
@@ -110,10 +114,10 @@ class Process(base.Adapter):
         await self.do_stop()
         self._config = None
 
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         return self._observed(exists=self._config is not None)
 
-    async def resume(self, config: Config) -> None:
+    async def resume(self, config: ProcessConfig) -> None:
         self._config = config
         token = self.place.runtime.get("token")
         record = await asyncio.to_thread(self._read_record)
@@ -197,7 +201,7 @@ class Process(base.Adapter):
             self._exit_code = None
             self._watch(pid, await self._begun())
         except (OSError, ValueError) as error:
-            self._be(health.State.DOWN, f"cannot be started: {error}")
+            self._be(health.HealthState.DOWN, f"cannot be started: {error}")
             raise errors.Refused(f"{self.place.name}: {self._reason}") from error
         finally:
             self._spawning = False
@@ -231,9 +235,9 @@ class Process(base.Adapter):
         if not ended.done():
             self._signal(pid, signal.SIGKILL)
             await asyncio.wait([ended])
-        while leads and await asyncio.to_thread(os_process.has_followers, pid):
+        while leads and await asyncio.to_thread(os_process.has_session_members, pid):
             if loop.time() > until:
-                os_process.signal_followers(pid, signal.SIGKILL)
+                os_process.signal_session_members(pid, signal.SIGKILL)
             await asyncio.sleep(FOLLOWERS_LOOK_S)
         self._reason = "stopped"
 
@@ -243,7 +247,7 @@ class Process(base.Adapter):
 
     # The process
 
-    def _require(self) -> Config:
+    def _require(self) -> ProcessConfig:
         if self._config is None:
             raise errors.NotFound(f"{self.place.name} does not exist")
         return self._config
@@ -252,7 +256,7 @@ class Process(base.Adapter):
         """The run, present or next, is for the generation that the agent was last told of."""
         self.place.runtime["ran"] = max(self.place.runtime.get("ran", 0), self.place.generation)
 
-    def _spawn(self, config: Config, environment: dict[str, str]) -> int:
+    def _spawn(self, config: ProcessConfig, environment: dict[str, str]) -> int:
         output = self._open_output()
         try:
             return shim.spawn(
@@ -283,7 +287,7 @@ class Process(base.Adapter):
     def _record_path(self) -> pathlib.Path | None:
         return None if self.place.folder is None else self.place.folder / "exit"
 
-    def _read_record(self) -> shim.Record:
+    def _read_record(self) -> shim.ShimRecord:
         return shim.read(self._record_path(), self.place.runtime.get("token", ""))
 
     def _output_path(self) -> pathlib.Path:
@@ -298,12 +302,12 @@ class Process(base.Adapter):
             _cut(path)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def _leader(self, record: shim.Record) -> int | None:
+    def _leader(self, record: shim.ShimRecord) -> int | None:
         """The leader of the last run, if it runs."""
         runtime = self.place.runtime
         leader, birth, token = runtime.get("leader"), runtime.get("birth"), runtime.get("token")
         if isinstance(leader, int) and birth:
-            return leader if os_process.birth(leader) == birth else None
+            return leader if os_process.start_time(leader) == birth else None
         return shim.find(token) if token and record.exit_code is None else None
 
     async def _adopt_from_file(self) -> None:
@@ -320,7 +324,7 @@ class Process(base.Adapter):
     def _watch(self, pid: int, command_pid: int | None) -> None:
         self._pid, self._command_pid, self._followers_may_finish = pid, command_pid, False
         try:
-            birth = os_process.birth(pid)
+            birth = os_process.start_time(pid)
         except OSError:  # no descriptor left: after a restart it is found again by its token
             birth = ""
         self.place.runtime |= {"leader": pid, "birth": birth}
@@ -336,15 +340,18 @@ class Process(base.Adapter):
         if self._require().health.kind == "exit":
             self._be(*self._when_it_runs())
         else:
-            self._be(health.State.STARTING, "not checked yet")
+            self._be(health.HealthState.STARTING, "not checked yet")
             self._checking = asyncio.create_task(self._check_always(), name=f"check {self.place.name}")
 
-    def _when_it_runs(self) -> tuple[health.State, str]:
+    def _when_it_runs(self) -> tuple[health.HealthState, str]:
         """What it is, where that it runs is all that counts."""
-        return health.State.UP, ""
+        return health.HealthState.UP, ""
 
     async def _until_it_ends(self, pid: int, birth: str) -> None:
-        leads, end = os_process.leads_session(pid), asyncio.ensure_future(os_process.end_of(pid, birth))
+        leads, end = (
+            os_process.leads_session(pid),
+            asyncio.ensure_future(os_process.wait_for_exit(pid, birth)),
+        )
         try:
             while not (await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0]:
                 if self.place.folder is not None:
@@ -354,7 +361,7 @@ class Process(base.Adapter):
             end.cancel()
             await asyncio.gather(end, return_exceptions=True)
         if leads and not self._followers_may_finish:  # or two would be at work when it is started again
-            os_process.signal_followers(pid, signal.SIGKILL)
+            os_process.signal_session_members(pid, signal.SIGKILL)
         if "token" in self.place.runtime:
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
@@ -366,9 +373,9 @@ class Process(base.Adapter):
         self._pid, self._command_pid, self._exit_code = None, None, code
         self.place.runtime.pop("leader", None)
         if self._goal == "restart" and self._transition is not None and not self._transition.done():
-            self._be(health.State.STARTING, "it is being restarted")
+            self._be(health.HealthState.STARTING, "it is being restarted")
         else:
-            self._be(health.State.DOWN, how)
+            self._be(health.HealthState.DOWN, how)
 
     async def _recorded(self) -> int | None:
         """The exit code that the shim recorded. Waits until the record can be read: a job depends on it."""
@@ -390,16 +397,16 @@ class Process(base.Adapter):
                 with contextlib.suppress(ProcessLookupError):
                     resource.prlimit(pid, what, (value, value))
 
-    def _be(self, state: health.State, reason: str) -> None:
+    def _be(self, state: health.HealthState, reason: str) -> None:
         self._state, self._reason = state, reason
         self.place.changed(self._observed(exists=True))
 
-    def _observed(self, *, exists: bool) -> protocol.Observed:
+    def _observed(self, *, exists: bool) -> protocol.ObservedState:
         properties: dict[str, Any] = {"pid": self._command_pid or self._pid}
         if self._exit_code is not None:
             properties["exit_code"] = self._exit_code
         ran = self.place.runtime.get("ran", 0)
-        return protocol.Observed(exists, self._state, self._reason, properties=properties, ran=ran)
+        return protocol.ObservedState(exists, self._state, self._reason, properties=properties, ran=ran)
 
     # Health
 
@@ -409,24 +416,24 @@ class Process(base.Adapter):
         began, failed = loop.time(), 0
         while True:
             try:
-                problem = await health_checks.problem(check)
-            except health_checks.Inconclusive as error:
+                problem = await health_checks.find_problem(check)
+            except health_checks.InconclusiveCheck as error:
                 events.warning("not-checked", resource=self.place.name, error=error)
                 await asyncio.sleep(check.every_s)
                 continue
             if problem is None:
                 failed = 0
-                if self._state is not health.State.UP:
-                    self._be(health.State.UP, "")
+                if self._state is not health.HealthState.UP:
+                    self._be(health.HealthState.UP, "")
             else:
                 failed += 1
-                starting = self._state is health.State.STARTING and loop.time() - began < check.start_s
+                starting = self._state is health.HealthState.STARTING and loop.time() - began < check.start_s
                 if not starting and failed >= check.failures and self._pid is not None:
                     # It runs and does not work: it is ended, so that its manager starts it anew.
                     self._problem = problem
                     self._signal(self._pid, signal.SIGKILL)
                     return
-            quick = self._state is health.State.STARTING
+            quick = self._state is health.HealthState.STARTING
             await asyncio.sleep(min(0.1, check.every_s) if quick else check.every_s)
 
 
@@ -436,9 +443,11 @@ def _retrieved(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _identity(config: Config) -> str:
+def _identity(config: ProcessConfig) -> str:
     """The digest of all that a running process cannot take over without a restart."""
-    lasting = msgspec.structs.replace(config, health=health_checks.Check(), limits=Limits(), stop_s=0.0)
+    lasting = msgspec.structs.replace(
+        config, health=health_checks.HealthCheck(), limits=ProcessLimits(), stop_s=0.0
+    )
     return manifest.digest(msgspec.to_builtins(lasting))
 
 
@@ -448,7 +457,7 @@ def _ending(code: int | None) -> str:
     return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _running_by(config: Config) -> int | None:
+def _running_by(config: ProcessConfig) -> int | None:
     """The process that wrote the pid file, if it runs.
 
     A process that was started after the file was written only got the number again; but one with exactly

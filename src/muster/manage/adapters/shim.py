@@ -40,7 +40,7 @@ _RUN_IN = _BEGIN + 'cd -- "$0" && exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ShimRecord:
     """``pid`` of the command; None: it never began. ``exit_code``: a signal is negative; None: unknown."""
 
     pid: int | None = None
@@ -90,18 +90,18 @@ def _require_executable(program: str, environment: Mapping[str, str], directory:
         raise FileNotFoundError(f"no such program, or it cannot be executed: {program}")
 
 
-def read(path: pathlib.Path | None, token: str) -> Record:
+def read(path: pathlib.Path | None, token: str) -> ShimRecord:
     """What the shim of this run has recorded; `OSError` where that cannot be read now."""
     if path is None:
-        return Record()
+        return ShimRecord()
     try:
         first, *lines = path.read_text().split("\n")[:-1]
     except (FileNotFoundError, ValueError):
-        return Record()
+        return ShimRecord()
     if first != token:
-        return Record()
+        return ShimRecord()
     pid, code = ([int(line) for line in lines if line.isdecimal()] + [None, None])[:2]
-    return Record(pid, exit_code(code))
+    return ShimRecord(pid, exit_code(code))
 
 
 def exit_code(status: int | None) -> int | None:

@@ -23,7 +23,9 @@ from muster.manage.adapters import base, process
 WATCH_S = 2.0
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SparkQueryConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """``script`` with its ``arguments`` starts the query and waits for its end; ``module`` instead of it."""
 
     script: str = ""
@@ -42,13 +44,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("`progress_s` needs `checkpoint`")
 
 
-class Query(process.Process):
+class SparkQueryAdapter(process.ProcessAdapter):
     type_name = "spark-query"
-    config_type = Config
+    config_type = SparkQueryConfig
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self._query: Config | None = None
+        self._query: SparkQueryConfig | None = None
         self._progress: asyncio.Task[None] | None = None
         self._batch: dict[str, Any] = {}  # the last one that was seen; one of before a start says nothing
         self._progress_at = 0.0  # monotonic: of that batch, or of the start
@@ -97,13 +99,13 @@ class Query(process.Process):
             age_s = max(0.0, time.time() - self._batch["at_s"])
             self._progress_at = time.monotonic() - age_s
             if age_s <= self._query.progress_s:
-                self._be(health.State.UP, "")
+                self._be(health.HealthState.UP, "")
 
-    def _when_it_runs(self) -> tuple[health.State, str]:
+    def _when_it_runs(self) -> tuple[health.HealthState, str]:
         self._progress_at = time.monotonic()
         if self._query is None or not self._query.progress_s:
             return super()._when_it_runs()
-        return health.State.STARTING, "no batch was committed yet"
+        return health.HealthState.STARTING, "no batch was committed yet"
 
     def _watch_progress(self) -> None:
         if self._progress is not None:
@@ -128,19 +130,19 @@ class Query(process.Process):
                 continue  # it was started meanwhile
             if found and found != known:
                 self._batch, self._progress_at = found, time.monotonic()
-                if self._state in (health.State.STARTING, health.State.LATE):
-                    self._be(health.State.UP, "")
+                if self._state in (health.HealthState.STARTING, health.HealthState.LATE):
+                    self._be(health.HealthState.UP, "")
             elif silent_s > self._query.progress_s and self._state in (
-                health.State.STARTING,
-                health.State.UP,
+                health.HealthState.STARTING,
+                health.HealthState.UP,
             ):
-                self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
+                self._be(health.HealthState.LATE, f"no batch was committed for {silent_s:.0f} s")
             await asyncio.sleep(WATCH_S)
 
 
-def _as_process(config: Config) -> process.Config:
+def _as_process(config: SparkQueryConfig) -> process.ProcessConfig:
     start = (config.script,) if config.script else ("-m", config.module)
-    return process.Config(
+    return process.ProcessConfig(
         command=(sys.executable, *start, *config.arguments),
         environment={"SPARK_MASTER": config.master, **config.environment},
         stop_s=config.stop_s,

@@ -19,35 +19,37 @@ PROGRAM = "systemctl"
 TIMEOUT_S = 30.0
 
 _STATES = {
-    "active": health.State.UP,
-    "reloading": health.State.UP,
-    "activating": health.State.STARTING,
-    "deactivating": health.State.DRAINING,
+    "active": health.HealthState.UP,
+    "reloading": health.HealthState.UP,
+    "activating": health.HealthState.STARTING,
+    "deactivating": health.HealthState.DRAINING,
 }
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SystemdUnitConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     unit: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$")]
     user: bool = False  # the agent's own, rather than the system's
     definition: str = ""
     every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
 
 
-class Unit(base.Adapter):
+class SystemdAdapter(base.Adapter):
     type_name = "systemd"
-    config_type = Config
+    config_type = SystemdUnitConfig
 
-    def __init__(self, place: base.Place) -> None:
+    def __init__(self, place: base.AdapterContext) -> None:
         super().__init__(place)
-        self._config: Config | None = None
+        self._config: SystemdUnitConfig | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def create(self, config: Config, *, start: bool) -> None:
+    async def create(self, config: SystemdUnitConfig, *, start: bool) -> None:
         await self.put(config)
         if start:
             await self.do_start()
 
-    async def put(self, config: Config) -> None:
+    async def put(self, config: SystemdUnitConfig) -> None:
         self._config = config
         if await asyncio.to_thread(_write, config):
             await self._systemctl("daemon-reload")
@@ -65,16 +67,16 @@ class Unit(base.Adapter):
             await self._systemctl("daemon-reload")
         self._config = None
 
-    async def observe(self) -> protocol.Observed:
+    async def observe(self) -> protocol.ObservedState:
         if self._config is None:
-            return protocol.Observed(False)
+            return protocol.ObservedState(False)
         said = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
         found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-        state = _STATES.get(found.get("ActiveState", ""), health.State.DOWN)
-        reason = "" if state is health.State.UP else f"{found.get('SubState')}, {found.get('Result')}"
-        return protocol.Observed(True, state, reason, properties={"pid": int(found.get("MainPID") or 0)})
+        state = _STATES.get(found.get("ActiveState", ""), health.HealthState.DOWN)
+        reason = "" if state is health.HealthState.UP else f"{found.get('SubState')}, {found.get('Result')}"
+        return protocol.ObservedState(True, state, reason, properties={"pid": int(found.get("MainPID") or 0)})
 
-    async def resume(self, config: Config) -> None:
+    async def resume(self, config: SystemdUnitConfig) -> None:
         self._config = config
         self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
 
@@ -101,7 +103,7 @@ class Unit(base.Adapter):
             try:
                 observed = await self.observe()
             except errors.MusterError as error:
-                observed = protocol.Observed(True, health.State.DOWN, str(error))
+                observed = protocol.ObservedState(True, health.HealthState.DOWN, str(error))
             self.place.changed(observed)  # the agent publishes it only if it differs from what it knows
             await asyncio.sleep(self._config.every_s)
 
@@ -121,7 +123,7 @@ class Unit(base.Adapter):
                 stderr=asyncio.subprocess.PIPE,
             )
         except OSError as error:
-            raise errors.MissingPart(f"there is no systemd on this machine: {error}") from error
+            raise errors.MissingDependency(f"there is no systemd on this machine: {error}") from error
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 out, err = await process.communicate()
@@ -134,12 +136,12 @@ class Unit(base.Adapter):
         return out.decode("utf-8", "replace")
 
 
-def _path(config: Config) -> pathlib.Path:
+def _path(config: SystemdUnitConfig) -> pathlib.Path:
     folder = pathlib.Path("~/.config/systemd/user").expanduser() if config.user else None
     return (folder or pathlib.Path("/etc/systemd/system")) / config.unit
 
 
-def _write(config: Config) -> bool:
+def _write(config: SystemdUnitConfig) -> bool:
     """The definition, if there is one; whether it is another than before."""
     path = _path(config)
     if not config.definition:

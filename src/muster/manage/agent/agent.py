@@ -27,7 +27,7 @@ from muster.manage.adapters import base, plugins
 from muster.manage.agent import resource_host
 from muster.trust import sealed_box
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 BEAT_S = 5.0
 HELLO_S = 30.0
@@ -37,7 +37,7 @@ REASON_MAX = 200
 SECRET_TIMEOUT_S = 10.0
 
 
-class Road(Protocol):
+class AgentTransport(Protocol):
     """What an agent needs of the bus; lines to managers offer it too (`muster.manage.direct.links`)."""
 
     @property
@@ -51,12 +51,12 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-class Agent(resource_host.Household):
+class Agent(resource_host.ResourceHost):
     """``async with Agent(bus, folder) as agent: …``"""
 
     def __init__(
         self,
-        bus: Road,
+        bus: AgentTransport,
         folder: pathlib.Path | None = None,
         *,
         name: str | None = None,
@@ -64,7 +64,7 @@ class Agent(resource_host.Household):
         labels: Mapping[str, str] | None = None,
         beat_s: float = BEAT_S,
         machine: str = "",
-        adapters: Callable[[str], type[base.Adapter]] = plugins.find,
+        adapters: Callable[[str], type[base.Adapter]] = plugins.load_adapter,
         types: Sequence[str] | None = None,
         clock: Callable[[], float] = time.time,
         broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None,
@@ -122,12 +122,12 @@ class Agent(resource_host.Household):
 
     async def _say_hello(self) -> None:
         while True:
-            said = protocol.Hello(
+            said = protocol.AgentHello(
                 boot=self._boot,
                 machine=self._machine,
                 zone=self._zone,
                 labels=self._labels,
-                facts=facts(),
+                facts=collect_facts(),
                 types=self._types,
                 resources=tuple(self.hosted)[:2_000],
             )
@@ -157,14 +157,14 @@ class Agent(resource_host.Household):
             await asyncio.sleep(self._beat_s)
 
     async def beat(self) -> None:
-        by_manager: dict[str, list[protocol.Beat]] = {}
+        by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}
         for name, one in self.hosted.items():
             record, seen = one.record, one.seen
             if record.manager:
                 by_manager.setdefault(record.manager, []).append(
-                    protocol.Beat(
+                    protocol.ResourceHeartbeat(
                         name,
-                        seen.state if seen.exists else health.State.DOWN,
+                        seen.state if seen.exists else health.HealthState.DOWN,
                         record.epoch,
                         seen.digest if seen.exists else "",
                         seen.reason[:REASON_MAX],
@@ -173,7 +173,7 @@ class Agent(resource_host.Household):
         for manager, beats in by_manager.items():
             for first in range(0, len(beats), BEATS_MAX):
                 self._sequence += 1
-                said = protocol.Beats(
+                said = protocol.HeartbeatBatch(
                     sequence=self._sequence,
                     at_ms=int(self._clock() * 1000),
                     period_s=self._beat_s,
@@ -182,7 +182,7 @@ class Agent(resource_host.Household):
                 )
                 await self._bus.publish(protocol.beat(self.name, manager), messages.encode(said, "msgpack"))
 
-    def _changed(self, one: resource_host.Hosted, observed: protocol.Observed) -> None:
+    def _changed(self, one: resource_host.HostedResource, observed: protocol.ObservedState) -> None:
         before = one.seen
         one.see(observed)
         now = one.seen
@@ -190,15 +190,15 @@ class Agent(resource_host.Household):
             return
         self.tell(one, protocol.CHANGED, one.seen)
 
-    def _happened(self, one: resource_host.Hosted, what: str, **details: str) -> None:
+    def _happened(self, one: resource_host.HostedResource, what: str, **details: str) -> None:
         kept = {name[:256]: str(value)[:4096] for name, value in list(details.items())[:64]}
         self.tell(one, what, details=kept)
 
     def tell(
         self,
-        one: resource_host.Hosted,
+        one: resource_host.HostedResource,
         what: str,
-        observed: protocol.Observed | None = None,
+        observed: protocol.ObservedState | None = None,
         details: Mapping[str, str] | None = None,
     ) -> None:
         """An event, to the resource's manager."""
@@ -206,7 +206,7 @@ class Agent(resource_host.Household):
         if not one.record.manager or not one.allowance(now):
             self.dropped_events += 1
             return
-        said = protocol.Event(
+        said = protocol.ResourceEvent(
             resource=one.record.name,
             what=what,
             observed=observed,
@@ -225,7 +225,7 @@ class Agent(resource_host.Household):
     async def _claimed(self, message: api.Message) -> None:
         """A manager takes over: from now on older ones are refused, and it gets the heartbeats."""
         try:
-            claim = messages.decode(message.data, protocol.Claim)
+            claim = messages.decode(message.data, protocol.ClaimRequest)
         except errors.MusterError as error:
             events.warning("bad-claim", error=error)
             return
@@ -242,12 +242,12 @@ class Agent(resource_host.Household):
         await self._save_claims(claimed)
         observed = {one.record.name: one.seen for one in claimed}
         if message.reply is not None:
-            answer = protocol.Claimed(
+            answer = protocol.ClaimResult(
                 observed=observed, superseded=superseded, period_s=self._beat_s, zone=self._zone
             )
             try:
                 data = messages.encode(answer, "msgpack")
-            except messages.TooLarge:  # the other properties come with the first look at each
+            except messages.MessageTooLarge:  # the other properties come with the first look at each
                 slim = {
                     name: msgspec.structs.replace(one, reason="", properties=_exit_code(one))
                     for name, one in observed.items()
@@ -274,17 +274,17 @@ class Agent(resource_host.Household):
 
     # What it asks
 
-    async def _stored_secret(self, one: resource_host.Hosted, name: str) -> str:
+    async def _stored_secret(self, one: resource_host.HostedResource, name: str) -> str:
         """Sealed for a key of this one question; the registry looks whether it is ours to know."""
-        resource, key = one.record.name, sealed_box.Key.create()
+        resource, key = one.record.name, sealed_box.SealedBoxKey.create()
         asked = {"resource": resource, "name": name, "key": key.public}
         subject = protocol.request(self.name, protocol.SECRET)
         answer = await self._bus.request(subject, msgspec.json.encode(asked), timeout_s=SECRET_TIMEOUT_S)
         box = client.result_of(answer.data)["box"]
-        return key.open(box, secrets.given_about(self.name, resource, name)).decode()
+        return key.open(box, secrets.delivery_context(self.name, resource, name)).decode()
 
 
-def facts() -> dict[str, Any]:
+def collect_facts() -> dict[str, Any]:
     """What an agent observes of its machine: attributes that predicates select on."""
     return {
         "os": platform.system().lower(),
@@ -294,7 +294,7 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _exit_code(observed: protocol.Observed) -> dict[str, Any]:
+def _exit_code(observed: protocol.ObservedState) -> dict[str, Any]:
     """The one property that managers decide by."""
     properties = observed.properties
     return {"exit_code": properties["exit_code"]} if "exit_code" in properties else {}

@@ -21,7 +21,7 @@ REASON_MAX = 1_000
 PROPERTIES_BYTES_MAX = 8 << 10
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is stored of it."""
 
     name: str
@@ -31,14 +31,14 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     epoch: int = 0
     manager: str = ""
     runtime: dict[str, Any] = {}
-    operations: dict[str, protocol.Answer | None] = {}  # None: begun
+    operations: dict[str, protocol.OperationResult | None] = {}  # None: begun
     formerly: str = ""  # the name from which it was renamed
 
 
-class Hosted:
-    def __init__(self, record: Record) -> None:
+class OperationHistory:
+    def __init__(self, record: OperationRecord) -> None:
         self.record = record
-        self._fence = leases.Fence(record.epoch)
+        self._fence = leases.EpochFence(record.epoch)
 
     def check(self, epoch: int, manager: str) -> None:
         """`errors.StaleEpoch` where a later manager has been obeyed."""
@@ -46,7 +46,7 @@ class Hosted:
         if epoch > self.record.epoch or manager:
             self.record.epoch, self.record.manager = epoch, manager or self.record.manager
 
-    def take_record(self, old: Hosted) -> None:
+    def take_record(self, old: OperationHistory) -> None:
         mine, former = self.record, old.record
         mine.type, mine.config, mine.digest = former.type, former.config, former.digest
         mine.runtime, former.runtime = former.runtime, {}
@@ -61,13 +61,13 @@ class Hosted:
         }
         return msgspec.json.encode(msgspec.structs.replace(self.record, operations=slim))
 
-    def remembered(self, id: str) -> protocol.Answer | None:
+    def remembered(self, id: str) -> protocol.OperationResult | None:
         """The outcome of an operation that has been asked for before; None if it never was."""
         if id not in self.record.operations:
             return None
-        return self.record.operations[id] or protocol.Answer(
+        return self.record.operations[id] or protocol.OperationResult(
             id=id,
-            outcome=messages.Outcome.IN_DOUBT,
+            outcome=messages.DecisionOutcome.IN_DOUBT,
             code=IN_DOUBT,
             reason="it was begun, and its agent ended before it did",
             epoch=self.record.epoch,
@@ -82,12 +82,12 @@ class Hosted:
         """It was not begun after all."""
         self.record.operations.pop(id, None)
 
-    def end(self, answer: protocol.Answer) -> None:
+    def end(self, answer: protocol.OperationResult) -> None:
         if answer.id in self.record.operations:
             self.record.operations[answer.id] = answer
 
 
-def settled(records: list[Record]) -> list[Record]:
+def resolve_interrupted_rename(records: list[OperationRecord]) -> list[OperationRecord]:
     """As they are after a crash in the middle of a renaming: what two claim is the new one's."""
     taken = {record.formerly for record in records if record.formerly and record.config is not None}
     for record in records:
@@ -96,7 +96,7 @@ def settled(records: list[Record]) -> list[Record]:
     return records
 
 
-def bounded(observed: protocol.Observed, digest: str) -> protocol.Observed:
+def truncate_observation(observed: protocol.ObservedState, digest: str) -> protocol.ObservedState:
     """What an adapter says, in a size that can be sent; an adapter is others' code."""
     properties = observed.properties
     if properties:
@@ -112,12 +112,12 @@ def bounded(observed: protocol.Observed, digest: str) -> protocol.Observed:
     )
 
 
-def refusal(id: str, error: errors.MusterError, epoch: int) -> protocol.Answer:
-    return protocol.Answer(
+def refusal(id: str, error: errors.MusterError, epoch: int) -> protocol.OperationResult:
+    return protocol.OperationResult(
         id=id,
-        outcome=messages.Outcome.FAILED
+        outcome=messages.DecisionOutcome.FAILED
         if not isinstance(error, errors.StaleEpoch | errors.InvalidInput | errors.NotFound)
-        else messages.Outcome.REFUSED,
+        else messages.DecisionOutcome.REFUSED,
         code=error.code,
         reason=error.message[:4000],
         epoch=epoch,

@@ -24,7 +24,7 @@ from muster.manage import manifest, operation_results, protocol
 from muster.manage.adapters import base
 from muster.manage.agent import operation_log
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 SYNCS_AT_ONCE = 8  # concurrent syncs share the disk's work
 RESUME_S = 30.0  # for one adapter to find its resource again
@@ -37,15 +37,15 @@ CHANGING = (
 )
 
 
-class Hosted(operation_log.Hosted):
+class HostedResource(operation_log.OperationHistory):
     """With its adapter, and what was last seen. ``boot`` is the agent's, and grows with each start."""
 
-    place: base.Place
+    place: base.AdapterContext
 
-    def __init__(self, record: operation_log.Record, boot: int = 0) -> None:
+    def __init__(self, record: operation_log.OperationRecord, boot: int = 0) -> None:
         super().__init__(record)
         self.adapter: base.Adapter | None = None
-        self.seen = protocol.Observed(False)
+        self.seen = protocol.ObservedState(False)
         self.resumed = True  # False: its adapter could not find the resource again after a restart
         self.sequence = 0  # of the last observation
         self.lock = asyncio.Lock()
@@ -55,20 +55,20 @@ class Hosted(operation_log.Hosted):
         self._second = 0
         self._told = 0
 
-    def take_over(self, old: Hosted) -> None:
+    def take_over(self, old: HostedResource) -> None:
         """Be what ``old`` was; it is nothing from now on."""
         self.take_record(old)
         self.adapter, old.adapter = old.adapter, None
         self.see(old.seen)
-        old.see(protocol.Observed(False))
+        old.see(protocol.ObservedState(False))
         assert self.adapter is not None
         self.place.runtime, old.place.runtime = self.record.runtime, old.record.runtime
         self.adapter.place = self.place
 
-    def see(self, observed: protocol.Observed) -> None:
+    def see(self, observed: protocol.ObservedState) -> None:
         """Take an observation that is made now."""
         self.sequence += 1
-        bounded = operation_log.bounded(observed, self.record.digest if observed.exists else "")
+        bounded = operation_log.truncate_observation(observed, self.record.digest if observed.exists else "")
         self.seen = msgspec.structs.replace(bounded, boot=self._boot, sequence=self.sequence)
 
     def allowance(self, now: float) -> bool:
@@ -78,29 +78,29 @@ class Hosted(operation_log.Hosted):
         return self._told <= EVENTS_A_SECOND
 
 
-class Household(abc.ABC):
+class ResourceHost(abc.ABC):
     """Whoever has a road to managers tells them of what happens here (`muster.manage.agent.agent`)."""
 
     def __init__(
         self, name: str, folder: pathlib.Path | None, adapters: Callable[[str], type[base.Adapter]]
     ) -> None:
         self.name = name
-        self.hosted: dict[str, Hosted] = {}
+        self.hosted: dict[str, HostedResource] = {}
         self._folder = folder
         self._adapters = adapters
         self.broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None
         self._boot = int(time.time() * 1000)
 
     @abc.abstractmethod
-    def _changed(self, one: Hosted, observed: protocol.Observed) -> None:
+    def _changed(self, one: HostedResource, observed: protocol.ObservedState) -> None:
         """An adapter tells how its resource is."""
 
     @abc.abstractmethod
-    def _happened(self, one: Hosted, what: str, **details: str) -> None:
+    def _happened(self, one: HostedResource, what: str, **details: str) -> None:
         """An adapter tells of something else."""
 
     @abc.abstractmethod
-    async def _stored_secret(self, one: Hosted, name: str) -> str:
+    async def _stored_secret(self, one: HostedResource, name: str) -> str:
         """Of the domain's store, for this resource."""
 
     async def _resume(self) -> None:
@@ -108,7 +108,7 @@ class Household(abc.ABC):
         if self._folder is None:
             return
         self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
-        for record in operation_log.settled(await asyncio.to_thread(_load, self._folder)):
+        for record in operation_log.resolve_interrupted_rename(await asyncio.to_thread(_load, self._folder)):
             one = self._host(record.name, record)
             if record.config is not None:
                 one.resumed = False
@@ -121,7 +121,7 @@ class Household(abc.ABC):
                 async with one.lock:
                     await self._resume_quietly(one)
 
-    async def _resume_quietly(self, one: Hosted) -> None:
+    async def _resume_quietly(self, one: HostedResource) -> None:
         """One whose adapter fails is ``unknown``: it may run, so nothing is done to it; the others go on."""
         record = one.record
         try:
@@ -132,9 +132,9 @@ class Household(abc.ABC):
             reason = f"not found again after a restart of its agent: {type(error).__name__}: {error}"
             if one.seen.reason != reason:
                 events.warning("not-resumed", resource=record.name, error=error)
-                one.see(protocol.Observed(True, health.State.UNKNOWN, reason))
+                one.see(protocol.ObservedState(True, health.HealthState.UNKNOWN, reason))
 
-    async def _resume_one(self, one: Hosted, type_name: str, config: dict[str, Any]) -> None:
+    async def _resume_one(self, one: HostedResource, type_name: str, config: dict[str, Any]) -> None:
         """With a new adapter: one that failed half-way may have begun to watch."""
         if one.resumed:
             return
@@ -146,7 +146,7 @@ class Household(abc.ABC):
         await adapter.resume(base.convert(type(adapter), config))
         one.resumed = True
 
-    async def obey(self, operation: protocol.Operation) -> protocol.Answer:
+    async def obey(self, operation: protocol.Operation) -> protocol.OperationResult:
         """Carry out one operation, once."""
         one = self._host(operation.resource)
         async with one.lock:
@@ -156,9 +156,9 @@ class Household(abc.ABC):
                 events.warning("refused", resource=operation.resource, epoch=error.epoch, now=error.current)
                 return operation_log.refusal(operation.id, error, error.current)
             if operation.verb is protocol.Verb.OUTCOME:
-                return one.remembered(operation.id) or protocol.Answer(
+                return one.remembered(operation.id) or protocol.OperationResult(
                     id=operation.id,
-                    outcome=messages.Outcome.REFUSED,
+                    outcome=messages.DecisionOutcome.REFUSED,
                     code="never-begun",
                     reason="this agent was never told to do it",
                     epoch=one.record.epoch,
@@ -187,28 +187,28 @@ class Household(abc.ABC):
                     events.error("outcome-not-stored", resource=operation.resource, error=error)
             return answer
 
-    async def _try(self, one: Hosted, operation: protocol.Operation) -> protocol.Answer:
-        outcome, code, reason, result = messages.Outcome.DONE, "", "", None
+    async def _try(self, one: HostedResource, operation: protocol.Operation) -> protocol.OperationResult:
+        outcome, code, reason, result = messages.DecisionOutcome.DONE, "", "", None
         try:
             async with asyncio.timeout(operation.timeout_s):
                 result = await self._do(one, operation)
                 await self._look(one)
         except TimeoutError:
-            outcome, code = messages.Outcome.IN_DOUBT, operation_log.IN_DOUBT
+            outcome, code = messages.DecisionOutcome.IN_DOUBT, operation_log.IN_DOUBT
             reason = f"the adapter did not answer in {operation.timeout_s:g} s"
         except errors.MusterError as error:
             refused = operation_log.refusal(operation.id, error, one.record.epoch)
             outcome, code, reason = refused.outcome, refused.code, refused.reason
         except Exception as error:  # noqa: BLE001  (an adapter is others' code)
             outcome, code, reason = (
-                messages.Outcome.FAILED,
+                messages.DecisionOutcome.FAILED,
                 "adapter-failed",
                 f"{type(error).__name__}: {error}",
             )
             events.error(
                 "adapter-failed", resource=operation.resource, verb=operation.verb.value, error=error
             )
-        answer = protocol.Answer(
+        answer = protocol.OperationResult(
             id=operation.id,
             outcome=outcome,
             result=result,
@@ -219,7 +219,7 @@ class Household(abc.ABC):
         )
         return operation_results.bounded(answer)
 
-    async def _do(self, one: Hosted, operation: protocol.Operation) -> Any:
+    async def _do(self, one: HostedResource, operation: protocol.Operation) -> Any:
         record = one.record
         if operation.generation:
             one.place.generation = operation.generation
@@ -266,12 +266,12 @@ class Household(abc.ABC):
                 one.check(operation.epoch, operation.manager)
         return None
 
-    def _require(self, one: Hosted) -> base.Adapter:
+    def _require(self, one: HostedResource) -> base.Adapter:
         if one.adapter is None or one.record.config is None:
             raise errors.NotFound(f"{one.record.name} does not exist on {self.name}")
         return one.adapter
 
-    async def _rename(self, one: Hosted, former: str) -> dict[str, bool]:
+    async def _rename(self, one: HostedResource, former: str) -> dict[str, bool]:
         """``one`` takes over what ``former`` is; where that is nothing, nothing happens.
 
         The former name stays fenced by the new owner's epoch: a manager from before cannot bring it back.
@@ -293,9 +293,9 @@ class Household(abc.ABC):
             one.record.formerly = ""
         return {"renamed": True}
 
-    async def _look(self, one: Hosted) -> None:
+    async def _look(self, one: HostedResource) -> None:
         if one.adapter is None or one.record.config is None:
-            one.see(protocol.Observed(False))
+            one.see(protocol.ObservedState(False))
             return
         for _ in range(LOOKS_MAX):
             before = one.sequence
@@ -307,11 +307,13 @@ class Household(abc.ABC):
 
     # What it keeps
 
-    def _host(self, name: str, record: operation_log.Record | None = None) -> Hosted:
+    def _host(self, name: str, record: operation_log.OperationRecord | None = None) -> HostedResource:
         one = self.hosted.get(name)
         if one is None:
-            one = self.hosted[name] = Hosted(record or operation_log.Record(name=name), self._boot)
-            one.place = base.Place(
+            one = self.hosted[name] = HostedResource(
+                record or operation_log.OperationRecord(name=name), self._boot
+            )
+            one.place = base.AdapterContext(
                 name=name,
                 folder=self._folder / name if self._folder is not None else None,
                 changed=functools.partial(self._changed, one),
@@ -328,12 +330,12 @@ class Household(abc.ABC):
         one = self.hosted.get(name)
         return one.adapter if one is not None and one.record.config is not None else None
 
-    async def _save(self, one: Hosted) -> None:
+    async def _save(self, one: HostedResource) -> None:
         if self._folder is not None:
             async with one.saving:  # one after the other: the last one has the last word
                 await self._write(one, self._folder)
 
-    async def _save_claims(self, claimed: list[Hosted]) -> None:
+    async def _save_claims(self, claimed: list[HostedResource]) -> None:
         """Only what is not on disk yet: a claim that took too long is repeated, and goes on where it was."""
         folder, ahead = self._folder, iter(claimed)
         if folder is None:
@@ -347,7 +349,7 @@ class Household(abc.ABC):
 
         await asyncio.gather(*(save_some() for _ in range(SYNCS_AT_ONCE)))
 
-    async def _write(self, one: Hosted, folder: pathlib.Path) -> None:
+    async def _write(self, one: HostedResource, folder: pathlib.Path) -> None:
         stored = (one.record.epoch, one.record.manager)
         await asyncio.to_thread(_store, folder / f"{one.record.name}.json", one.to_store())
         one.stored = stored
@@ -359,12 +361,12 @@ def _move(old: pathlib.Path, new: pathlib.Path) -> None:
         old.rename(new)
 
 
-def _load(folder: pathlib.Path) -> list[operation_log.Record]:
+def _load(folder: pathlib.Path) -> list[operation_log.OperationRecord]:
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=operation_log.Record))
+            found.append(msgspec.json.decode(path.read_bytes(), type=operation_log.OperationRecord))
         except (msgspec.MsgspecError, OSError) as error:
             events.warning("unreadable-record", file=path.name, error=error)
     return found

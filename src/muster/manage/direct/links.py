@@ -28,7 +28,7 @@ from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 8 << 20
@@ -37,17 +37,17 @@ REDIAL_S = 0.5
 REPLY = "direct"
 
 
-class Challenge(msgspec.Struct, frozen=True):
+class LinkChallenge(msgspec.Struct, frozen=True):
     nonce: str
     manager: str
 
 
-class Proof(msgspec.Struct, frozen=True):
+class LinkProof(msgspec.Struct, frozen=True):
     jwt: str
     signature: bytes
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class DirectFrame(msgspec.Struct, frozen=True, array_like=True):
     """``reply`` names a question, and its answer's ``subject`` is that name."""
 
     subject: str
@@ -55,13 +55,13 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class Message:
+class DirectMessage:
     """See `api.Message`; answered over the line it came by."""
 
     headers: ClassVar[api.Headers] = {}
     trace = None
 
-    def __init__(self, frame: Frame, link: Link) -> None:
+    def __init__(self, frame: DirectFrame, link: DirectLink) -> None:
         self.subject = frame.subject
         self.data = frame.data
         self.reply = f"{subjects.reply_prefix(frame.subject)}{frame.reply}" if frame.reply else None
@@ -79,11 +79,11 @@ class Message:
         if not self._frame.reply:
             raise errors.InvalidInput("nobody waits for an answer to this")
         with contextlib.suppress(errors.Unavailable):
-            self._link.send(Frame(self._frame.reply, "", data))
+            self._link.send(DirectFrame(self._frame.reply, "", data))
         return True
 
 
-class Link:
+class DirectLink:
     """One connection, either end. ``identity`` is the agent's, ``manager`` the other's."""
 
     def __init__(
@@ -94,9 +94,9 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count(1)
-        self._questions: dict[str, asyncio.Future[Message]] = {}
+        self._questions: dict[str, asyncio.Future[DirectMessage]] = {}
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: DirectFrame) -> None:
         transport = self._writer.transport
         if transport.is_closing():
             raise errors.NotConnected(f"the line between {self.identity} and {self.manager} is closed")
@@ -104,13 +104,13 @@ class Link:
             raise errors.Overloaded(f"{self.identity} does not read what is sent to it")
         _write(self._writer, frame)
 
-    async def request(self, subject: str, data: bytes, timeout_s: float) -> Message:
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> DirectMessage:
         """`errors.TimedOut` also where the line broke: what was asked may have been done."""
         name = f"{REPLY}-{next(self._numbers)}"
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[DirectMessage] = asyncio.get_running_loop().create_future()
         self._questions[name] = answer
         try:
-            self.send(Frame(subject, name, data))
+            self.send(DirectFrame(subject, name, data))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
@@ -118,12 +118,12 @@ class Link:
         finally:
             del self._questions[name]
 
-    async def run(self, hear: Callable[[Message], None]) -> None:
+    async def run(self, hear: Callable[[DirectMessage], None]) -> None:
         """Until the line breaks."""
         try:
             while True:
-                frame = await _read(self._reader, Frame)
-                message = Message(frame, self)
+                frame = await _read(self._reader, DirectFrame)
+                message = DirectMessage(frame, self)
                 question = self._questions.get(frame.subject)
                 if question is None:
                     hear(message)
@@ -168,7 +168,7 @@ class _Ears:
         self._all.append(entry)
         return lambda: self._all.remove(entry)
 
-    def hear(self, message: Message) -> bool:
+    def hear(self, message: DirectMessage) -> bool:
         """Whether anybody wanted it."""
         wanting = [
             handler for subject, handler in self._all if subject_patterns.matches(subject, message.subject)
@@ -185,7 +185,7 @@ class _Ears:
 # The agent's side
 
 
-class Subscription:
+class DirectSubscription:
     def __init__(self, end: Callable[[], None]) -> None:
         self._end = end
 
@@ -193,12 +193,12 @@ class Subscription:
         self._end()
 
 
-class Lines:
+class AgentLinks:
     """An agent's road that is lines to managers (``HOST:PORT`` each), kept open and dialled again."""
 
     def __init__(self, creds: Any, addresses: Iterable[str], *, tls: ssl.SSLContext | None = None) -> None:
         self.identity: str = creds.identity
-        self.links: dict[str, Link] = {}  # by manager
+        self.links: dict[str, DirectLink] = {}  # by manager
         self._creds = creds
         self._addresses = list(addresses)
         self._tls = tls
@@ -215,17 +215,17 @@ class Lines:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def publish(self, subject: str, data: bytes) -> None:
-        self._link_for(subject).send(Frame(subject, "", data))
+        self._link_for(subject).send(DirectFrame(subject, "", data))
 
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
     ) -> api.Message:
         return await self._link_for(subject).request(subject, data, timeout_s)
 
-    async def subscribe(self, subject: str, *, handler: api.Handler) -> Subscription:
-        return Subscription(self._ears.add(subject, handler))
+    async def subscribe(self, subject: str, *, handler: api.Handler) -> DirectSubscription:
+        return DirectSubscription(self._ears.add(subject, handler))
 
-    def _link_for(self, subject: str) -> Link:
+    def _link_for(self, subject: str) -> DirectLink:
         """To the manager that the subject names; what names none goes to any."""
         named = self.links.get(subject.rpartition(".")[2])
         link = named or (None if _names_manager(subject) else next(iter(self.links.values()), None))
@@ -248,21 +248,21 @@ class Lines:
                         del self.links[link.manager]
             await asyncio.sleep(REDIAL_S)
 
-    async def _dial(self, address: str) -> Link:
+    async def _dial(self, address: str) -> DirectLink:
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
             try:
-                challenge: Challenge = await _read(reader, Challenge)
-                _write(writer, Proof(self._creds.user_jwt, self._creds.answer(challenge.nonce)))
-                welcome: Frame = await _read(reader, Frame)
+                challenge: LinkChallenge = await _read(reader, LinkChallenge)
+                _write(writer, LinkProof(self._creds.user_jwt, self._creds.answer(challenge.nonce)))
+                welcome: DirectFrame = await _read(reader, DirectFrame)
             except BaseException:
                 writer.close()
                 raise
         if welcome.subject != self.identity:
             writer.close()
             raise errors.Unauthorized(f"{challenge.manager} refuses {self.identity}")
-        return Link(reader, writer, self.identity, challenge.manager)
+        return DirectLink(reader, writer, self.identity, challenge.manager)
 
 
 def _names_manager(subject: str) -> bool:
@@ -286,7 +286,7 @@ _PASSED_ON: dict[str, tuple[str, ...]] = {
 Check = Callable[[str, str, bytes], Awaitable[str]]
 
 
-class Endpoint:
+class DirectEndpoint:
     """Where agents dial; and a bus (`Road`) for the manager that takes a line where there is one."""
 
     def __init__(
@@ -298,8 +298,8 @@ class Endpoint:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.links: dict[str, Link] = {}  # by agent
-        self.road = Road(bus, self)
+        self.links: dict[str, DirectLink] = {}  # by agent
+        self.road = ManagerTransport(bus, self)
         self._bus = bus
         self._check = check
         self._listen = (host, port, tls)
@@ -336,17 +336,17 @@ class Endpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                challenge = Challenge(secrets.token_urlsafe(16), self._bus.identity)
+                challenge = LinkChallenge(secrets.token_urlsafe(16), self._bus.identity)
                 _write(writer, challenge)
-                proof: Proof = await _read(reader, Proof)
+                proof: LinkProof = await _read(reader, LinkProof)
                 identity = await self._check(proof.jwt, challenge.nonce, proof.signature)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, errors.MusterError) as error:
             events.warning("line-refused", error=error)
             writer.close()
             return
-        link = self.links[identity] = Link(reader, writer, identity, self._bus.identity)
+        link = self.links[identity] = DirectLink(reader, writer, identity, self._bus.identity)
         still = functools.partial(self._check, proof.jwt, challenge.nonce, proof.signature)
-        link.send(Frame(identity, "", b""))
+        link.send(DirectFrame(identity, "", b""))
         events.info("line-open", agent=identity)
         try:
             await link.run(lambda message: self._hear(link, message, still))
@@ -354,15 +354,15 @@ class Endpoint:
             if self.links.get(identity) is link:
                 del self.links[identity]
 
-    def _hear(self, link: Link, message: Message, still: Callable[[], Awaitable[str]]) -> None:
+    def _hear(self, link: DirectLink, message: DirectMessage, still: Callable[[], Awaitable[str]]) -> None:
         """An agent speaks for itself only, and only about management."""
         identity = link.identity
-        if not message.subject.startswith(subjects.said_by(protocol.PART, identity, "")):
+        if not message.subject.startswith(subjects.from_identity(protocol.PART, identity, "")):
             events.warning("line-forged", agent=identity, subject=message.subject[:200])
             return
         passed_on = _PASSED_ON.get(message.subject.split(".", 4)[4])
         if passed_on is not None:
-            subject = protocol.vouch(self._bus.identity, identity, *passed_on)
+            subject = protocol.vouch_subject(self._bus.identity, identity, *passed_on)
             task = asyncio.create_task(self._vouch(link, message, subject, still))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -370,7 +370,7 @@ class Endpoint:
             self._ears.hear(message)
 
     async def _vouch(
-        self, link: Link, message: Message, subject: str, still: Callable[[], Awaitable[str]]
+        self, link: DirectLink, message: DirectMessage, subject: str, still: Callable[[], Awaitable[str]]
     ) -> None:
         """Pass it on; and see whether the agent may still come in: it says hello now and then."""
         try:
@@ -384,10 +384,10 @@ class Endpoint:
             await message.respond(answer.data)
 
 
-class Road:
+class ManagerTransport:
     """The manager's bus, with lines where there are any; everything else is the bus's own."""
 
-    def __init__(self, bus: api.Bus, endpoint: Endpoint) -> None:
+    def __init__(self, bus: api.Bus, endpoint: DirectEndpoint) -> None:
         self._bus = bus
         self._endpoint = endpoint
 

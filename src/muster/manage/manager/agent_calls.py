@@ -16,7 +16,7 @@ RETRY_S = 0.25
 AGAIN_S = 2.0  # without an answer for so long it is asked again, then after twice as long
 
 
-class Operator:
+class AgentCaller:
     """``may_act`` says whether its manager's renewal holds; without it nothing is sent."""
 
     def __init__(self, bus: api.Bus, may_act: Callable[[], bool]) -> None:
@@ -24,7 +24,7 @@ class Operator:
         self._bus = bus
         self._may_act = may_act
 
-    async def operate(self, agent: str, operation: protocol.Operation) -> protocol.Answer:
+    async def operate(self, agent: str, operation: protocol.Operation) -> protocol.OperationResult:
         subject = protocol.operation(agent, operation.resource)
         data = messages.encode(operation, "msgpack")
         loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class Operator:
                 try:
                     left_s = max(0.1, deadline - loop.time() + 1)
                     message = await self._bus.request(subject, data, timeout_s=min(left_s, again_s))
-                    return messages.decode(message.data, protocol.Answer)
+                    return messages.decode(message.data, protocol.OperationResult)
                 except errors.TimedOut as error:
                     sent, again_s = True, again_s * 2
                     if loop.time() > deadline:
@@ -52,7 +52,7 @@ class Operator:
                     return _none(operation, True, error.code, error.message)
 
 
-def _none(operation: protocol.Operation, sent: bool, code: str, reason: str) -> protocol.Answer:
+def _none(operation: protocol.Operation, sent: bool, code: str, reason: str) -> protocol.OperationResult:
     """No answer: what was sent may have been done."""
-    outcome = messages.Outcome.IN_DOUBT if sent else messages.Outcome.FAILED
-    return protocol.Answer(id=operation.id, outcome=outcome, code=code, reason=reason)
+    outcome = messages.DecisionOutcome.IN_DOUBT if sent else messages.DecisionOutcome.FAILED
+    return protocol.OperationResult(id=operation.id, outcome=outcome, code=code, reason=reason)

@@ -12,15 +12,15 @@ from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 EVERY_S = 0.2
 MAX = 500  # in one message
 
-Page = dict[str, tuple[int, protocol.Status]]  # resource: epoch and status
+Page = dict[str, tuple[int, protocol.ResourceStatus]]  # resource: epoch and status
 
 
-class Checkpoints:
+class CheckpointWriter:
     """``state_of`` a resource: its epoch and status now, None where it is not managed here any more."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Checkpoints:
         manager: str,
         *,
         may_act: Callable[[], bool],
-        state_of: Callable[[str], tuple[int, protocol.Status] | None],
+        state_of: Callable[[str], tuple[int, protocol.ResourceStatus] | None],
         superseded: Callable[[str, int], None],
     ) -> None:
         self.due: set[str] = set()
@@ -65,8 +65,8 @@ class Checkpoints:
 
     async def _send(self, page: Page) -> None:
         try:
-            said = messages.encode(protocol.Checkpoints(items=page), "msgpack")
-        except messages.TooLarge:
+            said = messages.encode(protocol.CheckpointBatch(items=page), "msgpack")
+        except messages.MessageTooLarge:
             names = list(page)
             for half in (names[: len(names) // 2], names[len(names) // 2 :]):
                 await self._send({name: page[name] for name in half})

@@ -22,7 +22,7 @@ from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, renewal, zones
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 TICK_S = 0.5
 CLAIMS_MAX = 250  # in one message: agents on slow disks store each before they answer
@@ -31,20 +31,20 @@ CLAIM_TIMEOUT_S = 3.0
 OUTRANKED_S = 2.0  # between two reports of epochs that agents obey above ours: an agent may make them up
 
 _ACTS = {
-    reconciler.Act.CREATE: protocol.Verb.CREATE,
-    reconciler.Act.PUT: protocol.Verb.PUT,
-    reconciler.Act.DELETE: protocol.Verb.DELETE,
-    reconciler.Act.DELETE_FORMER: protocol.Verb.DELETE,
-    reconciler.Act.RENAME: protocol.Verb.RENAME,
+    reconciler.ReconcileAction.CREATE: protocol.Verb.CREATE,
+    reconciler.ReconcileAction.PUT: protocol.Verb.PUT,
+    reconciler.ReconcileAction.DELETE: protocol.Verb.DELETE,
+    reconciler.ReconcileAction.DELETE_FORMER: protocol.Verb.DELETE,
+    reconciler.ReconcileAction.RENAME: protocol.Verb.RENAME,
 }
 
 
-class Managed:
+class ManagedResource:
     """One resource in this manager's hands."""
 
     __slots__ = ("assignment", "outranked_by", "runtime", "superseded", "told")
 
-    def __init__(self, assignment: protocol.Assignment, runtime: reconciler.Runtime) -> None:
+    def __init__(self, assignment: protocol.Assignment, runtime: reconciler.ResourceRuntime) -> None:
         self.assignment = assignment
         self.runtime = runtime
         self.superseded = False
@@ -66,20 +66,20 @@ class Manager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name or bus.identity
-        self.managed: dict[str, Managed] = {}
-        self.renewal = renewal.Renewal(bus, self.name, self._take)
+        self.managed: dict[str, ManagedResource] = {}
+        self.renewal = renewal.ManagerRenewal(bus, self.name, self._take)
         self._bus = bus
         self._tick_s = tick_s
         self._clock = clock
         self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
-        self._zones = zones.Zones(0.0)
+        self._zones = zones.ZoneReachability(0.0)
         self._work: set[str] = set()
         self._outranked: set[str] = set()
         self._report_outranked_at = 0.0
         self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
-        self._operator = agent_calls.Operator(bus, lambda: self.acts)
-        self._orders = orders.Orders(self.name, self._operator, self._find, self._seen)
-        self._checkpoints = checkpoints.Checkpoints(
+        self._operator = agent_calls.AgentCaller(bus, lambda: self.acts)
+        self._orders = orders.OrderRunner(self.name, self._operator, self._find, self._seen)
+        self._checkpoints = checkpoints.CheckpointWriter(
             bus,
             self.name,
             may_act=lambda: self.acts,
@@ -155,7 +155,7 @@ class Manager:
 
     # What is assigned to it
 
-    def _take(self, granted: protocol.Granted) -> None:
+    def _take(self, granted: protocol.RenewResult) -> None:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if granted.anew:
             self._sifting = set()
@@ -167,7 +167,9 @@ class Manager:
                 self._sifting.add(name)
             known = self.managed.get(name)
             if known is None or known.assignment.epoch != assignment.epoch:
-                self.managed[name] = Managed(assignment, reconciler.Runtime.begin(assignment, now, now_ms))
+                self.managed[name] = ManagedResource(
+                    assignment, reconciler.ResourceRuntime.begin(assignment, now, now_ms)
+                )
             else:
                 reconciler.changed(known.assignment, assignment, known.runtime)
                 known.assignment = assignment
@@ -198,15 +200,15 @@ class Manager:
         self._go_on()
 
     async def _claim(self, agent: str, wanted: dict[str, int]) -> None:
-        said = protocol.Claim(manager=self.name, resources=wanted)
-        answer: protocol.Claimed | None = None
+        said = protocol.ClaimRequest(manager=self.name, resources=wanted)
+        answer: protocol.ClaimResult | None = None
         try:
             async with self._claiming:
                 if self.acts:
                     message = await self._bus.request(
                         protocol.claim(agent), messages.encode(said), timeout_s=CLAIM_TIMEOUT_S
                     )
-                    answer = messages.decode(message.data, protocol.Claimed)
+                    answer = messages.decode(message.data, protocol.ClaimResult)
         except errors.MusterError as error:
             events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
@@ -219,11 +221,11 @@ class Manager:
             self._note(one, reconciler.release(one.assignment, one.runtime, now, now_ms))
             if answer is None:
                 one.runtime.retry_at = now + reconciler.RETRY_S
-                if one.runtime.health.state is health.State.STARTING:
+                if one.runtime.health.state is health.HealthState.STARTING:
                     self._note(
                         one,
-                        reconciler.happen(
-                            one.runtime, health.Event.START, f"{agent} does not answer", now_ms
+                        reconciler.apply_health_event(
+                            one.runtime, health.HealthEvent.START, f"{agent} does not answer", now_ms
                         ),
                     )
             elif name in answer.superseded:
@@ -242,7 +244,7 @@ class Manager:
 
     def _beaten(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.Beats)
+            said = messages.decode(message.data, protocol.HeartbeatBatch)
         except errors.MusterError as error:
             events.warning("bad-heartbeat", error=error)
             return
@@ -263,9 +265,9 @@ class Manager:
             seen = runtime.observed
             if (
                 seen is not None
-                and beat.state is health.State.UP
-                and seen.state is health.State.UP
-                and runtime.health.state is health.State.UP
+                and beat.state is health.HealthState.UP
+                and seen.state is health.HealthState.UP
+                and runtime.health.state is health.HealthState.UP
                 and seen.digest == beat.digest
             ):
                 runtime.heard_at = now  # the usual beat: nothing new
@@ -286,7 +288,7 @@ class Manager:
 
     def _told(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.Event)
+            said = messages.decode(message.data, protocol.ResourceEvent)
         except errors.MusterError as error:
             events.warning("bad-event", error=error)
             return
@@ -298,7 +300,7 @@ class Manager:
             self._observed(one, said.observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
         if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
-            self._spawn(self._publish(protocol.happened(said.resource), message.data))
+            self._spawn(self._publish(protocol.resource_event_subject(said.resource), message.data))
         if subjects.may_reply(message.subject, message.reply) and not message.respond_now(b"{}"):
             self._spawn(_respond(message, b"{}"))
 
@@ -309,23 +311,25 @@ class Manager:
         one = self.managed.get(name)
         return None if one is None or one.superseded else one.assignment
 
-    def _seen(self, name: str, observed: protocol.Observed) -> None:
+    def _seen(self, name: str, observed: protocol.ObservedState) -> None:
         one = self.managed.get(name)
         if one is not None:
             self._observed(one, observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
 
-    def _observed(self, one: Managed, observed: protocol.Observed, now: float, now_ms: int) -> None:
+    def _observed(
+        self, one: ManagedResource, observed: protocol.ObservedState, now: float, now_ms: int
+    ) -> None:
         self._note(one, reconciler.observe(one.assignment, one.runtime, observed, now, now_ms))
         self._work.add(one.name)
 
-    def _note(self, one: Managed, state_changed: bool) -> None:
+    def _note(self, one: ManagedResource, state_changed: bool) -> None:
         """Something about it changed: it is checkpointed, and said to all if its state did."""
         runtime = one.runtime
         if runtime.dirty:
             self._checkpoints.due.add(one.name)
         if state_changed:
-            said = protocol.State(
+            said = protocol.ResourceStateChange(
                 resource=one.name,
                 state=runtime.health.state,
                 reason=runtime.health.reason[:4000],
@@ -343,7 +347,7 @@ class Manager:
 
     # Time
 
-    def _state_of(self, name: str) -> tuple[int, protocol.Status] | None:
+    def _state_of(self, name: str) -> tuple[int, protocol.ResourceStatus] | None:
         one = self.managed.get(name)
         if one is None:
             return None
@@ -351,7 +355,7 @@ class Manager:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         status = one.runtime.status(one.assignment, now, now_ms)
         if one.outranked_by:
-            status = protocol.Status(superseded_by=one.outranked_by)
+            status = protocol.ResourceStatus(superseded_by=one.outranked_by)
         return one.assignment.epoch, status
 
     def _superseded(self, name: str, epoch: int) -> None:
@@ -360,7 +364,7 @@ class Manager:
             one.superseded = True
             self.renewal.soon()
 
-    def _outrank(self, one: Managed, epoch: int) -> None:
+    def _outrank(self, one: ManagedResource, epoch: int) -> None:
         """The agent obeys a later epoch.
 
         Usually another manager has the resource by now, and the next renewal says so.  Where the registry
@@ -399,13 +403,13 @@ class Manager:
             if runtime.dirty:
                 self._checkpoints.due.add(name)
             unsettled = runtime.observed is None or runtime.look or runtime.retry_at
-            if unsettled or runtime.health.state is not health.State.UP:
+            if unsettled or runtime.health.state is not health.HealthState.UP:
                 self._work.add(name)
         self._claim_soon()
 
-    def _listen(self, one: Managed, now: float, now_ms: int) -> None:
+    def _listen(self, one: ManagedResource, now: float, now_ms: int) -> None:
         zones, zone = self._zones, one.runtime.zone
-        if reconciler.listen(
+        if reconciler.check_silence(
             one.runtime,
             now,
             now_ms,
@@ -428,24 +432,32 @@ class Manager:
             if one is None or one.superseded:
                 continue
             runtime = one.runtime
-            if one.assignment.waits_for and runtime.health.state is health.State.STARTING:
+            if one.assignment.waits_for and runtime.health.state is health.HealthState.STARTING:
                 reason = f"waits for {', '.join(one.assignment.waits_for[:5])}"
-                self._note(one, reconciler.happen(runtime, health.Event.START, reason, self._now_ms()))
+                self._note(
+                    one,
+                    reconciler.apply_health_event(runtime, health.HealthEvent.START, reason, self._now_ms()),
+                )
             step = reconciler.decide(one.assignment, runtime, now)
             if step is None:
-                if reconciler.settle(one.assignment, runtime):
+                if reconciler.mark_converged(one.assignment, runtime):
                     self._checkpoints.due.add(name)
-            elif step.act is not reconciler.Act.CLAIM:
+            elif step.act is not reconciler.ReconcileAction.CLAIM:
                 runtime.busy = True
                 self._spawn(self._act(one, step))
 
-    async def _act(self, one: Managed, step: reconciler.Step) -> None:
+    async def _act(self, one: ManagedResource, step: reconciler.ReconcileStep) -> None:
         spec, runtime, epoch = one.assignment.spec, one.runtime, one.assignment.epoch
-        generation, former = one.assignment.generation, step.act is reconciler.Act.DELETE_FORMER
+        generation, former = one.assignment.generation, step.act is reconciler.ReconcileAction.DELETE_FORMER
         try:
-            if step.act in (reconciler.Act.CREATE, reconciler.Act.START):
-                self._note(one, reconciler.happen(runtime, health.Event.START, step.why, self._now_ms()))
-            if step.act is reconciler.Act.START:
+            if step.act in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
+                self._note(
+                    one,
+                    reconciler.apply_health_event(
+                        runtime, health.HealthEvent.START, step.why, self._now_ms()
+                    ),
+                )
+            if step.act is reconciler.ReconcileAction.START:
                 runtime.restarts += 1
             verb = _ACTS.get(step.act, protocol.Verb.EXECUTE)
             operation = protocol.Operation(
@@ -456,7 +468,7 @@ class Manager:
                 manager=self.name,
                 type=spec.type,
                 config=spec.config if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else {},
-                start=spec.wanted is protocol.Wanted.UP,
+                start=spec.wanted is protocol.DesiredState.UP,
                 arguments={"from": one.assignment.formerly} if verb is protocol.Verb.RENAME else {},
                 operation=step.act.value if verb is protocol.Verb.EXECUTE else "",
                 generation=generation,
@@ -468,7 +480,7 @@ class Manager:
         if self.managed.get(one.name) is not one:
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
-        if answer.outcome is messages.Outcome.DONE:
+        if answer.outcome is messages.DecisionOutcome.DONE:
             there = answer.observed is not None and answer.observed.exists
             reconciler.done(
                 runtime, step.act, generation=generation, started=operation.start, there=there, now=now
@@ -488,7 +500,12 @@ class Manager:
         self._go_on()
 
     def _failed(
-        self, one: Managed, step: reconciler.Step, answer: protocol.Answer, now: float, now_ms: int
+        self,
+        one: ManagedResource,
+        step: reconciler.ReconcileStep,
+        answer: protocol.OperationResult,
+        now: float,
+        now_ms: int,
     ) -> None:
         if answer.code == errors.StaleEpoch.code:
             self._outrank(one, answer.epoch)

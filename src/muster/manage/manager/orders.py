@@ -15,31 +15,31 @@ from muster.core.telemetry import log
 from muster.manage import operation_results, protocol
 from muster.manage.manager import agent_calls
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 # What should be is changed in the registry, never behind its back: users' orders only look, or execute.
 _LOOKS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
 
 
-class Orders:
+class OrderRunner:
     """``find`` a resource: its assignment, None where this manager has none; ``seen`` takes observations."""
 
     def __init__(
         self,
         name: str,
-        operator: agent_calls.Operator,
+        operator: agent_calls.AgentCaller,
         find: Callable[[str], protocol.Assignment | None],
-        seen: Callable[[str, protocol.Observed], None],
+        seen: Callable[[str, protocol.ObservedState], None],
     ) -> None:
         self._name = name
         self._operator = operator
         self._find = find
         self._seen = seen
-        self._under_way = single_flight.UnderWay[list[protocol.Answer]]()
+        self._under_way = single_flight.SingleFlight[list[protocol.OperationResult]]()
 
     async def obey(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.Orders)
+            said = messages.decode(message.data, protocol.OrderBatch)
         except errors.MusterError as error:
             events.warning("bad-order", error=error)
             return
@@ -47,15 +47,15 @@ class Orders:
         with contextlib.suppress(errors.MusterError):
             await message.respond(_results(answers))
 
-    async def _execute_all(self, orders: Sequence[protocol.Order]) -> list[protocol.Answer]:
+    async def _execute_all(self, orders: Sequence[protocol.OperationOrder]) -> list[protocol.OperationResult]:
         return await asyncio.gather(*(self._execute(order) for order in orders))
 
-    async def _execute(self, order: protocol.Order) -> protocol.Answer:
+    async def _execute(self, order: protocol.OperationOrder) -> protocol.OperationResult:
         assignment = self._find(order.resource)
         if assignment is None:
-            return protocol.Answer(
+            return protocol.OperationResult(
                 id=order.id,
-                outcome=messages.Outcome.REFUSED,
+                outcome=messages.DecisionOutcome.REFUSED,
                 code=protocol.NOT_MANAGED,
                 reason=f"{self._name} does not manage {order.resource}",
             )
@@ -75,7 +75,7 @@ class Orders:
         return answer
 
 
-def _results(answers: list[protocol.Answer]) -> bytes:
+def _results(answers: list[protocol.OperationResult]) -> bytes:
     """Those of one message."""
     slim = [msgspec.structs.replace(answer, observed=None) for answer in answers]
-    return messages.encode(protocol.Results(results=tuple(operation_results.fitting(slim))), "msgpack")
+    return messages.encode(protocol.OrderResults(results=tuple(operation_results.fitting(slim))), "msgpack")

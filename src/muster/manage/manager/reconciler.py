@@ -27,11 +27,20 @@ SILENT_PERIODS = 6.0
 RETRY_S = 1.0
 FLAPS_MAX = 4  # times down within the restart window before it is called flapping
 DOUBLINGS_MAX = 32  # of the delay between attempts, which has its own bound
-RUNNING = (health.State.UP, health.State.STARTING, health.State.LATE, health.State.DRAINING)
-SEEN_RUNNING = (health.State.UP, health.State.LATE, health.State.DRAINING)  # not only told to start
+RUNNING = (
+    health.HealthState.UP,
+    health.HealthState.STARTING,
+    health.HealthState.LATE,
+    health.HealthState.DRAINING,
+)
+SEEN_RUNNING = (
+    health.HealthState.UP,
+    health.HealthState.LATE,
+    health.HealthState.DRAINING,
+)  # not only told to start
 
 
-class Act(enum.Enum):
+class ReconcileAction(enum.Enum):
     CLAIM = "claim"
     CREATE = "create"
     PUT = "put"
@@ -44,17 +53,17 @@ class Act(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    act: Act
+class ReconcileStep:
+    act: ReconcileAction
     why: str
 
 
 @dataclass(slots=True)
-class Runtime:
+class ResourceRuntime:
     """What the manager knows of one resource. Times are of the loop's clock, but for those in ``_ms``."""
 
     health: health.Health
-    observed: protocol.Observed | None = None
+    observed: protocol.ObservedState | None = None
     heard_at: float = 0.0
     period_s: float = 5.0
     zone: str = "default"
@@ -68,7 +77,7 @@ class Runtime:
     gone: bool = False
     moved: bool = False  # the agent was asked to rename it
     busy: bool = False  # an operation is under way
-    pending: protocol.Observed | None = None  # the latest that was heard meanwhile
+    pending: protocol.ObservedState | None = None  # the latest that was heard meanwhile
     look: bool = False  # a heartbeat differs from what is known: the agent is to be asked
     fault: str = ""  # why the last step failed, where its health does not say so
     dirty: bool = True  # not checkpointed yet
@@ -76,11 +85,11 @@ class Runtime:
     sequence: int = 0  # of the last observation; equivalent: they are numbered from 1
 
     @classmethod
-    def begin(cls, assignment: protocol.Assignment, now: float, now_ms: int) -> Runtime:
+    def begin(cls, assignment: protocol.Assignment, now: float, now_ms: int) -> ResourceRuntime:
         """At assignment: from the last checkpoint, where there is one."""
         last, restart = assignment.status, assignment.spec.restart
         if last is None:
-            return cls(health.Health(health.State.STARTING, "assigned", now_ms), heard_at=now)
+            return cls(health.Health(health.HealthState.STARTING, "assigned", now_ms), heard_at=now)
         runtime = cls(
             health.Health(last.state, last.reason, last.since_ms),
             heard_at=now,
@@ -93,7 +102,7 @@ class Runtime:
         if last.state in SEEN_RUNNING and last.generation == assignment.generation:
             runtime.ran = last.generation
         if last.wish == assignment.generation:
-            runtime.given_up = last.given_up or last.state is health.State.FAILED
+            runtime.given_up = last.given_up or last.state is health.HealthState.FAILED
             # The clock that stamped them may be ahead of ours: none of them lies in the future.
             ages_s = [max(0.0, (now_ms - at_ms) / 1000) for at_ms in last.failures_ms]
             runtime.failures = [now - age_s for age_s in ages_s if age_s < restart.window_s]
@@ -103,8 +112,8 @@ class Runtime:
             _one_more_chance(runtime)
         return runtime
 
-    def status(self, assignment: protocol.Assignment, now: float, now_ms: int) -> protocol.Status:
-        return protocol.Status(
+    def status(self, assignment: protocol.Assignment, now: float, now_ms: int) -> protocol.ResourceStatus:
+        return protocol.ResourceStatus(
             state=self.health.state,
             reason=self.health.reason,
             since_ms=self.health.since_ms,
@@ -121,7 +130,7 @@ class Runtime:
         )
 
 
-def happen(runtime: Runtime, event: health.Event, reason: str, now_ms: int) -> bool:
+def apply_health_event(runtime: ResourceRuntime, event: health.HealthEvent, reason: str, now_ms: int) -> bool:
     """Let ``event`` happen to its health, if it can. Whether the state changed."""
     after = health.TRANSITIONS[runtime.health.state].get(event)
     if after is None:
@@ -138,8 +147,8 @@ def happen(runtime: Runtime, event: health.Event, reason: str, now_ms: int) -> b
 
 def observe(
     assignment: protocol.Assignment,
-    runtime: Runtime,
-    observed: protocol.Observed,
+    runtime: ResourceRuntime,
+    observed: protocol.ObservedState,
     now: float,
     now_ms: int,
     *,
@@ -173,37 +182,39 @@ def observe(
         runtime.drift, runtime.dirty = drift, True
     if not observed.exists:
         was_there = before is not None and before.exists and not assignment.deleting
-        if was_there or runtime.health.state is health.State.UNKNOWN:
-            return happen(runtime, health.Event.DIED, observed.reason or "it is not there any more", now_ms)
+        if was_there or runtime.health.state is health.HealthState.UNKNOWN:
+            return apply_health_event(
+                runtime, health.HealthEvent.DIED, observed.reason or "it is not there any more", now_ms
+            )
         return False
     if observed.state in RUNNING:
         _runs(assignment, runtime, observed)
     match observed.state:
-        case health.State.UP:
-            return happen(runtime, health.Event.BEAT, observed.reason, now_ms)
-        case health.State.DRAINING:
-            return happen(runtime, health.Event.DRAIN, observed.reason, now_ms)
-        case health.State.LATE:  # it runs and does not get on, says its adapter
-            return happen(runtime, health.Event.OVERDUE, observed.reason, now_ms)
-        case health.State.STARTING | health.State.UNKNOWN:
+        case health.HealthState.UP:
+            return apply_health_event(runtime, health.HealthEvent.BEAT, observed.reason, now_ms)
+        case health.HealthState.DRAINING:
+            return apply_health_event(runtime, health.HealthEvent.DRAIN, observed.reason, now_ms)
+        case health.HealthState.LATE:  # it runs and does not get on, says its adapter
+            return apply_health_event(runtime, health.HealthEvent.OVERDUE, observed.reason, now_ms)
+        case health.HealthState.STARTING | health.HealthState.UNKNOWN:
             return False
         case _:
             return _fell(assignment, runtime, before, observed, now, now_ms)
 
 
-def release(assignment: protocol.Assignment, runtime: Runtime, now: float, now_ms: int) -> bool:
+def release(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float, now_ms: int) -> bool:
     """The operation under way has ended: what was heard meanwhile counts now. Whether its state changed."""
     runtime.busy = False
     observed, runtime.pending = runtime.pending, None
     return observed is not None and observe(assignment, runtime, observed, now, now_ms)
 
 
-def _is_older(one: protocol.Observed, other: protocol.Observed) -> bool:
+def _is_older(one: protocol.ObservedState, other: protocol.ObservedState) -> bool:
     before = (one.boot, one.sequence) < (other.boot, other.sequence)  # equivalent: equal is the same one
     return bool(one.sequence) and before
 
 
-def _is_news(runtime: Runtime, observed: protocol.Observed, asked: bool) -> bool:
+def _is_news(runtime: ResourceRuntime, observed: protocol.ObservedState, asked: bool) -> bool:
     """Whether it is no older than what is known. Observations without a sequence are taken as they come."""
     if not observed.sequence:
         return True
@@ -214,7 +225,9 @@ def _is_news(runtime: Runtime, observed: protocol.Observed, asked: bool) -> bool
     return True
 
 
-def _runs(assignment: protocol.Assignment, runtime: Runtime, observed: protocol.Observed) -> None:
+def _runs(
+    assignment: protocol.Assignment, runtime: ResourceRuntime, observed: protocol.ObservedState
+) -> None:
     if runtime.generation != assignment.generation:
         return
     if runtime.ran != assignment.generation:
@@ -225,17 +238,17 @@ def _runs(assignment: protocol.Assignment, runtime: Runtime, observed: protocol.
 
 def _fell(
     assignment: protocol.Assignment,
-    runtime: Runtime,
-    before: protocol.Observed | None,
-    observed: protocol.Observed,
+    runtime: ResourceRuntime,
+    before: protocol.ObservedState | None,
+    observed: protocol.ObservedState,
     now: float,
     now_ms: int,
 ) -> bool:
     """It is known not to run: how soon is the next attempt, and is there one?"""
     restart, reason = assignment.spec.restart, observed.reason or "it does not run"
-    if assignment.spec.wanted is not protocol.Wanted.UP or assignment.deleting:
-        return happen(runtime, health.Event.DIED, reason, now_ms)
-    if runtime.health.state is health.State.FAILED:
+    if assignment.spec.wanted is not protocol.DesiredState.UP or assignment.deleting:
+        return apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
+    if runtime.health.state is health.HealthState.FAILED:
         return False  # and the reason for giving up stands
     if before is None:  # another manager saw it last, or a step is in doubt
         fell = runtime.health.state in SEEN_RUNNING
@@ -250,7 +263,7 @@ def _fell(
                 f"{reason}; flapping: fell {count} times in {restart.window_s:g} s, next try in {delay_s:g} s"
             )
         runtime.retry_at = now + delay_s
-    changed = happen(runtime, health.Event.DIED, reason, now_ms)
+    changed = apply_health_event(runtime, health.HealthEvent.DIED, reason, now_ms)
     has_run = (runtime.ran if observed.ran is None else observed.ran) >= assignment.generation
     clean = observed.properties.get("exit_code") == 0
     if has_run and (restart.policy == "never" or (restart.policy == "on-failure" and clean)):
@@ -259,11 +272,11 @@ def _fell(
         why = f"{reason}; given up after {restart.attempts} restarts in {restart.window_s:g} s"
         return _give_up(runtime, why, now_ms)
     if runtime.given_up:  # for another reason, while it ran
-        return happen(runtime, health.Event.GIVE_UP, f"{reason}; given up", now_ms)
+        return apply_health_event(runtime, health.HealthEvent.GIVE_UP, f"{reason}; given up", now_ms)
     return changed
 
 
-def _count(runtime: Runtime, restart: protocol.Restart, now: float) -> int:
+def _count(runtime: ResourceRuntime, restart: protocol.RestartPolicy, now: float) -> int:
     """One more failure: how many there are within the window."""
     recent = [at for at in runtime.failures if at > now - restart.window_s]
     runtime.failures = [*recent[-restart.attempts :], now]
@@ -271,17 +284,17 @@ def _count(runtime: Runtime, restart: protocol.Restart, now: float) -> int:
     return len(runtime.failures)
 
 
-def _delay_s(restart: protocol.Restart, count: int) -> float:
+def _delay_s(restart: protocol.RestartPolicy, count: int) -> float:
     return min(restart.delay_s_max, restart.delay_s * float(2 ** min(count - 1, DOUBLINGS_MAX)))
 
 
-def _give_up(runtime: Runtime, why: str, now_ms: int) -> bool:
+def _give_up(runtime: ResourceRuntime, why: str, now_ms: int) -> bool:
     runtime.given_up = runtime.dirty = True
-    return happen(runtime, health.Event.GIVE_UP, why, now_ms)
+    return apply_health_event(runtime, health.HealthEvent.GIVE_UP, why, now_ms)
 
 
-def listen(
-    runtime: Runtime,
+def check_silence(
+    runtime: ResourceRuntime,
     now: float,
     now_ms: int,
     *,
@@ -296,118 +309,126 @@ def listen(
     """
     silence_s = now - max(runtime.heard_at, heard_since)
     if silence_s <= LATE_PERIODS * runtime.period_s or runtime.health.state in (
-        health.State.DOWN,
-        health.State.FAILED,
+        health.HealthState.DOWN,
+        health.HealthState.FAILED,
     ):
         return False
     if runtime.observed is None:  # its state is a checkpoint's, or of before a step that nobody answered
-        if runtime.health.state is health.State.STARTING:
+        if runtime.health.state is health.HealthState.STARTING:
             return False
         reason = f"its agent has not answered this manager for {silence_s:.0f} s"
-        return happen(runtime, health.Event.CUT_OFF, reason, now_ms)
+        return apply_health_event(runtime, health.HealthEvent.CUT_OFF, reason, now_ms)
     if zone_silent:
         reason = f"its whole zone {runtime.zone} is silent for {silence_s:.0f} s: nothing is done there"
-        return happen(runtime, health.Event.CUT_OFF, reason, now_ms)
+        return apply_health_event(runtime, health.HealthEvent.CUT_OFF, reason, now_ms)
     others_heard = zone_heard_at - runtime.heard_at > LATE_PERIODS * runtime.period_s
     if silence_s > SILENT_PERIODS * runtime.period_s and others_heard:
-        return happen(runtime, health.Event.DIED, "its agent is silent while others are heard", now_ms)
-    return happen(runtime, health.Event.OVERDUE, "its agent is silent", now_ms)
+        return apply_health_event(
+            runtime, health.HealthEvent.DIED, "its agent is silent while others are heard", now_ms
+        )
+    return apply_health_event(runtime, health.HealthEvent.OVERDUE, "its agent is silent", now_ms)
 
 
-def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Step | None:
+def decide(assignment: protocol.Assignment, runtime: ResourceRuntime, now: float) -> ReconcileStep | None:
     """The next step, or None where nothing is to be done now."""
     spec, observed = assignment.spec, runtime.observed
     if runtime.busy or runtime.gone or now < runtime.retry_at:
         return None
     if observed is None or runtime.look:  # to ask is always right
-        return Step(Act.CLAIM, "assigned" if observed is None else "a heartbeat says otherwise")
-    if runtime.health.state is health.State.UNKNOWN or assignment.waits_for:
+        return ReconcileStep(
+            ReconcileAction.CLAIM, "assigned" if observed is None else "a heartbeat says otherwise"
+        )
+    if runtime.health.state is health.HealthState.UNKNOWN or assignment.waits_for:
         return None
     if assignment.deleting:
         if assignment.formerly and not runtime.moved:
-            return Step(Act.DELETE_FORMER, f"it may still be {assignment.formerly}")
+            return ReconcileStep(ReconcileAction.DELETE_FORMER, f"it may still be {assignment.formerly}")
         # Also where it is not there: a creation whose outcome is in doubt may be under way.
-        return Step(Act.DELETE, "deleted by a user")
+        return ReconcileStep(ReconcileAction.DELETE, "deleted by a user")
     if not observed.exists:
         if runtime.given_up:
             return None
         if assignment.formerly and not runtime.moved:
-            return Step(Act.RENAME, f"it was {assignment.formerly}")
-        return Step(Act.CREATE, "it is not there")
-    if observed.state is health.State.UNKNOWN:  # its adapter cannot tell, so it may well run
+            return ReconcileStep(ReconcileAction.RENAME, f"it was {assignment.formerly}")
+        return ReconcileStep(ReconcileAction.CREATE, "it is not there")
+    if observed.state is health.HealthState.UNKNOWN:  # its adapter cannot tell, so it may well run
         return None
     if observed.digest != spec.digest:
         return (
-            None if runtime.given_up else Step(Act.PUT, "drift" if runtime.drift else "a new configuration")
+            None
+            if runtime.given_up
+            else ReconcileStep(ReconcileAction.PUT, "drift" if runtime.drift else "a new configuration")
         )
     running = observed.state in RUNNING
     match spec.wanted:
-        case protocol.Wanted.UP:
+        case protocol.DesiredState.UP:
             if running and not _is_noted(assignment, observed):
-                return Step(Act.PUT, "it runs on for a new wish")
+                return ReconcileStep(ReconcileAction.PUT, "it runs on for a new wish")
             if running or runtime.given_up:
                 return None
-            return Step(Act.START, observed.reason or "it does not run")
-        case protocol.Wanted.DOWN:
-            return Step(Act.STOP, "wanted down") if running else None
-        case protocol.Wanted.DRAINED:
-            if not running or observed.state is health.State.DRAINING:
+            return ReconcileStep(ReconcileAction.START, observed.reason or "it does not run")
+        case protocol.DesiredState.DOWN:
+            return ReconcileStep(ReconcileAction.STOP, "wanted down") if running else None
+        case protocol.DesiredState.DRAINED:
+            if not running or observed.state is health.HealthState.DRAINING:
                 return None
-            return Step(Act.DRAIN, "drained by a user")
+            return ReconcileStep(ReconcileAction.DRAIN, "drained by a user")
 
 
-def _is_noted(assignment: protocol.Assignment, observed: protocol.Observed) -> bool:
+def _is_noted(assignment: protocol.Assignment, observed: protocol.ObservedState) -> bool:
     """Whether its agent knows which wish it runs for, where its end will be judged by that."""
     by_run = assignment.spec.restart.policy != "always" and observed.ran is not None
     return not by_run or observed.ran == assignment.generation
 
 
-def done(runtime: Runtime, act: Act, *, generation: int, started: bool, there: bool, now: float) -> None:
+def done(
+    runtime: ResourceRuntime, act: ReconcileAction, *, generation: int, started: bool, there: bool, now: float
+) -> None:
     """A step for ``generation`` was carried out; ``started``: with it the resource was to run."""
     runtime.fault, runtime.retry_at, runtime.dirty = "", 0.0, True
-    if act in (Act.RENAME, Act.DELETE_FORMER):
+    if act in (ReconcileAction.RENAME, ReconcileAction.DELETE_FORMER):
         runtime.moved = True
-    if act is Act.DELETE:
+    if act is ReconcileAction.DELETE:
         runtime.gone = not there
         runtime.retry_at = 0.0 if runtime.gone else now + RETRY_S
-    if act in (Act.CREATE, Act.PUT) or (runtime.moved and there):
+    if act in (ReconcileAction.CREATE, ReconcileAction.PUT) or (runtime.moved and there):
         runtime.generation = generation
-    if act is Act.START or (act is Act.CREATE and started):
+    if act is ReconcileAction.START or (act is ReconcileAction.CREATE and started):
         runtime.ran = max(runtime.ran, generation)
         # It may have ended before it was seen to run: that is a fall like any other.
-        runtime.observed = protocol.Observed(True, health.State.STARTING)
+        runtime.observed = protocol.ObservedState(True, health.HealthState.STARTING)
 
 
 def failed(
     assignment: protocol.Assignment,
-    runtime: Runtime,
-    act: Act,
-    answer: protocol.Answer,
+    runtime: ResourceRuntime,
+    act: ReconcileAction,
+    answer: protocol.OperationResult,
     now: float,
     now_ms: int,
 ) -> bool:
     """A step came to nothing: when is the next attempt, and is there one? Whether its state changed."""
     restart = assignment.spec.restart
     fault, runtime.dirty = f"{act.value}: {answer.reason}", True
-    if answer.outcome is messages.Outcome.IN_DOUBT or answer.code in ("unavailable", "timed-out"):
+    if answer.outcome is messages.DecisionOutcome.IN_DOUBT or answer.code in ("unavailable", "timed-out"):
         runtime.retry_at = now + RETRY_S
         runtime.observed = None  # look again before anything else is done
         return False
-    if act not in (Act.CREATE, Act.START, Act.PUT):
+    if act not in (ReconcileAction.CREATE, ReconcileAction.START, ReconcileAction.PUT):
         runtime.fault, runtime.retry_at = fault, now + RETRY_S
         return False
     count = _count(runtime, restart, now)
     runtime.retry_at = now + max(min(0.1, restart.delay_s_max), _delay_s(restart, count))
     if runtime.observed is not None:  # if it fell with this step, that is counted
-        runtime.observed = msgspec.structs.replace(runtime.observed, state=health.State.DOWN)
-    changed = happen(runtime, health.Event.DIED, fault, now_ms)
+        runtime.observed = msgspec.structs.replace(runtime.observed, state=health.HealthState.DOWN)
+    changed = apply_health_event(runtime, health.HealthEvent.DIED, fault, now_ms)
     if count > restart.attempts:
         why = f"{fault}; given up after {restart.attempts} attempts"
         changed |= _give_up(runtime, why, now_ms)
     return changed
 
 
-def settle(assignment: protocol.Assignment, runtime: Runtime) -> bool:
+def mark_converged(assignment: protocol.Assignment, runtime: ResourceRuntime) -> bool:
     """Nothing is to be done: does the resource have what was wished, whoever brought it there? Whether so.
 
     A manager may find done what one before it began, and a wish may change nothing that an adapter knows.
@@ -423,14 +444,14 @@ def settle(assignment: protocol.Assignment, runtime: Runtime) -> bool:
     return True
 
 
-def changed(before: protocol.Assignment, after: protocol.Assignment, runtime: Runtime) -> None:
+def changed(before: protocol.Assignment, after: protocol.Assignment, runtime: ResourceRuntime) -> None:
     """The assignment was renewed: a new wish gives one more chance to what was given up."""
     if after.generation != before.generation:
         _one_more_chance(runtime)
 
 
-def _one_more_chance(runtime: Runtime) -> None:
+def _one_more_chance(runtime: ResourceRuntime) -> None:
     runtime.retry_at, runtime.failures, runtime.given_up = 0.0, [], False
     runtime.fault, runtime.dirty = "", True
-    if runtime.health.state is health.State.FAILED:
-        runtime.health = health.Health(health.State.DOWN, "a new wish", runtime.health.since_ms)
+    if runtime.health.state is health.HealthState.FAILED:
+        runtime.health = health.Health(health.HealthState.DOWN, "a new wish", runtime.health.since_ms)

@@ -20,15 +20,15 @@ from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 FIRST_TTL_S = 15.0
 
 
-class Renewal:
+class ManagerRenewal:
     """``take`` is given what the registry grants, page by page."""
 
-    def __init__(self, bus: api.Bus, manager: str, take: Callable[[protocol.Granted], None]) -> None:
+    def __init__(self, bus: api.Bus, manager: str, take: Callable[[protocol.RenewResult], None]) -> None:
         self.boot = secrets.randbits(48)
         self.held_until = 0.0  # of the loop's clock
         self.failed = 0  # renewals, for an internal error
@@ -71,7 +71,7 @@ class Renewal:
     async def ask(self, *, timeout_s: float) -> bool:
         """Whether there is another page to ask for."""
         connection = self._bus.connection
-        said = protocol.Renew(
+        said = protocol.RenewRequest(
             boot=self.boot,
             term=self._term,
             session=self._session,
@@ -84,7 +84,7 @@ class Renewal:
         message = await self._bus.request(
             protocol.renew(self._manager), messages.encode(said), timeout_s=timeout_s
         )
-        granted = messages.decode(message.data, protocol.Granted, max_bytes=64 << 20)
+        granted = messages.decode(message.data, protocol.RenewResult, max_bytes=64 << 20)
         if granted.term < self._term and asyncio.get_running_loop().time() < self.held_until:
             raise errors.StaleEpoch("an earlier registry answered", epoch=granted.term, current=self._term)
         self._ttl_s = granted.ttl_s

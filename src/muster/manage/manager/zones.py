@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.manage.manager import reconciler
 
 
-class Zones:
+class ZoneReachability:
     def __init__(self, now: float) -> None:
         self.heard_since = now  # before that, this manager was deaf: silence is counted from here
         self.silent: set[str] = set()

@@ -18,13 +18,13 @@ from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
 
-def specifications(state: assignments.Processor, raw: list[Any]) -> list[protocol.Spec]:
+def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> list[protocol.ResourceSpec]:
     """What ``raw`` entries ask for, checked against all that there is already.
 
     A fleet is applied some at a time: what it costs goes by what is asked for, not by what is there.
     """
     try:
-        entries = msgspec.convert(raw, list[manifest.Entry])
+        entries = msgspec.convert(raw, list[manifest.ManifestEntry])
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"the entries are malformed: {error}") from error
 
@@ -53,7 +53,7 @@ def specifications(state: assignments.Processor, raw: list[Any]) -> list[protoco
                 f"the specification of {spec.name!r} is over {protocol.SPEC_BYTES_MAX} bytes",
                 hint="give it fewer labels or dependencies",
             )
-        if (where := manifest.open_secret(spec.config)) is not None:
+        if (where := manifest.find_plaintext_secret(spec.config)) is not None:
             field = ".".join(map(str, ("config", *where)))
             raise errors.InvalidInput(f"{spec.name!r}: {field} holds a secret's value", hint=manifest.REFER)
     wanted = {spec.name: spec for spec in specs}
@@ -61,13 +61,15 @@ def specifications(state: assignments.Processor, raw: list[Any]) -> list[protoco
         for one in spec.depends_on:
             if one not in wanted and one not in state.resources:
                 raise errors.InvalidInput(f"{spec.name!r} depends on {one!r}, which is not there")
-    circle = dependencies.circle(_needs(state, wanted))
+    circle = dependencies.find_cycle(_needs(state, wanted))
     if circle is not None:
         raise errors.InvalidInput(f"dependencies in a circle: {' -> '.join(circle)}")
     return specs
 
 
-def _needs(state: assignments.Processor, wanted: Mapping[str, protocol.Spec]) -> dict[str, tuple[str, ...]]:
+def _needs(
+    state: assignments.AssignmentProcessor, wanted: Mapping[str, protocol.ResourceSpec]
+) -> dict[str, tuple[str, ...]]:
     """What those need, what that needs, and so on: a new circle goes through one of them."""
     needs: dict[str, tuple[str, ...]] = {}
     ahead = list(wanted)
@@ -83,7 +85,7 @@ def _needs(state: assignments.Processor, wanted: Mapping[str, protocol.Spec]) ->
 class _Agents:
     """Which agent hosts an entry.  What an expression selects is looked for once, not for each entry."""
 
-    def __init__(self, state: assignments.Processor) -> None:
+    def __init__(self, state: assignments.AssignmentProcessor) -> None:
         self._state = state
         self._fitting: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
 
@@ -91,7 +93,7 @@ class _Agents:
     def _counts(self) -> dict[str, int]:
         return views.resources_by_agent(self._state)
 
-    def choose(self, entry: manifest.Entry) -> str:
+    def choose(self, entry: manifest.ManifestEntry) -> str:
         """The named one; or, of those the expression selects, the one that has least. What runs stays."""
         known = self._state.resources.get(entry.name)
         if entry.agent is not None:
@@ -117,7 +119,7 @@ class _Agents:
         return chosen
 
 
-def _fitting(state: assignments.Processor, entry: manifest.Entry, where: str) -> list[str]:
+def _fitting(state: assignments.AssignmentProcessor, entry: manifest.ManifestEntry, where: str) -> list[str]:
     """Agents that the expression selects: one at least."""
     condition = parser.parse(where)
     matches = python.compile(condition)
@@ -132,7 +134,7 @@ def _fitting(state: assignments.Processor, entry: manifest.Entry, where: str) ->
         there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
         unknown = sorted({name.key for name in ast.names(condition)} - there) if there else []
         hint = f"no agent has an attribute {unknown[0]}" if unknown else None
-        if unknown and (near := type_check.nearest(unknown[0], there)):
+        if unknown and (near := type_check.closest_name(unknown[0], there)):
             hint = f"{hint}; {near}"
         raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {where!r}", hint=hint)
     return found

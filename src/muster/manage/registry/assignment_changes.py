@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterator
 
 
-class News:
+class AssignmentChanges:
     def __init__(self) -> None:
         self.revision = 1
         self.released: dict[str, dict[str, int]] = {}  # of a manager: what it lost, and when

@@ -33,15 +33,15 @@ WAITS_MAX = 100  # equivalent: any bound of this order serves
 SLACK = 0.1  # managers may differ by this part of an even share before resources are moved for balance
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    spec: protocol.Spec
+class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    spec: protocol.ResourceSpec
     generation: int
     by: str = ""
     deleting: bool = False
     formerly: str = ""  # until its manager has renamed it
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``boot``: of the manager's process, so that one that was restarted owns anew, with a higher epoch."""
 
     manager: str
@@ -49,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot: int = 0
 
 
-class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``machine`` tells a machine that was set up anew from the one that was enrolled under this name."""
 
     zone: str = "default"
@@ -61,13 +61,15 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(slots=True)
-class Changes:
+class RegistryChanges:
     """Records to write; None deletes."""
 
-    resources: dict[str, Resource | None] = field(default_factory=dict)
-    owners: dict[str, Owner | None] = field(default_factory=dict)
-    statuses: dict[str, tuple[int, protocol.Status] | None] = field(default_factory=dict)  # with its epoch
-    agents: dict[str, Agent | None] = field(default_factory=dict)
+    resources: dict[str, ResourceRecord | None] = field(default_factory=dict)
+    owners: dict[str, ResourceOwner | None] = field(default_factory=dict)
+    statuses: dict[str, tuple[int, protocol.ResourceStatus] | None] = field(
+        default_factory=dict
+    )  # with its epoch
+    agents: dict[str, AgentRecord | None] = field(default_factory=dict)
     epoch: int = 0
 
     def __bool__(self) -> bool:
@@ -75,7 +77,7 @@ class Changes:
 
 
 @dataclass(slots=True)
-class Member:
+class ManagerRecord:
     """A manager that renews. ``expires_at`` is of the loop's clock."""
 
     boot: int
@@ -85,28 +87,28 @@ class Member:
     leaving: bool
 
 
-class Processor:
+class AssignmentProcessor:
     def __init__(self, *, term: int, ttl_s: float, session: int = 0) -> None:
         """``session``: random, so that revisions of another processor are never mistaken for this one's."""
         self.term = term  # the acting registry's epoch
         self.ttl_s = ttl_s
         self.session = session
-        self.resources: dict[str, Resource] = {}
-        self.owners: dict[str, Owner] = {}
-        self.statuses: dict[str, protocol.Status] = {}
-        self.agents: dict[str, Agent] = {}
-        self.managers: dict[str, Member] = {}
+        self.resources: dict[str, ResourceRecord] = {}
+        self.owners: dict[str, ResourceOwner] = {}
+        self.statuses: dict[str, protocol.ResourceStatus] = {}
+        self.agents: dict[str, AgentRecord] = {}
+        self.managers: dict[str, ManagerRecord] = {}
         self.seen: set[str] = set()  # managers that have renewed in this term, also those that are gone since
         self.epoch = 0  # the highest given
         self._owned: dict[str, set[str]] = {}
-        self._news = assignment_changes.News()
+        self._news = assignment_changes.AssignmentChanges()
         self._expiries: dict[str, int] = {}  # of a manager: how often what it knew was forgotten here
         self._dependants: dict[str, set[str]] = {}
         self._ordered: list[str] | None = None
 
     # What was stored
 
-    def accept(self, changes: Changes) -> set[str]:
+    def accept(self, changes: RegistryChanges) -> set[str]:
         """It is committed. Returns the managers that have to hear of it."""
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
@@ -130,7 +132,9 @@ class Processor:
                 continue
             before, status = self.statuses.get(name), record[1]
             self.statuses[name] = status
-            if before is None or (before.state is health.State.UP) != (status.state is health.State.UP):
+            if before is None or (before.state is health.HealthState.UP) != (
+                status.state is health.HealthState.UP
+            ):
                 touched |= self._dependants.get(name, set())
         return self._touch(touched)
 
@@ -141,7 +145,7 @@ class Processor:
             self._ordered = sorted(self.resources)
         return self._ordered
 
-    def snapshot(self) -> Processor:
+    def snapshot(self) -> AssignmentProcessor:
         """A copy of resources, owners, statuses and agents, for a computation in another thread.
 
         The records are immutable and shared.  What else a processor has is not copied, and changes on.
@@ -171,7 +175,7 @@ class Processor:
     def revision(self) -> int:
         return self._news.revision
 
-    def _set_resource(self, name: str, resource: Resource | None) -> None:
+    def _set_resource(self, name: str, resource: ResourceRecord | None) -> None:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
             self._ordered = None
@@ -185,7 +189,7 @@ class Processor:
         for one in resource.spec.depends_on:
             self._dependants.setdefault(one, set()).add(name)
 
-    def _set_owner(self, name: str, owner: Owner | None) -> None:
+    def _set_owner(self, name: str, owner: ResourceOwner | None) -> None:
         before = self.owners.pop(name, None)
         if before is not None:
             self._owned.get(before.manager, set()).discard(name)
@@ -198,14 +202,16 @@ class Processor:
 
     # Managers
 
-    def renew(self, name: str, said: protocol.Renew, now: float) -> bool:
+    def renew(self, name: str, said: protocol.RenewRequest, now: float) -> bool:
         """A manager lives. Whether anything may follow for assignments."""
         before = self.managers.get(name)
         self.seen.add(name)
-        self.managers[name] = Member(said.boot, now + self.ttl_s, said.broker, said.connection, said.leaving)
+        self.managers[name] = ManagerRecord(
+            said.boot, now + self.ttl_s, said.broker, said.connection, said.leaving
+        )
         return before is None or before.boot != said.boot or before.leaving != said.leaving
 
-    def granted(self, name: str, said: protocol.Renew) -> protocol.Granted:
+    def granted(self, name: str, said: protocol.RenewRequest) -> protocol.RenewResult:
         """A page of what this manager has to know, beyond what it says it knows: oldest changes first."""
         session = self.session + self._expiries.get(name, 0)
         anew = (said.term, said.session) != (self.term, session) or said.revision > self.revision
@@ -224,7 +230,7 @@ class Processor:
             if assignment is not None:
                 assigned.append(assignment)
         more = count < len(page)
-        return protocol.Granted(
+        return protocol.RenewResult(
             term=self.term,
             session=session,
             revision=page[count - 1][0] if more else self.revision,
@@ -247,12 +253,12 @@ class Processor:
             status=self.statuses.get(name),
         )
 
-    def wanted(self, name: str) -> protocol.Wanted:
+    def wanted(self, name: str) -> protocol.DesiredState:
         """The desired state in force: on a drained machine nothing runs."""
         spec = self.resources[name].spec
         agent = self.agents.get(spec.agent)
-        drained = agent is not None and agent.cordoned and spec.wanted is protocol.Wanted.UP
-        return protocol.Wanted.DRAINED if drained else spec.wanted
+        drained = agent is not None and agent.cordoned and spec.wanted is protocol.DesiredState.UP
+        return protocol.DesiredState.DRAINED if drained else spec.wanted
 
     def waits_for(self, name: str) -> tuple[str, ...]:
         """What has to be up before it is started; what has to be gone before it is deleted.
@@ -272,11 +278,11 @@ class Processor:
         """Whether those who depend on it may start: it is up, or nobody wants it up."""
         if name not in self.resources:
             return False
-        return self.wanted(name) is not protocol.Wanted.UP or self._is_up(name)
+        return self.wanted(name) is not protocol.DesiredState.UP or self._is_up(name)
 
     def _is_up(self, name: str) -> bool:
         status = self.statuses.get(name)
-        return status is not None and status.state is health.State.UP
+        return status is not None and status.state is health.HealthState.UP
 
     def closed(self, broker: str, connection: int, now: float, grace_s: float) -> str | None:
         """A broker says that this connection is closed: whose it was has ``grace_s`` to renew by another."""
@@ -298,10 +304,10 @@ class Processor:
             self._expiries[name] = self._expiries.get(name, 0) + 1
         return late
 
-    def assign(self) -> Changes:
+    def assign(self) -> RegistryChanges:
         """Give what has no owner to those who have least, and even out: a bounded number at once."""
         takers = sorted(name for name, member in self.managers.items() if not member.leaving)
-        changes = Changes(epoch=self.epoch)
+        changes = RegistryChanges(epoch=self.epoch)
         if not takers:
             return changes
         boots = {name: self.managers[name].boot for name in takers}
@@ -329,15 +335,15 @@ class Processor:
             if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
                 continue  # it came back to where it was
             epoch = _next_epoch(changes, before.epoch if before else 0)
-            changes.owners[name] = Owner(manager=manager, epoch=epoch, boot=boots[manager])
+            changes.owners[name] = ResourceOwner(manager=manager, epoch=epoch, boot=boots[manager])
             if len(changes.owners) == ASSIGNED_MAX:
                 break
         return changes
 
     # Resources
 
-    def apply(self, specs: Iterable[protocol.Spec], by: str) -> Changes:
-        changes = Changes(epoch=self.epoch)
+    def apply(self, specs: Iterable[protocol.ResourceSpec], by: str) -> RegistryChanges:
+        changes = RegistryChanges(epoch=self.epoch)
         moving = {one.formerly for one in self.resources.values() if one.formerly}
         for spec in specs:
             before = self.resources.get(spec.name)
@@ -358,25 +364,25 @@ class Processor:
                 )
             generation = before.generation + 1 if before else 1
             formerly = before.formerly if before else ""
-            changes.resources[spec.name] = Resource(
+            changes.resources[spec.name] = ResourceRecord(
                 spec=spec, generation=generation, by=by, formerly=formerly
             )
         return changes
 
-    def want(self, name: str, wanted: protocol.Wanted, by: str) -> Changes:
+    def want(self, name: str, wanted: protocol.DesiredState, by: str) -> RegistryChanges:
         """Drain (``DRAINED``) or stop draining (``UP``) a resource, or a whole machine.
 
         A resource that is wanted ``down`` stays so.  A drained machine takes nothing more, and what each of
         its resources should be is kept for when it works again (see `wanted`).
         """
-        changes, drain = Changes(epoch=self.epoch), wanted is protocol.Wanted.DRAINED
+        changes, drain = RegistryChanges(epoch=self.epoch), wanted is protocol.DesiredState.DRAINED
         resource, agent = self.resources.get(name), self.agents.get(name)
         if resource is not None:
             if not drain and self.wanted(name) is not resource.spec.wanted:
                 raise errors.Conflict(
                     f"{name!r} is on {resource.spec.agent!r}, which is drained", hint="undrain the machine"
                 )
-            before = protocol.Wanted.UP if drain else protocol.Wanted.DRAINED
+            before = protocol.DesiredState.UP if drain else protocol.DesiredState.DRAINED
             if resource.spec.wanted is before and not resource.deleting:
                 spec = msgspec.structs.replace(resource.spec, wanted=wanted)
                 changes.resources[name] = msgspec.structs.replace(
@@ -389,7 +395,7 @@ class Processor:
             raise errors.NotFound(f"no resource and no agent {name!r}")
         return changes
 
-    def rename(self, name: str, to: str, by: str) -> Changes:
+    def rename(self, name: str, to: str, by: str) -> RegistryChanges:
         """The same resource under another name; those who depend on it follow.
 
         It is the registry's at once; its manager then has the agent rename it (`Assignment.formerly`).
@@ -408,7 +414,7 @@ class Processor:
             raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
         if protocol.TOPOLOGY in resource.spec.labels:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers know each other by name")
-        changes = Changes(epoch=self.epoch)
+        changes = RegistryChanges(epoch=self.epoch)
         changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         for one in self._dependants.get(name, ()):
             other = self.resources[one]
@@ -430,12 +436,12 @@ class Processor:
                 changes.statuses[to] = (epoch, self.statuses[name])
         return changes
 
-    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> Changes:
+    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> RegistryChanges:
         """Marks them: they are gone when their managers have taken them down, dependants first.
 
         ``force`` removes them at once, without their agents: for machines that are lost.
         """
-        changes, wanted = Changes(epoch=self.epoch), set(names)
+        changes, wanted = RegistryChanges(epoch=self.epoch), set(names)
         for name in sorted(wanted):
             resource = self.resources.get(name)
             if resource is None:
@@ -457,20 +463,20 @@ class Processor:
                 )
         return changes
 
-    def forget(self, agent: str) -> Changes:
+    def forget(self, agent: str) -> RegistryChanges:
         """An agent that will not come back: it and its resources are removed without asking it."""
         if agent not in self.agents:
             raise errors.NotFound(f"no agent {agent!r}")
-        changes = Changes(epoch=self.epoch, agents={agent: None})
+        changes = RegistryChanges(epoch=self.epoch, agents={agent: None})
         for name in self._hosted_by(agent):
             changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         return changes
 
     def checkpointed(
-        self, manager: str, items: dict[str, tuple[int, protocol.Status]]
-    ) -> tuple[Changes, dict[str, int]]:
+        self, manager: str, items: dict[str, tuple[int, protocol.ResourceStatus]]
+    ) -> tuple[RegistryChanges, dict[str, int]]:
         """What to write of a manager's checkpoints, and which are refused, with the epoch that holds."""
-        changes, refused = Changes(epoch=self.epoch), {}
+        changes, refused = RegistryChanges(epoch=self.epoch), {}
         for name, (epoch, status) in items.items():
             owner = self.owners.get(name)
             if owner is None or name not in self.resources:
@@ -504,7 +510,7 @@ class Processor:
         assert set(self._news.released) <= set(self.managers)
 
 
-def _next_epoch(changes: Changes, above: int) -> int:
+def _next_epoch(changes: RegistryChanges, above: int) -> int:
     """The next of the counter; higher where a resource was raised by itself."""
     changes.epoch += 1
     return max(changes.epoch, above + 1)

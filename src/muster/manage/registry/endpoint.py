@@ -28,7 +28,7 @@ from muster.manage.registry import assignments, handlers, record_store
 from muster.store import api as store_api
 from muster.store import database, transactions
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 MANAGER_TTL_S = 15.0
 CLOSED_GRACE_S = 1.0
@@ -44,7 +44,7 @@ async def allow_all(sender: str, verb: str, changes: bool) -> bool:
     return False
 
 
-class Registry:
+class RegistryEndpoint:
     def __init__(
         self,
         bus: api.Bus,
@@ -58,11 +58,11 @@ class Registry:
     ) -> None:
         """``open_key`` reads the key of secrets; without it none are kept here."""
         self.name = bus.identity
-        self.processor: assignments.Processor | None = None  # while it acts
+        self.processor: assignments.AssignmentProcessor | None = None  # while it acts
         self.acting = asyncio.Event()
         self._bus = bus
         self._store = store
-        self._records = record_store.Records(store)
+        self._records = record_store.RegistryRecords(store)
         self._lease_ttl_s = lease_ttl_s
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
@@ -74,8 +74,8 @@ class Registry:
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._audit: request_audit.Audit | None = None
-        self._verbs: handlers.Verbs
+        self._audit: request_audit.RequestAudit | None = None
+        self._verbs: handlers.RegistryHandlers
         self._refused: collections.Counter[str] = collections.Counter()
 
     async def __aenter__(self) -> Self:
@@ -130,13 +130,13 @@ class Registry:
 
     async def _act(self, lease: leases.Lease) -> None:
         self._lease = lease
-        loaded = assignments.Processor(
+        loaded = assignments.AssignmentProcessor(
             term=lease.epoch, ttl_s=self._manager_ttl_s, session=secrets.randbits(48)
         )
         await self._records.load(loaded)
         self.processor = loaded
-        self._verbs = handlers.Verbs(self, self._open_key)
-        self._audit = request_audit.Audit(
+        self._verbs = handlers.RegistryHandlers(self, self._open_key)
+        self._audit = request_audit.RequestAudit(
             self._bus,
             protocol.PART,
             epoch=lambda: self.processor.term if self.processor else 0,
@@ -146,7 +146,7 @@ class Registry:
                 await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renewed))
             )
             await stack.enter_async_context(
-                server.Server(
+                server.RpcServer(
                     self._bus,
                     protocol.PART,
                     self._operations(),
@@ -222,7 +222,9 @@ class Registry:
             why = f"started anew, or relieved by another; {lost[name]} resources taken over"
             await self.record("reassign", name, why, who=self.name)
 
-    async def _assign_some(self, acting: assignments.Processor, lost: collections.Counter[str]) -> int:
+    async def _assign_some(
+        self, acting: assignments.AssignmentProcessor, lost: collections.Counter[str]
+    ) -> int:
         """How many resources got another owner; ``lost`` counts them by their former one."""
         async with self._write:
             changes = acting.assign()
@@ -243,17 +245,17 @@ class Registry:
         return len(changes.owners)
 
     @staticmethod
-    def _all_known(acting: assignments.Processor) -> bool:
+    def _all_known(acting: assignments.AssignmentProcessor) -> bool:
         """Whether every manager that owns something has shown itself in this term."""
         return {owner.manager for owner in acting.owners.values()} <= acting.seen
 
-    def _acting(self) -> assignments.Processor:
+    def _acting(self) -> assignments.AssignmentProcessor:
         if self.processor is None or self._lease is None or not self._lease.held:
             raise errors.Unavailable("this registry endpoint does not act now")
         return self.processor
 
     @property
-    def state(self) -> assignments.Processor:
+    def state(self) -> assignments.AssignmentProcessor:
         return self._acting()
 
     def _in_background(self, handler: Callable[[api.Message], Awaitable[None]]) -> api.Handler:
@@ -274,22 +276,22 @@ class Registry:
 
     # What it is asked
 
-    def _operations(self) -> list[server.Operation]:
-        def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.Operation:
-            return server.Operation(
+    def _operations(self) -> list[server.RpcOperation]:
+        def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.RpcOperation:
+            return server.RpcOperation(
                 name, handler, audited=False, decode=lambda data: messages.decode(data, kind)
             )
 
         return [
             *self._verbs.operations(),
-            of_process("checkpoint", self._checkpointed, protocol.Checkpoints),
-            of_process(protocol.HELLO, self._greeted, protocol.Hello),
-            of_process("vouch.*", self._vouched_for, protocol.Hello),
-            server.Operation(f"vouch.*.{protocol.SECRET}", self._secret_asked),
+            of_process("checkpoint", self._checkpointed, protocol.CheckpointBatch),
+            of_process(protocol.HELLO, self._greeted, protocol.AgentHello),
+            of_process("vouch.*", self._vouched_for, protocol.AgentHello),
+            server.RpcOperation(f"vouch.*.{protocol.SECRET}", self._secret_asked),
         ]
 
     async def _authorized(
-        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+        self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         match operation.name.split("."):
             case ["read", verb]:
@@ -303,7 +305,7 @@ class Registry:
         caller = requests.accept(message, protocol.RENEWALS, self._refused)
         if caller is None:
             return
-        said = messages.decode(message.data, protocol.Renew)
+        said = messages.decode(message.data, protocol.RenewRequest)
         manager = caller.identity
         try:
             await self._authorize(manager, protocol.RENEW, True)
@@ -315,24 +317,24 @@ class Registry:
             self._changed.set()
         await message.respond(messages.encode(acting.granted(manager, said), "msgpack"))
 
-    async def _checkpointed(self, call: server.Call, said: protocol.Checkpoints) -> dict[str, Any]:
+    async def _checkpointed(self, call: server.RpcCall, said: protocol.CheckpointBatch) -> dict[str, Any]:
         async with self._write:
             changes, refused = self._acting().checkpointed(call.identity, said.items)
             if changes:
                 await self.commit(changes)
         return {"refused": refused}
 
-    async def _greeted(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+    async def _greeted(self, call: server.RpcCall, said: protocol.AgentHello) -> dict[str, Any]:
         return await self._store_agent(call.identity, said)
 
-    async def _vouched_for(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+    async def _vouched_for(self, call: server.RpcCall, said: protocol.AgentHello) -> dict[str, Any]:
         return await self._store_agent(self._vouched(call), said)
 
-    async def _store_agent(self, name: str, said: protocol.Hello) -> dict[str, Any]:
+    async def _store_agent(self, name: str, said: protocol.AgentHello) -> dict[str, Any]:
         async with self._write:
             acting = self._acting()
             before = acting.agents.get(name)
-            now = assignments.Agent(
+            now = assignments.AgentRecord(
                 zone=said.zone,
                 labels=said.labels,
                 facts=said.facts,
@@ -345,15 +347,15 @@ class Registry:
                     f"facts and labels of {name!r} are over {protocol.AGENT_BYTES_MAX} bytes"
                 )
             if now != before:
-                await self.commit(assignments.Changes(agents={name: now}, epoch=acting.epoch))
+                await self.commit(assignments.RegistryChanges(agents={name: now}, epoch=acting.epoch))
         return {}
 
-    async def _secret_asked(self, call: server.Call, resource: str, name: str, key: str) -> dict[str, str]:
+    async def _secret_asked(self, call: server.RpcCall, resource: str, name: str, key: str) -> dict[str, str]:
         """By an agent that comes by way of a manager's line."""
         call.on_behalf_of = self._vouched(call)
         return await self._verbs.secret(call.on_behalf_of, resource, name, key)
 
-    def _vouched(self, call: server.Call) -> str:
+    def _vouched(self, call: server.RpcCall) -> str:
         """The agent for which a manager speaks."""
         if call.identity not in self._acting().managers:
             raise errors.Forbidden(f"{call.identity} is no manager, and vouches for nobody")
@@ -379,7 +381,7 @@ class Registry:
         async with self._write:
             yield self._acting()
 
-    async def commit(self, changes: assignments.Changes) -> None:
+    async def commit(self, changes: assignments.RegistryChanges) -> None:
         """Store, then accept. Call it while writing."""
         acting = self._acting()
 
@@ -399,7 +401,7 @@ class Registry:
     async def _stored(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await record_store.finish(work)
-        except (store_api.OutcomeUnknown, errors.StaleEpoch):
+        except (store_api.CommitOutcomeUnknown, errors.StaleEpoch):
             self.processor = None  # step down
             self._changed.set()
             raise

@@ -43,19 +43,21 @@ NAMES_PAGE = 5_000
 EXEC_MAX = 500  # resources of one exec: each has a share of the room for results
 
 
-class Verbs:
-    def __init__(self, registry: endpoint.Registry, open_key: manage_secrets.OpenKey | None = None) -> None:
+class RegistryHandlers:
+    def __init__(
+        self, registry: endpoint.RegistryEndpoint, open_key: manage_secrets.OpenKey | None = None
+    ) -> None:
         self._registry = registry
-        self.rollouts = rollout_executor.Rollouts(registry)
-        self._keeper = manage_secrets.Secrets(registry, open_key)
+        self.rollouts = rollout_executor.RolloutExecutor(registry)
+        self._keeper = manage_secrets.SecretStore(registry, open_key)
 
-    def operations(self) -> list[server.Operation]:
+    def operations(self) -> list[server.RpcOperation]:
         """One for each verb: the parameters of its function are its arguments.
 
         The first parameter of a function that changes something is the user for whom it is done.
         """
         reads = [
-            server.Operation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
+            server.RpcOperation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
         ]
         return [*reads, *map(self._change, CHANGES)]
 
@@ -63,10 +65,10 @@ class Verbs:
         function: server.Handler = getattr(self, f"_{verb.replace('-', '_')}")
         return function
 
-    def _change(self, verb: str) -> server.Operation:
+    def _change(self, verb: str) -> server.RpcOperation:
         function = self._function(verb)
 
-        async def run(call: server.Call, **arguments: Any) -> Any:
+        async def run(call: server.RpcCall, **arguments: Any) -> Any:
             if operation := arguments.get("operation"):
                 call.why = f"{call.actor} asked for {operation[:100]}"
             result = await function(call.actor, **arguments)
@@ -74,11 +76,13 @@ class Verbs:
                 call.outcome, call.details = _outcome(result)
             return result
 
-        return server.Operation(
+        return server.RpcOperation(
             f"request.{verb}", run, target=_targets, arguments=server.arguments_of(function)
         )
 
-    async def authorize(self, call: server.Call, verb: str, arguments: Mapping[str, Any], may: Any) -> None:
+    async def authorize(
+        self, call: server.RpcCall, verb: str, arguments: Mapping[str, Any], may: Any
+    ) -> None:
         """``may``: see `service.Authorize`."""
         if await may(call.identity, verb, True):
             self._require_own(call.identity, arguments)
@@ -97,7 +101,7 @@ class Verbs:
 
     async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
         async with self._registry.writing() as state:
-            specs = await asyncio.to_thread(agent_selection.specifications, state, entries)
+            specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
             await self._keeper.check(specs)
             lines, changes = await asyncio.to_thread(_decide, state, specs, by)
             if changes:
@@ -116,12 +120,12 @@ class Verbs:
     async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
         """One resource, which must not be there yet."""
         async with self._registry.writing() as state:
-            (spec,) = await asyncio.to_thread(agent_selection.specifications, state, [entry])
+            (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
             await self._keeper.check([spec])
             if spec.name in state.resources:
                 raise errors.AlreadyExists(f"there is a resource {spec.name!r} already")
             await self._registry.commit(state.apply([spec], by))
-            return views.description(state, spec.name)
+            return views.resource_description(state, spec.name)
 
     async def _put(
         self, by: str, name: str, changes: dict[str, Any], generation: int | None = None
@@ -139,19 +143,19 @@ class Verbs:
             before = msgspec.to_builtins(known.spec)
             before.pop("digest", None)
             entry = before | changes | {"name": name}
-            (spec,) = await asyncio.to_thread(agent_selection.specifications, state, [entry])
+            (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
             await self._keeper.check([spec])
             wanted = state.apply([spec], by)
             if wanted:
                 await self._registry.commit(wanted)
-            return views.description(state, name)
+            return views.resource_description(state, name)
 
     async def _rename(self, by: str, name: str, to: str) -> dict[str, Any]:
         async with self._registry.writing() as state:
             changes = state.rename(name, to, by)
             await asyncio.to_thread(_require_renamable, name, state.resources[name].spec.type)
             await self._registry.commit(changes)
-            return views.description(state, to)
+            return views.resource_description(state, to)
 
     async def _delete(
         self, by: str, names: list[str], generation: int | None = None, force: bool = False
@@ -171,18 +175,20 @@ class Verbs:
 
     async def _drain(self, by: str, name: str) -> dict[str, Any]:
         """A resource, or all of an agent's, which then takes no more."""
-        return await self._set_wanted(by, name, protocol.Wanted.DRAINED)
+        return await self._set_wanted(by, name, protocol.DesiredState.DRAINED)
 
     async def _undrain(self, by: str, name: str) -> dict[str, Any]:
-        return await self._set_wanted(by, name, protocol.Wanted.UP)
+        return await self._set_wanted(by, name, protocol.DesiredState.UP)
 
-    async def _set_wanted(self, by: str, name: str, wanted: protocol.Wanted) -> dict[str, Any]:
+    async def _set_wanted(self, by: str, name: str, wanted: protocol.DesiredState) -> dict[str, Any]:
         async with self._registry.writing() as state:
             changes = state.want(name, wanted, by)
             changed = set(changes.resources)
             for agent in changes.agents:
                 hosted = (one for one, known in state.resources.items() if known.spec.agent == agent)
-                changed = {one for one in hosted if state.resources[one].spec.wanted is protocol.Wanted.UP}
+                changed = {
+                    one for one in hosted if state.resources[one].spec.wanted is protocol.DesiredState.UP
+                }
             if changes:
                 await self._registry.commit(changes)
         return {"count": len(changed), "changed": heapq.nsmallest(NAMES_MAX, changed)}
@@ -201,7 +207,9 @@ class Verbs:
         """Rows of the first of them: as many as fit into a message."""
         state = self._registry.state
         selected = views.select(state, names, "", "")
-        rows: list[dict[str, Any]] = views.page(selected, lambda name: views.row(state, name), PAGE)["items"]
+        rows: list[dict[str, Any]] = views.page(selected, lambda name: views.resource_row(state, name), PAGE)[
+            "items"
+        ]
         return rows
 
     async def _enumerate(
@@ -215,7 +223,7 @@ class Verbs:
         return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
 
     async def _describe(self, name: str) -> dict[str, Any]:
-        return views.description(self._registry.state, name)
+        return views.resource_description(self._registry.state, name)
 
     async def _summary(self) -> dict[str, Any]:
         return await asyncio.to_thread(views.summary, self._registry.state.snapshot())
@@ -248,7 +256,7 @@ class Verbs:
         id = id or secrets.token_hex(8)
         selected = await self._named(names)
         wanted = [
-            protocol.Order(
+            protocol.OperationOrder(
                 id=f"{id}-{name}",
                 resource=name,
                 operation=operation,
@@ -257,7 +265,9 @@ class Verbs:
             )
             for name in selected
         ]
-        answers = operation_results.fitting(await registry_operations.send(self._registry, wanted, by))
+        answers = operation_results.fitting(
+            await registry_operations.submit_operation(self._registry, wanted, by)
+        )
         return [
             {
                 "resource": order.resource,
@@ -322,8 +332,8 @@ class Verbs:
 
 
 def _decide(
-    state: assignments.Processor, specs: list[protocol.Spec], by: str
-) -> tuple[list[dict[str, Any]], assignments.Changes]:
+    state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
+) -> tuple[list[dict[str, Any]], assignments.RegistryChanges]:
     """The lines of the plan, and what is to be stored for it: all of that together."""
     lines = registry_plan.plan(state.resources, specs)
     changes = state.apply(specs, by)
@@ -332,23 +342,23 @@ def _decide(
     return lines, changes
 
 
-def _page_of_plan(state: assignments.Processor, entries: list[Any], after: str) -> dict[str, Any]:
-    lines = registry_plan.plan(state.resources, agent_selection.specifications(state, entries))
+def _page_of_plan(state: assignments.AssignmentProcessor, entries: list[Any], after: str) -> dict[str, Any]:
+    lines = registry_plan.plan(state.resources, agent_selection.place_entries(state, entries))
     start = int(after) + 1 if after.isdecimal() else 0
     numbers = map(str, range(start, len(lines)))
     return views.page(numbers, lambda number: lines[int(number)], len(lines))
 
 
 def _page_of_resources(
-    state: assignments.Processor, where: str, after: str, limit: int, names_only: bool
+    state: assignments.AssignmentProcessor, where: str, after: str, limit: int, names_only: bool
 ) -> dict[str, Any]:
     selected = views.select(state, None, where, after)
-    return views.page(selected, str if names_only else lambda name: views.row(state, name), limit)
+    return views.page(selected, str if names_only else lambda name: views.resource_row(state, name), limit)
 
 
 def _require_renamable(name: str, type_: str) -> None:
     try:
-        adapter = plugins.find(type_)
+        adapter = plugins.load_adapter(type_)
     except errors.NotFound:
         return  # only its agent knows this type, and refuses
     if not adapter.can_be_renamed:
@@ -368,11 +378,15 @@ def _targets(arguments: Mapping[str, Any]) -> str:
     return text[:256]
 
 
-def _outcome(result: list[dict[str, Any]]) -> tuple[messages.Outcome, dict[str, str]]:
+def _outcome(result: list[dict[str, Any]]) -> tuple[messages.DecisionOutcome, dict[str, str]]:
     """Of an exec: the worst of the outcomes, and counts."""
     counts: dict[str, int] = {}
     for one in result:
         counts[one["outcome"]] = counts.get(one["outcome"], 0) + 1
-    order = (messages.Outcome.IN_DOUBT, messages.Outcome.FAILED, messages.Outcome.REFUSED)
-    worst = next((one for one in order if counts.get(one.value)), messages.Outcome.DONE)
+    order = (
+        messages.DecisionOutcome.IN_DOUBT,
+        messages.DecisionOutcome.FAILED,
+        messages.DecisionOutcome.REFUSED,
+    )
+    worst = next((one for one in order if counts.get(one.value)), messages.DecisionOutcome.DONE)
     return worst, {name: str(count) for name, count in counts.items()}

@@ -26,10 +26,12 @@ PATIENCE_S = 20.0  # how long an order waits for a manager, where its resource h
 AGAIN_S = 2.0  # a manager that did not answer for so long is asked again: a broker may have lost it
 LOOK_S, LOOK_S_MAX = 0.1, 1.0  # looked for rarely after a while: many thousands may wait
 
-Answers = dict[str, protocol.Answer]
+Answers = dict[str, protocol.OperationResult]
 
 
-async def send(registry: endpoint.Registry, orders: list[protocol.Order], by: str) -> list[protocol.Answer]:
+async def submit_operation(
+    registry: endpoint.RegistryEndpoint, orders: list[protocol.OperationOrder], by: str
+) -> list[protocol.OperationResult]:
     """An answer for each order, whatever happens."""
     loop = asyncio.get_running_loop()
     until = loop.time() + PATIENCE_S
@@ -46,15 +48,15 @@ async def send(registry: endpoint.Registry, orders: list[protocol.Order], by: st
     for order in left:
         if order.id in handed:
             reason = "the manager that had it was lost, and no other has the resource"
-            found[order.id] = _answer(order, messages.Outcome.IN_DOUBT, protocol.NOT_MANAGED, reason)
+            found[order.id] = _answer(order, messages.DecisionOutcome.IN_DOUBT, protocol.NOT_MANAGED, reason)
     return [found[order.id] for order in orders]
 
 
 async def _send_once(
-    registry: endpoint.Registry, orders: list[protocol.Order], by: str, handed: set[str]
+    registry: endpoint.RegistryEndpoint, orders: list[protocol.OperationOrder], by: str, handed: set[str]
 ) -> Answers:
     state = registry.state
-    by_manager: dict[str, list[protocol.Order]] = {}
+    by_manager: dict[str, list[protocol.OperationOrder]] = {}
     for order in orders:
         owner = state.owners.get(order.resource)
         by_manager.setdefault(owner.manager if owner else "", []).append(order)
@@ -66,13 +68,13 @@ async def _send_once(
     for order in orders:
         if order.id not in found:
             reason = "its manager did not tell what became of it"
-            found[order.id] = _answer(order, messages.Outcome.IN_DOUBT, errors.TimedOut.code, reason)
+            found[order.id] = _answer(order, messages.DecisionOutcome.IN_DOUBT, errors.TimedOut.code, reason)
     return found
 
 
-def _pages(orders: list[protocol.Order]) -> Iterator[list[protocol.Order]]:
+def _pages(orders: list[protocol.OperationOrder]) -> Iterator[list[protocol.OperationOrder]]:
     """As many in each as fit into a message."""
-    page: list[protocol.Order] = []
+    page: list[protocol.OperationOrder] = []
     size = 0
     for order in orders:
         size += len(msgspec.msgpack.encode(order))
@@ -85,18 +87,22 @@ def _pages(orders: list[protocol.Order]) -> Iterator[list[protocol.Order]]:
 
 
 async def _to_manager(
-    registry: endpoint.Registry, manager: str, page: list[protocol.Order], by: str, handed: set[str]
-) -> list[protocol.Answer]:
-    def all_of(outcome: messages.Outcome, code: str, reason: str) -> list[protocol.Answer]:
+    registry: endpoint.RegistryEndpoint,
+    manager: str,
+    page: list[protocol.OperationOrder],
+    by: str,
+    handed: set[str],
+) -> list[protocol.OperationResult]:
+    def all_of(outcome: messages.DecisionOutcome, code: str, reason: str) -> list[protocol.OperationResult]:
         return [_answer(one, outcome, code, reason) for one in page]
 
     member = registry.state.managers.get(manager)
     if member is None:
-        return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, "no manager has it now")
+        return all_of(messages.DecisionOutcome.FAILED, protocol.NOT_MANAGED, "no manager has it now")
     try:
-        data = messages.encode(protocol.Orders(orders=tuple(page), by=by), "msgpack")
-    except messages.TooLarge as error:
-        return all_of(messages.Outcome.REFUSED, error.code, error.message)
+        data = messages.encode(protocol.OrderBatch(orders=tuple(page), by=by), "msgpack")
+    except messages.MessageTooLarge as error:
+        return all_of(messages.DecisionOutcome.REFUSED, error.code, error.message)
     within_s = max(one.timeout_s for one in page) + 5
     request = asyncio.ensure_future(
         _ask(registry.bus, protocol.to_manager(manager, "execute"), data, within_s=within_s)
@@ -109,17 +115,17 @@ async def _to_manager(
                 break
         if not request.done():
             handed.update(one.id for one in page)
-            return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, f"{manager} was lost")
+            return all_of(messages.DecisionOutcome.FAILED, protocol.NOT_MANAGED, f"{manager} was lost")
         message = request.result()
-        return list(messages.decode(message.data, protocol.Results, max_bytes=64 << 20).results)
+        return list(messages.decode(message.data, protocol.OrderResults, max_bytes=64 << 20).results)
     except errors.TimedOut as error:
-        return all_of(messages.Outcome.IN_DOUBT, error.code, f"{manager} did not answer")
+        return all_of(messages.DecisionOutcome.IN_DOUBT, error.code, f"{manager} did not answer")
     except errors.Unavailable:
         # Nobody listens there, or we are cut off: it will expire, or be asked again.
         handed.update(one.id for one in page)
-        return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, f"{manager} cannot be reached")
+        return all_of(messages.DecisionOutcome.FAILED, protocol.NOT_MANAGED, f"{manager} cannot be reached")
     except errors.MusterError as error:
-        return all_of(messages.Outcome.FAILED, error.code, error.message)
+        return all_of(messages.DecisionOutcome.FAILED, error.code, error.message)
     finally:
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError, errors.MusterError):
@@ -139,5 +145,7 @@ async def _ask(bus: api.Bus, subject: str, data: bytes, *, within_s: float) -> a
                 raise
 
 
-def _answer(order: protocol.Order, outcome: messages.Outcome, code: str, reason: str) -> protocol.Answer:
-    return protocol.Answer(id=order.id, outcome=outcome, code=code, reason=reason)
+def _answer(
+    order: protocol.OperationOrder, outcome: messages.DecisionOutcome, code: str, reason: str
+) -> protocol.OperationResult:
+    return protocol.OperationResult(id=order.id, outcome=outcome, code=code, reason=reason)

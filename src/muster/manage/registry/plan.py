@@ -13,11 +13,13 @@ from muster.manage.registry import assignments
 CHANGES_BYTES_MAX = 128 << 10  # of one line
 
 
-def plan(before: Mapping[str, assignments.Resource], specs: list[protocol.Spec]) -> list[dict[str, Any]]:
+def plan(
+    before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
+) -> list[dict[str, Any]]:
     """One line for each resource, in the order of the steps; those of one wave go at the same time."""
     lines, by_name = [], {spec.name: spec for spec in specs}
     for number, wave in enumerate(
-        dependencies.waves({spec.name: spec.depends_on for spec in specs}), start=1
+        dependencies.dependency_waves({spec.name: spec.depends_on for spec in specs}), start=1
     ):
         for name in wave:
             spec = by_name[name]
@@ -29,12 +31,14 @@ def plan(before: Mapping[str, assignments.Resource], specs: list[protocol.Spec])
             )
     lines += [
         {"wave": 1, "act": "delete", "name": name, "type": before[name].spec.type, "changes": {}}
-        for name in leftover(before, specs)
+        for name in removed_topology_brokers(before, specs)
     ]
     return lines
 
 
-def leftover(before: Mapping[str, assignments.Resource], specs: list[protocol.Spec]) -> list[str]:
+def removed_topology_brokers(
+    before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
+) -> list[str]:
     """Brokers of a topology that has become smaller: it is one thing, so they go.
 
     Anything else that a manifest does not name any more stays until it is deleted.
@@ -50,7 +54,7 @@ def leftover(before: Mapping[str, assignments.Resource], specs: list[protocol.Sp
     )
 
 
-def differences(before: protocol.Spec, after: protocol.Spec) -> dict[str, list[Any]]:
+def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> dict[str, list[Any]]:
     """Field by field: what it is, and what it would be."""
     old, new = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
     return {

@@ -23,7 +23,7 @@ from muster.manage import protocol
 from muster.manage.registry import assignments
 from muster.store import database, transactions
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
 AGENTS, META = "manage.agents", "manage.meta"
@@ -49,7 +49,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-class Records:
+class RegistryRecords:
     def __init__(self, store: database.Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
@@ -60,7 +60,9 @@ class Records:
             tx.fence(protocol.LEASE, term)
             fill(tx)
 
-    async def commit(self, state: assignments.Processor, changes: assignments.Changes) -> set[str]:
+    async def commit(
+        self, state: assignments.AssignmentProcessor, changes: assignments.RegistryChanges
+    ) -> set[str]:
         """Store, then accept. Returns the managers that have to be notified."""
 
         def fill(tx: transactions.Transaction) -> None:
@@ -75,10 +77,10 @@ class Records:
         await self.write(state.term, fill)
         return state.accept(changes)
 
-    async def load(self, loaded: assignments.Processor) -> None:
+    async def load(self, loaded: assignments.AssignmentProcessor) -> None:
         """All there is, into a new processor."""
         await self.write(loaded.term, lambda _: None)  # from now on, an earlier term can write nothing
-        changes, identity = assignments.Changes(), ""
+        changes, identity = assignments.RegistryChanges(), ""
         async with self._store.snapshot() as snapshot:
             async for page in snapshot.load(META):
                 for record in page:
@@ -88,18 +90,22 @@ class Records:
                         identity = record.value.decode()
             async for page in snapshot.load(AGENTS):
                 for record in page:
-                    changes.agents[record.key] = msgspec.json.decode(record.value, type=assignments.Agent)
+                    changes.agents[record.key] = msgspec.json.decode(
+                        record.value, type=assignments.AgentRecord
+                    )
             async for page in snapshot.load(RESOURCES):
                 for record in page:
                     changes.resources[record.key] = msgspec.json.decode(
-                        record.value, type=assignments.Resource
+                        record.value, type=assignments.ResourceRecord
                     )
             async for page in snapshot.load(OWNERS):
                 for record in page:
-                    changes.owners[record.key] = msgspec.json.decode(record.value, type=assignments.Owner)
+                    changes.owners[record.key] = msgspec.json.decode(
+                        record.value, type=assignments.ResourceOwner
+                    )
             async for page in snapshot.load(STATUSES):
                 for record in page:
-                    status = msgspec.json.decode(record.value, type=protocol.Status)
+                    status = msgspec.json.decode(record.value, type=protocol.ResourceStatus)
                     changes.statuses[record.key] = (record.epoch, status)
         if identity != self._store.identity:
             if identity:
@@ -114,7 +120,7 @@ class Records:
         tx.put(META, IDENTITY, self._store.identity.encode())
 
 
-def _writes(changes: assignments.Changes) -> Iterator[tuple[str, str, bytes | None, int | None]]:
+def _writes(changes: assignments.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
     encode = msgspec.json.encode
     for name, agent in changes.agents.items():
         yield AGENTS, name, None if agent is None else encode(agent), None

@@ -26,7 +26,7 @@ REASON_MAX, RESULT_BYTES_MAX = 1_000, 4_096  # kept of a step
 NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     operation: str
     arguments: dict[str, Any] = {}
     batch: str = "1"  # a count, or a part such as 10%
@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
 
 
-class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str = PENDING
     reason: str = ""
     result: Any = None
@@ -46,13 +46,13 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     by: str
-    plan: Plan
+    plan: RolloutPlan
     at_ms: int = 0
     state: str = RUNNING
     reason: str = ""
     counts: dict[str, int] = {}
     unreachable: list[str] = []  # the first of them
-    steps: dict[str, Step] = {}
+    steps: dict[str, RolloutStep] = {}
 
     def header(self) -> Rollout:
         """Without its steps, which are counted."""
@@ -94,15 +94,15 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in names:
             self.steps[name].state = RUNNING
 
-    def end(self, name: str, answer: protocol.Answer) -> None:
+    def end(self, name: str, answer: protocol.OperationResult) -> None:
         step = self.steps[name]
         step.reason, step.result = answer.reason[:REASON_MAX], answer.result
         if len(msgspec.json.encode(step.result)) > RESULT_BYTES_MAX:
             step.result, step.reason = None, step.reason or "the result is too long to be kept"
         match answer.outcome:
-            case messages.Outcome.DONE:
+            case messages.DecisionOutcome.DONE:
                 step.state = DONE
-            case messages.Outcome.IN_DOUBT:
+            case messages.DecisionOutcome.IN_DOUBT:
                 step.state = IN_DOUBT
             case _:
                 step.state = UNREACHABLE if answer.code in NOT_REACHED else FAILED

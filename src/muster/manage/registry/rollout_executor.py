@@ -27,7 +27,7 @@ from muster.store import transactions
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
 
-events = log.Events("manage")
+events = log.EventLog("manage")
 
 ROLLOUTS, STEPS = "manage.rollouts", "manage.rollout-steps"
 STEPS_MAX = 200_000
@@ -36,8 +36,8 @@ LOOK_S = 2.0
 RETRY_S = 0.5
 
 
-class Rollouts:
-    def __init__(self, registry: endpoint.Registry) -> None:
+class RolloutExecutor:
+    def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
         self._registry = registry
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._live: dict[str, rollout.Rollout] = {}
@@ -45,14 +45,14 @@ class Rollouts:
 
     async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> dict[str, Any]:
         try:
-            wanted = msgspec.convert(plan, rollout.Plan)
+            wanted = msgspec.convert(plan, rollout.RolloutPlan)
         except msgspec.ValidationError as error:
             raise errors.InvalidInput(str(error)) from error
         if len(names) > STEPS_MAX:
             raise errors.LimitExceeded(
                 f"a rollout on {len(names)} resources; the most is {STEPS_MAX}", hint="narrow the selection"
             )
-        steps = {name: rollout.Step() for name in names}
+        steps = {name: rollout.RolloutStep() for name in names}
         begun = rollout.Rollout(
             id=secrets.token_hex(4), by=by, plan=wanted, steps=steps, at_ms=int(time.time() * 1000)
         )
@@ -84,7 +84,7 @@ class Rollouts:
         values = {record.key.removeprefix(f"{id}/"): record.value for record in records}
 
         def row(name: str) -> dict[str, Any]:
-            step = msgspec.json.decode(values[name], type=rollout.Step)
+            step = msgspec.json.decode(values[name], type=rollout.RolloutStep)
             return {"name": name, "state": step.state, "reason": step.reason, "result": step.result}
 
         return views.page(values, row, limit)
@@ -144,7 +144,9 @@ class Rollouts:
             one.reason or f"{one.plan.operation} on {len(one.steps)} resources",
             who=self._registry.name,
             on_behalf_of=one.by,
-            outcome=messages.Outcome.DONE if one.state == rollout.DONE else messages.Outcome.FAILED,
+            outcome=messages.DecisionOutcome.DONE
+            if one.state == rollout.DONE
+            else messages.DecisionOutcome.FAILED,
             **{state: str(count) for state, count in header.counts.items()},
         )
 
@@ -153,7 +155,7 @@ class Rollouts:
             one.begin(batch)
             await self._save(one, batch)
             wanted = [
-                protocol.Order(
+                protocol.OperationOrder(
                     id=rollout.order_id(one.id, name),
                     resource=name,
                     operation=one.plan.operation,
@@ -163,7 +165,7 @@ class Rollouts:
                 for name in batch
             ]
             for name, answer in zip(
-                batch, await operations.send(self._registry, wanted, one.by), strict=True
+                batch, await operations.submit_operation(self._registry, wanted, one.by), strict=True
             ):
                 one.end(name, answer)
             one.judge()
@@ -184,7 +186,7 @@ class Rollouts:
         one = msgspec.json.decode(record.value, type=rollout.Rollout)
         prefix = f"{id}/"
         one.steps = {
-            record.key.removeprefix(prefix): msgspec.json.decode(record.value, type=rollout.Step)
+            record.key.removeprefix(prefix): msgspec.json.decode(record.value, type=rollout.RolloutStep)
             for record in await self._registry.store.scan(STEPS, prefix=prefix)
         }
         return one
@@ -223,7 +225,9 @@ def _key(one: rollout.Rollout) -> str:
     return f"{one.at_ms:015}-{one.id}"
 
 
-def _put(tx: transactions.Transaction, header: rollout.Rollout, steps: dict[str, rollout.Step]) -> None:
+def _put(
+    tx: transactions.Transaction, header: rollout.Rollout, steps: dict[str, rollout.RolloutStep]
+) -> None:
     tx.put(ROLLOUTS, header.id, msgspec.json.encode(header))
     for name, step in steps.items():
         tx.put(STEPS, f"{header.id}/{name}", msgspec.json.encode(step))

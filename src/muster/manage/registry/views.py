@@ -24,7 +24,7 @@ PAGE_BYTES = 512 << 10  # of the items of one page: half of what a message holds
 SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
 
 
-def attributes(state: assignments.Processor, name: str) -> dict[str, Any]:
+def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
     """Labels of the resource, facts and labels of its machine, and what it is."""
     spec = state.resources[name].spec
     agent = state.agents.get(spec.agent)
@@ -45,7 +45,7 @@ def attributes(state: assignments.Processor, name: str) -> dict[str, Any]:
 FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
 
 
-def condition(state: assignments.Processor, where: str) -> ast.Condition:
+def condition(state: assignments.AssignmentProcessor, where: str) -> ast.Condition:
     """`errors.ParseError` where it names an attribute that no resource and no machine here has.
 
     Such a condition selects nothing (or everything, with IS NULL), and is almost always misspelt.
@@ -61,19 +61,19 @@ def condition(state: assignments.Processor, where: str) -> ast.Condition:
         known |= resource.spec.labels.keys()
     for key, name in unknown.items():
         if key not in known:
-            hint = type_check.nearest(key, known) or f"there are {', '.join(sorted(known)[:20])}"
+            hint = type_check.closest_name(key, known) or f"there are {', '.join(sorted(known)[:20])}"
             raise errors.ParseError(
                 f"no resource has an attribute {key}", text=where, position=name.span[0], hint=hint
             )
     return parsed
 
 
-def agent_attributes(name: str, agent: assignments.Agent) -> dict[str, Any]:
+def agent_attributes(name: str, agent: assignments.AgentRecord) -> dict[str, Any]:
     return {**agent.facts, **agent.labels, "agent": name, "zone": agent.zone}
 
 
 def select(
-    state: assignments.Processor, names: Sequence[str] | None, where: str, after: str
+    state: assignments.AssignmentProcessor, names: Sequence[str] | None, where: str, after: str
 ) -> Iterator[str]:
     """Names in their order, those behind ``after``; `errors.NotFound` where a given one is not there."""
     if names:
@@ -90,7 +90,7 @@ def select(
     return (name for name in behind if matches(attributes(state, name).get))
 
 
-def row(state: assignments.Processor, name: str) -> dict[str, Any]:
+def resource_row(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
     resource, status, owner = state.resources[name], state.statuses.get(name), state.owners.get(name)
     return {
         "name": name,
@@ -110,13 +110,13 @@ def row(state: assignments.Processor, name: str) -> dict[str, Any]:
     }
 
 
-def description(state: assignments.Processor, name: str) -> dict[str, Any]:
+def resource_description(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
     resource = state.resources.get(name)
     if resource is None:
         raise errors.NotFound(f"no resource {name!r}")
     status = state.statuses.get(name)
     return {
-        **row(state, name),
+        **resource_row(state, name),
         "spec": msgspec.to_builtins(resource.spec),
         "applied_by": resource.by,
         "waits_for": list(state.waits_for(name)),
@@ -124,7 +124,7 @@ def description(state: assignments.Processor, name: str) -> dict[str, Any]:
     }
 
 
-def summary(state: assignments.Processor) -> dict[str, Any]:
+def summary(state: assignments.AssignmentProcessor) -> dict[str, Any]:
     """How many resources there are in each state, and of each group, type and manager."""
     counts: dict[str, collections.Counter[str]] = {
         key: collections.Counter() for key in ("states", "groups", "types", "managers")
@@ -145,7 +145,7 @@ def summary(state: assignments.Processor) -> dict[str, Any]:
     }
 
 
-def agents(state: assignments.Processor, after: str, limit: int) -> dict[str, Any]:
+def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
     """A page of them."""
     load = resources_by_agent(state)
 
@@ -172,7 +172,7 @@ def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[st
     return {"items": items, "next": None}
 
 
-def managers(state: assignments.Processor, now: float, after: str, limit: int) -> dict[str, Any]:
+def managers(state: assignments.AssignmentProcessor, now: float, after: str, limit: int) -> dict[str, Any]:
     """A page of them."""
 
     def row_of(name: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def managers(state: assignments.Processor, now: float, after: str, limit: int) -
     return page(sorted(name for name in state.managers if name > after), row_of, limit)
 
 
-def resources_by_agent(state: assignments.Processor) -> dict[str, int]:
+def resources_by_agent(state: assignments.AssignmentProcessor) -> dict[str, int]:
     load: dict[str, int] = {}
     for resource in state.resources.values():
         load[resource.spec.agent] = load.get(resource.spec.agent, 0) + 1

@@ -23,7 +23,7 @@ _DEPTH_MAX: Final = 32
 _FIXED: Final = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 _SMALL: Final = (0xC0, 0xC1)  # a list or map of up to 255 bytes
 _U32: Final = struct.Struct(">I")
-_K: Final = values.Kind
+_K: Final = values.JavaType
 _PRIMITIVES: Final = {
     0x50: ("B", _K.SHORT),
     0x51: ("b", _K.BYTE),
@@ -45,12 +45,12 @@ _READERS: Final = {
     code: (struct.Struct(form).unpack_from, struct.calcsize(form), kind)
     for code, (form, kind) in _PRIMITIVES.items()
 }
-_NULL: Final = values.Typed(_K.STRING, None)
-_TRUE: Final = values.Typed(_K.BOOLEAN, True)
-_FALSE: Final = values.Typed(_K.BOOLEAN, False)
+_NULL: Final = values.TypedValue(_K.STRING, None)
+_TRUE: Final = values.TypedValue(_K.BOOLEAN, True)
+_FALSE: Final = values.TypedValue(_K.BOOLEAN, False)
 
 
-class Described:
+class DescribedValue:
     """A value with a descriptor that is not a section of a message."""
 
     def __init__(self, descriptor: Any, value: Any) -> None:
@@ -107,20 +107,20 @@ def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
     reader = _READERS.get(code)
     if reader is not None:
         unpack, size, kind = reader
-        return values.Typed(kind, unpack(data, at + 1)[0]), at + 1 + size
+        return values.TypedValue(kind, unpack(data, at + 1)[0]), at + 1 + size
     match code:
         case 0xA1 | 0xA3:
             end = at + 2 + data[at + 1]
-            return values.Typed(_K.STRING, _text(data, at + 2, end)), end
+            return values.TypedValue(_K.STRING, _text(data, at + 2, end)), end
         case 0xB1 | 0xB3:
             end = at + 5 + _U32.unpack_from(data, at + 1)[0]
-            return values.Typed(_K.STRING, _text(data, at + 5, end)), end
+            return values.TypedValue(_K.STRING, _text(data, at + 5, end)), end
         case 0xA0:
             end = at + 2 + data[at + 1]
-            return values.Typed(_K.BYTES, _bytes(data, at + 2, end)), end
+            return values.TypedValue(_K.BYTES, _bytes(data, at + 2, end)), end
         case 0xB0:
             end = at + 5 + _U32.unpack_from(data, at + 1)[0]
-            return values.Typed(_K.BYTES, _bytes(data, at + 5, end)), end
+            return values.TypedValue(_K.BYTES, _bytes(data, at + 5, end)), end
         case 0x40:
             return _NULL, at + 1
         case 0x41:
@@ -130,9 +130,9 @@ def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
         case 0x56:
             return (_TRUE if data[at + 1] else _FALSE), at + 2
         case 0x43 | 0x44:
-            return values.Typed(_K.LONG, 0), at + 1
+            return values.TypedValue(_K.LONG, 0), at + 1
         case 0x73:
-            return values.Typed(_K.CHAR, chr(_U32.unpack_from(data, at + 1)[0])), at + 5
+            return values.TypedValue(_K.CHAR, chr(_U32.unpack_from(data, at + 1)[0])), at + 5
         case 0x98:
             return uuid.UUID(bytes=_bytes(data, at + 1, at + 17)), at + 17
         case 0x45:
@@ -143,10 +143,10 @@ def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
             return _array(data, at, code, depth)
         case 0x00 if depth < _DEPTH_MAX:
             descriptor, at = read(data, at + 1, depth + 1)
-            if not isinstance(descriptor, values.Typed):
+            if not isinstance(descriptor, values.TypedValue):
                 raise ValueError("a descriptor is a number or a symbol")
             value, at = read(data, at, depth + 1)
-            return Described(descriptor.value, value), at
+            return DescribedValue(descriptor.value, value), at
     raise ValueError(f"type {code:#x} is not expected")
 
 
@@ -164,7 +164,7 @@ def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
     if code in (0xC0, 0xD0):
         return items, end
     names = items[::2]
-    if len(items) % 2 or any(not isinstance(name, values.Typed) for name in names):
+    if len(items) % 2 or any(not isinstance(name, values.TypedValue) for name in names):
         raise ValueError("a map has a name that is no plain value")
     return {str(name.value): value for name, value in zip(names, items[1::2], strict=True)}, end
 
@@ -210,7 +210,7 @@ def fields(data: bytes, value: int) -> list[Any]:
 
 def entries(data: bytes, value: int) -> dict[str, Any]:
     found, _ = read(data, value)
-    if isinstance(found, values.Typed) and found.value is None:
+    if isinstance(found, values.TypedValue) and found.value is None:
         return {}
     if not isinstance(found, dict):
         raise ValueError("a section is no map")
@@ -267,7 +267,7 @@ def _number(data: bytes, value: int, place: int) -> int:
     for _ in range(place):
         at = skip(data, at)
     found = read(data, at)[0]
-    return found.value if isinstance(found, values.Typed) and type(found.value) is int else 0
+    return found.value if isinstance(found, values.TypedValue) and type(found.value) is int else 0
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ _WRITERS: Final = {
 }
 
 
-def primitive(item: values.Typed) -> bytes:
+def primitive(item: values.TypedValue) -> bytes:
     value = item.value
     if value is None:
         return b"\x40"
@@ -324,15 +324,15 @@ def primitive(item: values.Typed) -> bytes:
             return binary(bytes(value))  # type: ignore[arg-type]
 
 
-def anything(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
     """Any value of JSON, or of a message."""
     match value:
-        case values.Typed():
+        case values.TypedValue():
             return primitive(value)
         case dict():
-            return mapping({str(name): anything(one) for name, one in value.items()})
+            return mapping({str(name): encode_value(one) for name, one in value.items()})
         case list() | tuple():
-            return sequence([anything(one) for one in value])
+            return sequence([encode_value(one) for one in value])
         case _:
             return primitive(values.typed(value))
 

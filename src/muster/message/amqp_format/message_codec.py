@@ -24,10 +24,10 @@ _TYPE: Final = "x-opt-jms-msg-type"
 _DUE: Final = "x-opt-delivery-time"
 _JAVA: Final = "application/x-java-serialized-object"
 _KINDS: Final = (
-    destinations.Kind.QUEUE,
-    destinations.Kind.TOPIC,
-    destinations.Kind.TEMPORARY_QUEUE,
-    destinations.Kind.TEMPORARY_TOPIC,
+    destinations.DestinationKind.QUEUE,
+    destinations.DestinationKind.TOPIC,
+    destinations.DestinationKind.TEMPORARY_QUEUE,
+    destinations.DestinationKind.TEMPORARY_TOPIC,
 )
 _TYPES: Final = ("n", "o", "m", "b", "s", "t")
 _HEADER: Final = b"\x00\x53\x70"
@@ -40,7 +40,7 @@ def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinatio
             return destinations.Destination(kind, text)
     head, mark, name = text.partition("://")
     if mark and head in ("queue", "topic"):
-        return destinations.Destination(destinations.Kind(head), name)
+        return destinations.Destination(destinations.DestinationKind(head), name)
     if text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
         return destinations.Destination.parse(text)
     return destinations.queue(text)
@@ -57,7 +57,7 @@ def _annotated(text: str, kind: int | None) -> destinations.Destination:
 _durable: dict[bytes, bool] = {}  # by header section: there are few different ones
 
 
-class Quick:
+class FastPath:
     """Reads light messages of one link, of which one begins like the other."""
 
     __slots__ = ("_lead",)
@@ -69,8 +69,8 @@ class Quick:
         """As `quick`."""
         lead = self._lead
         if lead and data.startswith(lead):
-            return quick(data, len(lead))
-        found = quick(data)
+            return locate_body(data, len(lead))
+        found = locate_body(data)
         if found is not None:
             self._lead = data[: _before_properties(data)]
         return found
@@ -83,7 +83,7 @@ def _before_properties(data: bytes) -> int:
     return 0
 
 
-def quick(data: bytes, at: int = 0) -> tuple[int, int, str] | None:
+def locate_body(data: bytes, at: int = 0) -> tuple[int, int, str] | None:
     """Where the body's section and the body itself begin, and which it is (``b`` data, ``t`` a text).
 
     None where the message is durable, delayed, or has another shape: then it goes the long way.  ``at``: a
@@ -141,7 +141,7 @@ def _is_durable(header: bytes) -> bool:
     return found
 
 
-def foreign(data: bytes, at: int, kind: str, origin: str) -> str:
+def foreign_header(data: bytes, at: int, kind: str, origin: str) -> str:
     """The header of a message whose body's section begins at ``at``; ``origin`` is `origin_token`."""
     return f"{messages.FOREIGN}{kind}{origin}.{binascii.b2a_base64(data[:at], newline=False).decode()}"
 
@@ -173,7 +173,7 @@ def _size(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big")
 
 
-def meta_of_foreign(raw: str, data: bytes, now_ms: int) -> messages.Meta:
+def decode_foreign_meta(raw: str, data: bytes, now_ms: int) -> messages.MessageMeta:
     """What a `foreign` header says, in full."""
     try:
         meta, _, _ = decode(unwrapped(raw, data), None, now_ms)
@@ -188,7 +188,7 @@ def meta_of_foreign(raw: str, data: bytes, now_ms: int) -> messages.Meta:
 
 def decode(
     data: bytes, destination: destinations.Destination | None, now_ms: int
-) -> tuple[messages.Meta, bytes, destinations.Destination | None]:
+) -> tuple[messages.MessageMeta, bytes, destinations.Destination | None]:
     """Of an AMQP message the meta, the body and where it goes: ``destination``, or what it says itself."""
     try:
         return _decode(data, destination, now_ms)
@@ -198,7 +198,7 @@ def decode(
 
 def _decode(
     data: bytes, destination: destinations.Destination | None, now_ms: int
-) -> tuple[messages.Meta, bytes, destinations.Destination | None]:
+) -> tuple[messages.MessageMeta, bytes, destinations.Destination | None]:
     header: list[Any] = []
     annotations: dict[str, Any] = {}
     properties: list[Any] = []
@@ -244,10 +244,10 @@ def _decode(
         message.reply_to = _annotated(reply_to, _int(annotations.get(_REPLY)))
     typed = message.properties.typed = {name: _typed(value) for name, value in application.items()}
     if (group := of.text(10)) is not None:
-        typed["JMSXGroupID"] = values.Typed(values.Kind.STRING, group)
-        typed["JMSXGroupSeq"] = values.Typed(values.Kind.INT, _int32(int(of.plain(11) or 0)))
+        typed["JMSXGroupID"] = values.TypedValue(values.JavaType.STRING, group)
+        typed["JMSXGroupSeq"] = values.TypedValue(values.JavaType.INT, _int32(int(of.plain(11) or 0)))
     if isinstance(user := of.plain(1), bytes):
-        typed["JMSXUserID"] = values.Typed(values.Kind.STRING, user.decode("utf-8", "replace"))
+        typed["JMSXUserID"] = values.TypedValue(values.JavaType.STRING, user.decode("utf-8", "replace"))
     meta, body = message.meta()
     if len(bodies) == 1 and data[body_at + 3] in (0xA0, 0xA1, 0xB0, 0xB1) and meta.kind in "tbo":
         kind = "b" if bodies[0][0] == amqp_types.DATA else "t"
@@ -268,7 +268,7 @@ class _Fields:
 
     def plain(self, place: int) -> Any:
         found = self.at(place)
-        return found.value if isinstance(found, values.Typed) else None
+        return found.value if isinstance(found, values.TypedValue) else None
 
     def text(self, place: int) -> str | None:
         found = self.plain(place)
@@ -276,7 +276,7 @@ class _Fields:
 
 
 def _int(item: Any) -> int | None:
-    return item.value if isinstance(item, values.Typed) and type(item.value) is int else None
+    return item.value if isinstance(item, values.TypedValue) and type(item.value) is int else None
 
 
 def _int32(value: int) -> int:
@@ -284,24 +284,24 @@ def _int32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def _typed(value: Any) -> values.Typed:
-    if isinstance(value, values.Typed):
+def _typed(value: Any) -> values.TypedValue:
+    if isinstance(value, values.TypedValue):
         return value
     if isinstance(value, uuid.UUID):
-        return values.Typed(values.Kind.STRING, str(value))
+        return values.TypedValue(values.JavaType.STRING, str(value))
     raise errors.FormatError(f"an AMQP {type(value).__name__} cannot be a value of a message")
 
 
-def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str) -> messages.Message:
+def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str) -> messages.JmsMessage:
     kind = bodies[0][0] if bodies else None
     body: Any
     if kind == amqp_types.DATA:
-        body = values.Typed(values.Kind.BYTES, b"".join(one.value for _, one in bodies))
+        body = values.TypedValue(values.JavaType.BYTES, b"".join(one.value for _, one in bodies))
     elif kind == amqp_types.SEQUENCE:
         body = [item for _, one in bodies for item in one]
     else:
         body = bodies[0][1] if bodies else None
-    plain = body.value if isinstance(body, values.Typed) else body
+    plain = body.value if isinstance(body, values.TypedValue) else body
     type_ = _TYPES[said] if said is not None and 0 <= said < len(_TYPES) else _guess(plain, content_type)
     match type_:
         case "t":
@@ -327,7 +327,7 @@ def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str)
                 made.value = _json(body)
             return made
         case _:
-            return messages.Message()
+            return messages.JmsMessage()
 
 
 def _guess(plain: Any, content_type: str) -> str:
@@ -361,7 +361,7 @@ def _identifier(value: Any) -> str | None:
     """Message and correlation ids as JMS writes those that are no strings."""
     if isinstance(value, uuid.UUID):
         return f"ID:AMQP_UUID:{value}"
-    match value.value if isinstance(value, values.Typed) else None:
+    match value.value if isinstance(value, values.TypedValue) else None:
         case None:
             return None
         case str() as text:
@@ -394,7 +394,7 @@ def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -
     return found
 
 
-def encode(meta: messages.Meta, data: bytes, deliveries: int, now_ms: int) -> bytes:
+def encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
     """``deliveries``: how often it was delivered before. `faults.FormatError` where AMQP cannot say it."""
     try:
         return _encode(meta, data, deliveries, now_ms)
@@ -402,14 +402,14 @@ def encode(meta: messages.Meta, data: bytes, deliveries: int, now_ms: int) -> by
         raise errors.FormatError(f"no AMQP message can be made of it: {error}") from error
 
 
-def _encode(meta: messages.Meta, data: bytes, deliveries: int, now_ms: int) -> bytes:
+def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
     left_ms = min(max(meta.expiration_ms - now_ms, 1), 0xFFFFFFFF) if meta.expiration_ms else 0
     header = _header(meta.persistent, min(max(meta.priority, 0), 9), deliveries, left_ms)
     if meta.amqp:
         said = base64.b64decode(meta.amqp[1:])
         rest = said[amqp_types.skip(said, 0) :] if said[:3] == _HEADER else said
         return header + rest + _body_section(meta.amqp[0], data)
-    return header + _sections(messages.rebuild(meta, data))
+    return header + _sections(messages.message_from_meta(meta, data))
 
 
 def redelivered(data: bytes) -> bytes:
@@ -423,7 +423,7 @@ def redelivered(data: bytes) -> bytes:
     return _header(persistent, priority, count + 1) + data[at:]
 
 
-def _sections(message: messages.Message) -> bytes:
+def _sections(message: messages.JmsMessage) -> bytes:
     # A byte, not an int: the Java client casts.
     annotations = {_TYPE: bytes((0x51, _TYPES.index(message.kind)))}
     fields = [b"\x40"] * 12
@@ -465,7 +465,7 @@ def _sections(message: messages.Message) -> bytes:
     return made + _body(message)
 
 
-def _body(message: messages.Message) -> bytes:
+def _body(message: messages.JmsMessage) -> bytes:
     match message:
         case messages.TextMessage(text=None):
             return amqp_types.section(amqp_types.VALUE, b"\x40")
@@ -474,13 +474,13 @@ def _body(message: messages.Message) -> bytes:
         case messages.BytesMessage():
             return _body_section("b", message.data)
         case messages.MapMessage():
-            return amqp_types.section(amqp_types.VALUE, amqp_types.anything(message.items.typed))
+            return amqp_types.section(amqp_types.VALUE, amqp_types.encode_value(message.items.typed))
         case messages.StreamMessage():
-            return amqp_types.section(amqp_types.SEQUENCE, amqp_types.anything(message.items))
+            return amqp_types.section(amqp_types.SEQUENCE, amqp_types.encode_value(message.items))
         case messages.ObjectMessage() if message.serialized is not None:
             return _body_section("b", message.serialized)
         case messages.ObjectMessage():
-            return amqp_types.section(amqp_types.VALUE, amqp_types.anything(message.value))
+            return amqp_types.section(amqp_types.VALUE, amqp_types.encode_value(message.value))
         case _:
             return b""
 

@@ -34,7 +34,7 @@ LAZY_ACKS = 100
 _LOCATOR = ("http://", "https://")
 
 
-class Mode(enum.Enum):
+class AcknowledgeMode(enum.Enum):
     AUTO = "auto"  # when the message has been handed over
     DUPS_OK = "dups-ok"  # the same, in batches
     CLIENT = "client"  # when the client says so, for all it has got
@@ -70,29 +70,34 @@ class ConnectionFactory:
             self._servers, locator=self._locators or None, echo=echo, **self._options
         )
 
-    async def context(self, mode: Mode = Mode.AUTO, *, client_id: str | None = None) -> Context:
+    async def context(
+        self, mode: AcknowledgeMode = AcknowledgeMode.AUTO, *, client_id: str | None = None
+    ) -> JmsContext:
         """A connection and a session of it in one; see `Context`."""
-        return Context(await self.connect(client_id=client_id), mode, owns_connection=True)
+        return JmsContext(await self.connect(client_id=client_id), mode, owns_connection=True)
 
 
-class Connection(connection_.Connection):
-    def session(self, mode: Mode = Mode.AUTO) -> Session:
+class Connection(connection_.DispatcherConnection):
+    def session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
         return Session(self, mode)
 
 
 class Session:
     """One thread of messages: they are acknowledged, committed and rolled back together."""
 
-    def __init__(self, connection: Connection, mode: Mode) -> None:
+    def __init__(self, connection: Connection, mode: AcknowledgeMode) -> None:
         self.connection = connection
         self.mode = mode
-        self.transacted = mode is Mode.TRANSACTED
-        self.keeps = mode in (Mode.CLIENT, Mode.TRANSACTED)  # what was received, until it is acknowledged
+        self.transacted = mode is AcknowledgeMode.TRANSACTED
+        self.keeps = mode in (
+            AcknowledgeMode.CLIENT,
+            AcknowledgeMode.TRANSACTED,
+        )  # what was received, until it is acknowledged
         self.closed = False
         self.consumers: list[consumers.Consumer] = []
-        self.leaving: list[consumers.FedConsumer] = []  # closed, but for what is not acknowledged
-        self.unacknowledged: list[consumers.Received] = []
-        self.sends: list[protocol.Send] = []
+        self.leaving: list[consumers.DispatchedConsumer] = []  # closed, but for what is not acknowledged
+        self.unacknowledged: list[consumers.ReceivedDelivery] = []
+        self.sends: list[protocol.SendMessage] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
         self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is under way
@@ -181,23 +186,23 @@ class Session:
     async def unsubscribe(self, name: str) -> None:
         """End a durable subscription."""
         self.check_open()
-        await self.connection.ask(protocol.Unsubscribe(self.connection.name, name))
+        await self.connection.ask(protocol.EndSubscription(self.connection.name, name))
 
     async def browse(
         self, queue: destinations.Destination, selector: str | None = None
-    ) -> AsyncIterator[messages.Message]:
+    ) -> AsyncIterator[messages.JmsMessage]:
         """What waits in a queue; nothing is taken."""
         self.check_open()
         await self.connection.outbox.idle()  # what we sent and acknowledged before counts
         after = 0
         while True:
-            page = (await self.connection.ask(protocol.Browse(queue.name, selector, after))).messages
+            page = (await self.connection.ask(protocol.BrowseQueue(queue.name, selector, after))).messages
             for one in page:
                 meta = messages.decode_meta(one.meta)
                 try:
-                    found = messages.rebuild(meta, one.data, queue)
+                    found = messages.message_from_meta(meta, one.data, queue)
                 except errors.MusterError:
-                    found = messages.rebuild(messages.unreadable(meta), one.data, queue)
+                    found = messages.message_from_meta(messages.unreadable(meta), one.data, queue)
                 yield found
                 after = one.sequence
             if not page:
@@ -207,7 +212,7 @@ class Session:
         """A queue of this connection; only it may consume, anybody may send. It ends with the connection."""
         self.check_open()
         name = f"{destinations.TEMPORARY}{self.connection.name}:{self.connection.next_number()}"
-        return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+        return destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
 
     async def temporary_topic(self) -> destinations.Destination:
         """A topic of this connection; only it may consume, every identity with topics may send."""
@@ -217,7 +222,7 @@ class Session:
     async def delete_temporary(self, queue: destinations.Destination) -> None:
         """Before its connection ends; nobody may be consuming from it."""
         self.check_open()
-        await self.connection.ask(protocol.DropQueue(queue.name))
+        await self.connection.ask(protocol.DeleteQueue(queue.name))
 
     async def _fed(
         self,
@@ -232,7 +237,7 @@ class Session:
         self.check_open()
         if selector:
             selectors.compiled(selector)
-        consumer = consumers.FedConsumer(
+        consumer = consumers.DispatchedConsumer(
             self,
             destination,
             prefetch=prefetch,
@@ -257,32 +262,32 @@ class Session:
         destination.check_consumer(self.connection.name)
         if selector:
             selectors.compiled(selector)
-        consumer = consumers.TapConsumer(self, destination, selector, no_local=no_local, shared=shared)
+        consumer = consumers.TopicConsumer(self, destination, selector, no_local=no_local, shared=shared)
         await consumer.open()
         self.consumers.append(consumer)
         return consumer
 
     # Acknowledgement.
 
-    def handed(self, received: consumers.Received) -> None:
+    def handed(self, received: consumers.ReceivedDelivery) -> None:
         """The application has it."""
         match self.mode:
-            case Mode.AUTO:
+            case AcknowledgeMode.AUTO:
                 if received.key:
                     self.connection.submit([], {received.key: [received.sequence]})
-            case Mode.DUPS_OK:
+            case AcknowledgeMode.DUPS_OK:
                 if received.key:
                     self._lazy.setdefault(received.key, []).append(received.sequence)
                     self._lazy_count += 1
                     if self._lazy_count >= LAZY_ACKS:
                         self.flush_lazy()
-            case Mode.CLIENT:
+            case AcknowledgeMode.CLIENT:
                 self.unacknowledged.append(received)
                 received.message._acknowledge = self._acknowledge
-            case Mode.TRANSACTED:
+            case AcknowledgeMode.TRANSACTED:
                 self.unacknowledged.append(received)
 
-    def unhand(self, received: consumers.Received) -> bool:
+    def unhand(self, received: consumers.ReceivedDelivery) -> bool:
         """Whether the application still had it."""
         there = received in self.unacknowledged
         if there:
@@ -309,7 +314,9 @@ class Session:
         else:
             await self._let_go()
 
-    async def _acknowledge_all(self, acks: dict[str, list[int]], received: list[consumers.Received]) -> None:
+    async def _acknowledge_all(
+        self, acks: dict[str, list[int]], received: list[consumers.ReceivedDelivery]
+    ) -> None:
         try:
             await self.connection.submit([], acks)
         except errors.MusterError:
@@ -332,7 +339,10 @@ class Session:
             await self._end(self._commit(sends, acks, received))
 
     async def _commit(
-        self, sends: list[protocol.Send], acks: dict[str, list[int]], received: list[consumers.Received]
+        self,
+        sends: list[protocol.SendMessage],
+        acks: dict[str, list[int]],
+        received: list[consumers.ReceivedDelivery],
     ) -> None:
         try:
             await self.connection.submit(sends, acks, alone=True)
@@ -354,7 +364,7 @@ class Session:
     async def recover(self) -> None:
         """Deliver again, in order and marked as redelivered, what is not acknowledged."""
         self.check_open()
-        if self.mode is Mode.TRANSACTED:
+        if self.mode is AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("a transacted session rolls back instead")
         await self._former()
         await self._end(self._give_back())
@@ -370,7 +380,7 @@ class Session:
 
     def _check_transacted(self) -> None:
         self.check_open()
-        if self.mode is not Mode.TRANSACTED:
+        if self.mode is not AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("only a transacted session commits and rolls back")
 
     async def _let_go(self) -> None:
@@ -391,7 +401,7 @@ class Session:
             raise
 
 
-class Context:
+class JmsContext:
     """The simplified way: a connection and one session of it.
 
     async with await factory.context() as context:
@@ -399,7 +409,9 @@ class Context:
         print(await context.receive_body(destinations.queue("orders"), str))
     """
 
-    def __init__(self, connection: Connection, mode: Mode, *, owns_connection: bool = False) -> None:
+    def __init__(
+        self, connection: Connection, mode: AcknowledgeMode, *, owns_connection: bool = False
+    ) -> None:
         self.connection = connection
         self.session = connection.session(mode)
         self._owns_connection = owns_connection
@@ -420,9 +432,9 @@ class Context:
         if self._owns_connection:
             await self.connection.close()
 
-    def context(self, mode: Mode = Mode.AUTO) -> Context:
+    def context(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> JmsContext:
         """Another session over the same connection."""
-        return Context(self.connection, mode)
+        return JmsContext(self.connection, mode)
 
     async def send(self, to: destinations.Destination, body: producers.Body, **options: Any) -> None:
         """Options as in `producing.Producer`."""

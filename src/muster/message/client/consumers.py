@@ -25,13 +25,13 @@ from muster.message.client import flow_control, topic_listeners
 if TYPE_CHECKING:
     from muster.message.client import api
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 T = TypeVar("T")
 TURN: Final = 64  # messages received without waiting before others get their turn
 
 
-class Received:
+class ReceivedDelivery:
     """A message in the application's hands, and how to acknowledge it.
 
     Without a key there is nothing to acknowledge, and in place of its number stands its size.
@@ -39,14 +39,14 @@ class Received:
 
     __slots__ = ("consumer", "key", "message", "sequence")
 
-    def __init__(self, message: messages.Message, consumer: Consumer, key: str, sequence: int) -> None:
+    def __init__(self, message: messages.JmsMessage, consumer: Consumer, key: str, sequence: int) -> None:
         self.message = message
         self.consumer = consumer
         self.key = key
         self.sequence = sequence
 
 
-def by_key(received: Iterable[Received]) -> dict[str, list[int]]:
+def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
     acks: dict[str, list[int]] = {}
     for one in received:
         if one.key:
@@ -61,7 +61,7 @@ class Consumer:
         self.session = session
         self.destination = destination
         self.closed = False
-        self._arrived: deque[Received] = deque()
+        self._arrived: deque[ReceivedDelivery] = deque()
         self._wake = asyncio.Event()
         self._turn = 0
 
@@ -74,19 +74,19 @@ class Consumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> messages.Message:
+    async def __anext__(self) -> messages.JmsMessage:
         found = None if self.closed else await self.receive()
         if found is None:
             raise StopAsyncIteration
         return found
 
-    async def receive(self, timeout_s: float | None = None) -> messages.Message | None:
+    async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
         """The next message; None when ``timeout_s`` passed, or when the consumer was closed."""
         arrived = self._arrived
         if arrived and self._turn < TURN and not self.closed and not arrived[0].message.expiration_ms:
             # The short way of most messages: see `_wait`.
             self._turn += 1
-            received: Received | None = arrived.popleft()
+            received: ReceivedDelivery | None = arrived.popleft()
             self._consumed(received)  # type: ignore[arg-type]
         else:
             received = await self._wait(timeout_s)
@@ -96,7 +96,7 @@ class Consumer:
             self.session.handed(received)
         return received.message
 
-    async def receive_nowait(self) -> messages.Message | None:
+    async def receive_nowait(self) -> messages.JmsMessage | None:
         """What is there now, at the dispatcher as well."""
         if not self._arrived:
             await self._look()
@@ -117,7 +117,7 @@ class Consumer:
         self.session.handed(received)
         return body
 
-    async def listen(self, handler: Callable[[messages.Message], Awaitable[None]]) -> None:
+    async def listen(self, handler: Callable[[messages.JmsMessage], Awaitable[None]]) -> None:
         """Hand each message to ``handler``, one after the other. One that it fails with comes again; in a
         session that keeps what was received, when that is rolled back or recovered.
         """
@@ -138,7 +138,7 @@ class Consumer:
                     session.unhand(received)
                     session.handed(received)
 
-    async def _wait(self, timeout_s: float | None = None) -> Received | None:
+    async def _wait(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
         if self.closed:
             raise message_errors.IllegalState("the consumer is closed")
         if self._turn >= TURN:  # an application that only receives must let the rest of the loop run
@@ -158,14 +158,14 @@ class Consumer:
         except TimeoutError:
             return None
 
-    def _next(self) -> messages.Message | None:
+    def _next(self) -> messages.JmsMessage | None:
         received = self._pop()
         if received is None:
             return None
         self.session.handed(received)
         return received.message
 
-    def _pop(self) -> Received | None:
+    def _pop(self) -> ReceivedDelivery | None:
         now_ms = time.time_ns() // 1_000_000
         while self._arrived:
             received = self._arrived.popleft()
@@ -176,24 +176,24 @@ class Consumer:
             return received
         return None
 
-    def _unpop(self, received: Received) -> None:
+    def _unpop(self, received: ReceivedDelivery) -> None:
         """It stays the next one."""
         self._arrived.appendleft(received)
 
-    def _put(self, received: Received) -> None:
+    def _put(self, received: ReceivedDelivery) -> None:
         self._arrived.append(received)
         self._wake.set()
 
-    def _consumed(self, received: Received) -> None:
+    def _consumed(self, received: ReceivedDelivery) -> None:
         pass
 
-    def _expired(self, received: Received) -> None:
+    def _expired(self, received: ReceivedDelivery) -> None:
         pass
 
     async def _look(self) -> None:
         pass
 
-    async def take_back(self, received: list[Received]) -> None:
+    async def take_back(self, received: list[ReceivedDelivery]) -> None:
         """The application gives these back: they come again."""
         for one in reversed(received):
             one.message.redelivered = True
@@ -213,7 +213,7 @@ class Consumer:
             self.session.consumers.remove(self)
 
 
-class TapConsumer(Consumer):
+class TopicConsumer(Consumer):
     """Listens to a topic on the bus itself: what is said while it listens.
 
     ``shared``: the name under which it shares that with others, of which the dispatcher knows.
@@ -236,7 +236,7 @@ class TapConsumer(Consumer):
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = connection.origin if no_local else None
         self._key: object = None
-        self._ears: topic_listeners.Ears[topic_listeners.Heard] | None = None
+        self._ears: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
         self._bytes = 0
         self.rejected = 0
         self.malformed = 0
@@ -256,8 +256,8 @@ class TapConsumer(Consumer):
             await self.close()
             raise
 
-    def request(self) -> protocol.Attach:
-        return protocol.Attach(
+    def request(self) -> protocol.AttachConsumer:
+        return protocol.AttachConsumer(
             self.session.connection.name,
             self.number,
             str(self.destination),
@@ -270,10 +270,10 @@ class TapConsumer(Consumer):
     def owner(self) -> object:
         return self.session
 
-    def deliver(self, delivery: protocol.Delivery) -> None:
-        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
+    def deliver(self, delivery: protocol.MessageDelivery) -> None:
+        raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
 
-    def offer(self, heard: topic_listeners.Heard) -> None:
+    def offer(self, heard: topic_listeners.TopicMessage) -> None:
         meta, data = heard.meta, heard.message.data
         if (self._not_from is not None and meta.origin == self._not_from) or (
             self._matches is not None and not self._matches(meta.lookup())
@@ -289,13 +289,13 @@ class TapConsumer(Consumer):
                 self._bytes -= self._arrived.popleft().sequence
                 self.dropped += 1
         try:
-            found = messages.rebuild(meta, data)
+            found = messages.message_from_meta(meta, data)
         except errors.MusterError:
             self.malformed += 1
             return
         found.delivery_count = 1
         self._bytes += len(data)
-        self._put(Received(found, self, "", len(data)))
+        self._put(ReceivedDelivery(found, self, "", len(data)))
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -303,14 +303,14 @@ class TapConsumer(Consumer):
             or self._bytes > flow_control.WAITING_SLOW_BYTES // 2
         )
 
-    def _consumed(self, received: Received) -> None:
+    def _consumed(self, received: ReceivedDelivery) -> None:
         self._bytes -= received.sequence
 
-    def _unpop(self, received: Received) -> None:
+    def _unpop(self, received: ReceivedDelivery) -> None:
         super()._unpop(received)
         self._bytes += received.sequence
 
-    async def take_back(self, received: list[Received]) -> None:
+    async def take_back(self, received: list[ReceivedDelivery]) -> None:
         await super().take_back(received)
         self._bytes += sum(one.sequence for one in received)
 
@@ -328,7 +328,7 @@ class TapConsumer(Consumer):
                 await self.session.connection.detach(self.number, {})
 
 
-class FedConsumer(Consumer):
+class DispatchedConsumer(Consumer):
     """Fed by the dispatcher, up to ``prefetch`` messages ahead."""
 
     def __init__(
@@ -346,7 +346,7 @@ class FedConsumer(Consumer):
         self.number = session.connection.next_number()
         self._prefetch = prefetch
         self._spent = 0
-        self._request = protocol.Attach(
+        self._request = protocol.AttachConsumer(
             session.connection.name,
             self.number,
             str(destination),
@@ -358,28 +358,28 @@ class FedConsumer(Consumer):
             credit=prefetch,
         )
 
-    def request(self) -> protocol.Attach:
+    def request(self) -> protocol.AttachConsumer:
         """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
         self._arrived.clear()
         self._spent = 0
         return msgspec.structs.replace(self._request, credit=0) if self.closed else self._request
 
-    def deliver(self, delivery: protocol.Delivery) -> None:
+    def deliver(self, delivery: protocol.MessageDelivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
             self._spend()
             return  # a new dispatcher repeats what the application already has
         meta = messages.decode_meta(delivery.meta)
         try:
-            message = messages.rebuild(meta, delivery.data, self.destination)
+            message = messages.message_from_meta(meta, delivery.data, self.destination)
         except errors.MusterError as error:
             if self.destination != destinations.queue(destinations.DEAD_LETTERS):
                 self.session.connection.spawn(self._refuse(delivery, error.message))
                 self._spend()
                 return
-            message = messages.rebuild(messages.unreadable(meta), delivery.data, self.destination)
+            message = messages.message_from_meta(messages.unreadable(meta), delivery.data, self.destination)
         message.delivery_count = delivery.count + 1
         message.redelivered = delivery.count > 0
-        self._put(Received(message, self, delivery.key, delivery.sequence))
+        self._put(ReceivedDelivery(message, self, delivery.key, delivery.sequence))
 
     def _has(self, key: str, sequence: int) -> bool:
         session = self.session
@@ -387,16 +387,16 @@ class FedConsumer(Consumer):
             one.sequence == sequence and one.key == key for one in session.unacknowledged
         )
 
-    async def _refuse(self, delivery: protocol.Delivery, reason: str) -> None:
+    async def _refuse(self, delivery: protocol.MessageDelivery, reason: str) -> None:
         connection = self.session.connection
         await connection.tell(
-            protocol.Release(connection.name, {delivery.key: [delivery.sequence]}, reason=reason)
+            protocol.ReleaseMessages(connection.name, {delivery.key: [delivery.sequence]}, reason=reason)
         )
 
-    def _consumed(self, received: Received) -> None:
+    def _consumed(self, received: ReceivedDelivery) -> None:
         self._spend()
 
-    def _unpop(self, received: Received) -> None:
+    def _unpop(self, received: ReceivedDelivery) -> None:
         super()._unpop(received)
         self._spent -= 1
 
@@ -409,9 +409,9 @@ class FedConsumer(Consumer):
         spent, self._spent = self._spent, 0
         connection = self.session.connection
         if spent:
-            connection.spawn(connection.tell(protocol.Credit(connection.name, self.number, spent)))
+            connection.spawn(connection.tell(protocol.GrantCredit(connection.name, self.number, spent)))
 
-    def _expired(self, received: Received) -> None:
+    def _expired(self, received: ReceivedDelivery) -> None:
         self.session.connection.submit([], {received.key: [received.sequence]})
 
     async def _look(self) -> None:
@@ -420,23 +420,23 @@ class FedConsumer(Consumer):
         await connection.outbox.idle()  # what is acknowledged makes room for more
         await connection.ask(protocol.Ping(connection.name, [self.number]))
 
-    async def take_back(self, received: list[Received]) -> None:
+    async def take_back(self, received: list[ReceivedDelivery]) -> None:
         connection = self.session.connection
         await connection.outbox.idle()
         await self._stop()
         if seen := by_key(received):
-            await connection.ask(protocol.Release(connection.name, seen, counted=True))
-        await connection.tell(protocol.Credit(connection.name, self.number, self._prefetch))
+            await connection.ask(protocol.ReleaseMessages(connection.name, seen, counted=True))
+        await connection.tell(protocol.GrantCredit(connection.name, self.number, self._prefetch))
 
     async def _stop(self, timeout_s: float | None = None) -> None:
         """What came ahead is for others."""
         connection = self.session.connection
-        await connection.ask(protocol.Stop(connection.name, [self.number]), timeout_s=timeout_s)
+        await connection.ask(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
         self._arrived.clear()
         self._spent = 0
         if ahead:
-            release = protocol.Release(connection.name, ahead, counted=False)
+            release = protocol.ReleaseMessages(connection.name, ahead, counted=False)
             await connection.ask(release, timeout_s=timeout_s)
 
     async def close(self) -> None:

@@ -23,28 +23,28 @@ from muster.message import errors as message_errors
 from muster.message import protocol
 from muster.message.client import flow_control, outbox, topic_listeners
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 PING_S = 4.0
 ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
 #: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
-_ONCE = (protocol.Unsubscribe, protocol.DropQueue, protocol.Purge, protocol.Move)
+_ONCE = (protocol.EndSubscription, protocol.DeleteQueue, protocol.PurgeQueue, protocol.MoveMessages)
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
 
 
-class Fed(Protocol):
+class DeliveryTarget(Protocol):
     """A consumer that the dispatcher knows of."""
 
     @property
     def number(self) -> int: ...
-    def request(self) -> protocol.Attach: ...
-    def deliver(self, delivery: protocol.Delivery) -> None: ...
+    def request(self) -> protocol.AttachConsumer: ...
+    def deliver(self, delivery: protocol.MessageDelivery) -> None: ...
     def refused(self) -> None:
         """A new dispatcher does not let it go on: somebody else was quicker."""
 
 
-class Connection:
+class DispatcherConnection:
     """``client_id`` names the client whose durable subscriptions these are; no two connections of an identity
     share one.
 
@@ -83,7 +83,7 @@ class Connection:
         self._holders: list[Callable[[], dict[str, list[int]]]] = []
         self._greeted = False
         self._hears_slow = False
-        self._consumers: dict[int, Fed] = {}
+        self._consumers: dict[int, DeliveryTarget] = {}
         self._attached: set[int] = set()
         self._numbers = 0
         self._message_number = 0
@@ -91,11 +91,11 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.outbox = outbox.Outbox(self)
-        self._complaints = flow_control.Complaints(self._complain, self.spawn)
-        self.holds = flow_control.Holds(self._ease)
-        self.ears = topic_listeners.Ears(bus, topic_listeners.Heard)
+        self._complaints = flow_control.SlowConsumerReports(self._complain, self.spawn)
+        self.holds = flow_control.ProducerHolds(self._ease)
+        self.ears = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
         self._quiet = quiet
-        self._quiet_ears: topic_listeners.Ears[topic_listeners.Heard] | None = None
+        self._quiet_ears: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
         self._quieting = asyncio.Lock()
         self.on_ease: Callable[[], None] | None = None
 
@@ -141,7 +141,7 @@ class Connection:
         self._end_state()
         if self._known:
             with contextlib.suppress(errors.MusterError):
-                await self._ask_once(protocol.Bye(self.name, lost, self._seen_and([])))
+                await self._ask_once(protocol.Disconnect(self.name, lost, self._seen_and([])))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -214,16 +214,18 @@ class Connection:
     async def speak_over(self, quiet: api.Bus) -> None:
         await self.bus.flush()  # what was said over the other comes first
         self.speaks = quiet
-        await self.tell(protocol.Quiet(self.name))
+        await self.tell(protocol.EchoOff(self.name))
 
-    async def ears_for(self, *, no_local: bool) -> topic_listeners.Ears[topic_listeners.Heard]:
+    async def ears_for(
+        self, *, no_local: bool
+    ) -> topic_listeners.TopicListeners[topic_listeners.TopicMessage]:
         if not no_local or self._quiet is None:
             return self.ears
         async with self._quieting:
             if self._quiet_ears is None:
                 made = await self._quiet()
                 await self.speak_over(made)
-                self._quiet_ears = topic_listeners.Ears(made, topic_listeners.Heard)
+                self._quiet_ears = topic_listeners.TopicListeners(made, topic_listeners.TopicMessage)
             return self._quiet_ears
 
     # The dispatcher.
@@ -241,7 +243,7 @@ class Connection:
                 self.spawn(self._ping())
             if not self._known:
                 at = self.bus.connection
-                hello = protocol.Hello(
+                hello = protocol.ClientHello(
                     self.name,
                     self.client_id,
                     broker=at.broker if at else "",
@@ -257,10 +259,10 @@ class Connection:
             if self._known:
                 self._cut_off = False
 
-    async def _attach_anew(self, number: int, consumer: Fed) -> None:
+    async def _attach_anew(self, number: int, consumer: DeliveryTarget) -> None:
         request = consumer.request()  # from here on nothing more of before is handed out
         if self._cut_off:
-            await self._ask_once(protocol.Detach(self.name, number, self._seen()))
+            await self._ask_once(protocol.DetachConsumer(self.name, number, self._seen()))
         self._deaf.discard(number)
         try:
             await self._ask_once(request)
@@ -295,7 +297,7 @@ class Connection:
                 found.setdefault(key, []).extend(sequences)
         return found
 
-    async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.Answer:
+    async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.DispatcherReply:
         """Ask until there is an answer: a dispatcher that dies has a successor.
 
         What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
@@ -304,12 +306,12 @@ class Connection:
         deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
         times = 0
-        id = secrets.token_hex(16) if isinstance(asked, protocol.Purge | protocol.Move) else None
+        id = secrets.token_hex(16) if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages) else None
         while True:
             try:
                 if not self._known and not isinstance(asked, protocol.READS):
                     await self.greet()
-                if isinstance(asked, protocol.Purge | protocol.Move) and not times:
+                if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages) and not times:
                     asked = msgspec.structs.replace(asked, epoch=self._epoch)
                 times += 1
                 return await self._ask_once(asked, id)
@@ -319,8 +321,8 @@ class Connection:
                 times = 0
                 self._known = False
             except message_errors.InvalidDestination:
-                if times > 1 and isinstance(asked, protocol.Unsubscribe):
-                    return protocol.Answer()  # it was done the first time
+                if times > 1 and isinstance(asked, protocol.EndSubscription):
+                    return protocol.DispatcherReply()  # it was done the first time
                 raise
             except errors.Unavailable:
                 if self.closed or self._loop.time() + pause_s > deadline:
@@ -328,7 +330,7 @@ class Connection:
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
-    async def _ask_once(self, asked: protocol.Ask, id: str | None = None) -> protocol.Answer:
+    async def _ask_once(self, asked: protocol.Ask, id: str | None = None) -> protocol.DispatcherReply:
         identity = self.bus.identity
         looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
         subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
@@ -357,7 +359,7 @@ class Connection:
             raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
         self._heard_of(answer.epoch)
         if answer.error is not None:
-            error = rpc_faults.error_of(answer.error)
+            error = rpc_faults.from_error_reply(answer.error)
             if isinstance(error, errors.NotConnected):
                 self._known = False
             raise error
@@ -367,7 +369,7 @@ class Connection:
         if self._known and not self.closed:
             await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(said))
 
-    async def attach(self, consumer: Fed) -> None:
+    async def attach(self, consumer: DeliveryTarget) -> None:
         self.check_open()
         if not self._known:
             await self._greet_patiently()
@@ -377,7 +379,7 @@ class Connection:
         except BaseException:
             self._consumers.pop(consumer.number, None)
             # It may be attached all the same, and then it would be fed.
-            self.spawn(self.tell(protocol.Detach(self.name, consumer.number)))
+            self.spawn(self.tell(protocol.DetachConsumer(self.name, consumer.number)))
             raise
         self._attached.add(consumer.number)
 
@@ -392,7 +394,7 @@ class Connection:
             self._attached.discard(number)
             self._deaf.discard(number)
             with contextlib.suppress(errors.Unavailable):
-                await self.ask(protocol.Detach(self.name, number, seen), timeout_s=CLOSE_S)
+                await self.ask(protocol.DetachConsumer(self.name, number, seen), timeout_s=CLOSE_S)
 
     def _delivered(self, message: api.Message) -> None:
         found = protocol.decode_deliveries(message.data)
@@ -415,7 +417,7 @@ class Connection:
     def _slow(self, message: api.Message) -> None:
         self.holds.heard(protocol.decode_slow(message.data))
 
-    def slow(self, consumer: flow_control.Consumer) -> None:
+    def slow(self, consumer: flow_control.SlowableConsumer) -> None:
         """This consumer of a topic cannot keep up."""
         self._complaints.add(consumer)
 
@@ -423,7 +425,7 @@ class Connection:
         with contextlib.suppress(errors.Unavailable):
             if not self._known:
                 await self.greet()
-            await self.tell(protocol.Slow(self.name, topic, eased))
+            await self.tell(protocol.SlowConsumer(self.name, topic, eased))
 
     def _ease(self) -> None:
         if self.on_ease is not None:
@@ -466,7 +468,11 @@ class Connection:
                 self.report(error)
 
     def submit(
-        self, sends: list[protocol.Send], acks: dict[str, list[int]] | None = None, *, alone: bool = False
+        self,
+        sends: list[protocol.SendMessage],
+        acks: dict[str, list[int]] | None = None,
+        *,
+        alone: bool = False,
     ) -> asyncio.Future[None]:
         """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
 

@@ -25,13 +25,13 @@ WAITING_MAX: Final = 65_536  # and before the oldest go
 WAITING_BYTES_MAX: Final = 64 << 20
 
 
-class Consumer(Protocol):
+class SlowableConsumer(Protocol):
     @property
     def destination(self) -> destinations.Destination: ...
     def is_slow(self) -> bool: ...
 
 
-class Complaints:
+class SlowConsumerReports:
     """The slow consumers of one connection."""
 
     def __init__(
@@ -41,15 +41,15 @@ class Complaints:
     ) -> None:
         self._tell = tell
         self._spawn = spawn
-        self._complaining: set[Consumer] = set()
+        self._complaining: set[SlowableConsumer] = set()
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: SlowableConsumer) -> None:
         """It is slow: say so until it is not."""
         if consumer not in self._complaining:
             self._complaining.add(consumer)
             self._spawn(self._complain(consumer))
 
-    async def _complain(self, consumer: Consumer) -> None:
+    async def _complain(self, consumer: SlowableConsumer) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
         said_at = -RENEW_S
@@ -65,13 +65,13 @@ class Complaints:
             self._complaining.discard(consumer)
 
 
-class Holds:
+class ProducerHolds:
     """What one connection may not send now, because somebody cannot keep up."""
 
     def __init__(self, on_ease: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_ease = on_ease
-        self._held_back: dict[str, topics.Pattern] = {}
+        self._held_back: dict[str, topics.TopicPattern] = {}
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._eased = asyncio.Event()
         self.held = 0  # times that somebody had to wait
@@ -79,9 +79,9 @@ class Holds:
     def __bool__(self) -> bool:
         return bool(self._held_back)
 
-    def heard(self, said: protocol.Slow) -> None:
+    def heard(self, said: protocol.SlowConsumer) -> None:
         try:
-            pattern = topics.Pattern.parse(said.topic)
+            pattern = topics.TopicPattern.parse(said.topic)
         except errors.MusterError:
             return
         if (alarm := self._alarms.pop(said.topic, None)) is not None:

@@ -34,7 +34,7 @@ class _Waiting:
 
     def __init__(
         self,
-        sends: list[protocol.Send],
+        sends: list[protocol.SendMessage],
         acks: dict[str, list[int]],
         alone: bool,
         future: asyncio.Future[None],
@@ -47,16 +47,16 @@ class _Waiting:
         self.size = sum(map(_size, sends)) + protocol.ACK_BYTES * acknowledged
 
 
-def _size(send: protocol.Send) -> int:
+def _size(send: protocol.SendMessage) -> int:
     return len(send.data) + len(send.meta)
 
 
 class Outbox:
-    def __init__(self, connection: connection_.Connection) -> None:
+    def __init__(self, connection: connection_.DispatcherConnection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.full_s = FULL_S
-        self.speaking = topic_publisher.Speaking(connection)
+        self.speaking = topic_publisher.TopicPublisher(connection)
         self._waiting: deque[_Waiting] = deque()
         self._current: list[_Waiting] = []
         self._unsent = 0
@@ -72,7 +72,7 @@ class Outbox:
         self._works = 0
 
     def submit(
-        self, sends: list[protocol.Send], acks: dict[str, list[int]], *, alone: bool
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, alone: bool
     ) -> asyncio.Future[None]:
         if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
@@ -232,7 +232,7 @@ class Outbox:
         )
 
     async def _ask(
-        self, sends: list[protocol.Send], acks: dict[str, list[int]], size: int, *, strict: bool
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], size: int, *, strict: bool
     ) -> None:
         """What does not fit into one request goes in several; a new dispatcher wants to hear all of them."""
         self._works += 1
@@ -242,10 +242,10 @@ class Outbox:
             staged = 0
             try:
                 for some in before:
-                    await connection.ask(protocol.Stage(connection.name, work, staged, some))
+                    await connection.ask(protocol.StageMessages(connection.name, work, staged, some))
                     staged += len(some)
                 await connection.ask(
-                    protocol.Work(connection.name, work, last, acks, strict=strict, staged=staged)
+                    protocol.CommitWork(connection.name, work, last, acks, strict=strict, staged=staged)
                 )
                 return
             except errors.Conflict:
@@ -253,9 +253,9 @@ class Outbox:
         raise errors.NotConnected("the dispatcher changed again and again while we spoke to it")
 
 
-def _split(sends: list[protocol.Send]) -> list[list[protocol.Send]]:
+def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]]:
     """In requests that fit into a message of the bus."""
-    parts: list[list[protocol.Send]] = [[]]
+    parts: list[list[protocol.SendMessage]] = [[]]
     total = 0
     for send in sends:
         if parts[-1] and total + _size(send) > protocol.ASK_BYTES:

@@ -18,21 +18,21 @@ from muster.message import errors as message_errors
 if TYPE_CHECKING:
     from muster.message.client import api
 
-Body: TypeAlias = str | bytes | Mapping[str, values.Value] | list[values.Value] | messages.Message | None
+Body: TypeAlias = str | bytes | Mapping[str, values.Value] | list[values.Value] | messages.JmsMessage | None
 #: Hears what became of a message: None, or why it was not accepted.
-Listener: TypeAlias = Callable[[messages.Message, errors.MusterError | None], None]
+Listener: TypeAlias = Callable[[messages.JmsMessage, errors.MusterError | None], None]
 
 
-def message_of(body: Body) -> messages.Message:
+def to_message(body: Body) -> messages.JmsMessage:
     match body:
-        case messages.Message():
+        case messages.JmsMessage():
             return body
         case str():
             return messages.TextMessage(body)
         case bytes():
             return messages.BytesMessage(body)
         case None:
-            return messages.Message()
+            return messages.JmsMessage()
         case list():
             return messages.StreamMessage(body)
         case _:
@@ -92,7 +92,7 @@ class Producer:
         destination = to or self.destination
         if destination is not None and not destination.is_queue:
             await self._wait(destination)
-        straight, future = self._send(message_of(body), to, options)
+        straight, future = self._send(to_message(body), to, options)
         if straight is not None:
             subject, data, headers = straight
             await self._connection.speaks.publish(subject, data, headers=headers)
@@ -108,7 +108,7 @@ class Producer:
             return
         if connection.outbox.is_full:
             await connection.outbox.room()
-        future = connection.submit([protocol.Send(self._name, self._quick(kind), data)])
+        future = connection.submit([protocol.SendMessage(self._name, self._quick(kind), data)])
         if self.persistent:
             await future
 
@@ -120,7 +120,7 @@ class Producer:
         return f'{head},"id":"{self._connection.next_message_id()}","at":{now_ms}{expires}}}'
 
     def _head(self, kind: type) -> str:
-        meta = messages.Meta(
+        meta = messages.MessageMeta(
             kind="t" if kind is str else "b",
             destination=self._name,
             priority=_checked(self.priority),
@@ -143,7 +143,7 @@ class Producer:
         A ``listener`` is called with the message when that is known, in the order of sending; the message
         is not to be touched before.  In a transacted session it hears that it is part of the transaction.
         """
-        message = message_of(body)
+        message = to_message(body)
         straight, future = self._send(message, to, options)
         if straight is not None:
             subject, data, headers = straight
@@ -165,7 +165,7 @@ class Producer:
         return future
 
     def _send(
-        self, message: messages.Message, to: destinations.Destination | None, options: dict[str, Any]
+        self, message: messages.JmsMessage, to: destinations.Destination | None, options: dict[str, Any]
     ) -> tuple[tuple[str, bytes, dict[str, str]] | None, asyncio.Future[None] | None]:
         session = self._session
         session.check_open()
@@ -181,7 +181,7 @@ class Producer:
         if straight and not session.transacted:
             subject = self._subject or destination.subject
             return (subject, data, {messages.HEADER: raw}), None
-        send = protocol.Send(str(destination), raw, data)
+        send = protocol.SendMessage(str(destination), raw, data)
         if session.transacted:
             if len(session.sends) >= protocol.SENDS_MAX:
                 raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
@@ -191,7 +191,7 @@ class Producer:
 
     def _stamp(
         self,
-        message: messages.Message,
+        message: messages.JmsMessage,
         destination: destinations.Destination,
         *,
         persistent: bool | None = None,

@@ -16,32 +16,32 @@ from muster.message import destinations, messages
 from muster.message.dispatcher.log import ledger
 
 
-class Heard:
+class TopicMessage:
     """A message of a topic."""
 
     __slots__ = ("_meta", "message")
 
     def __init__(self, message: api.Message) -> None:
         self.message = message
-        self._meta: messages.Meta | None = None
+        self._meta: messages.MessageMeta | None = None
 
     @property
-    def meta(self) -> messages.Meta:
+    def meta(self) -> messages.MessageMeta:
         if self._meta is None:
             message = self.message
             raw = message.header(messages.HEADER)
             if raw is None:
                 meta = messages.from_plain(message.data, message.headers)
             else:
-                meta = messages.meta_said(message.data, raw)
+                meta = messages.decode_meta_header(message.data, raw)
             self._meta = meta
             if meta.destination is None:
                 meta.destination = str(destinations.of_subject(message.subject))
         return self._meta
 
 
-H = TypeVar("H", bound=Heard)
-H_contra = TypeVar("H_contra", bound=Heard, contravariant=True)
+H = TypeVar("H", bound=TopicMessage)
+H_contra = TypeVar("H_contra", bound=TopicMessage, contravariant=True)
 
 
 def group(identity: str, client_id: str | None, name: str) -> str:
@@ -49,7 +49,7 @@ def group(identity: str, client_id: str | None, name: str) -> str:
     return destinations.token(ledger.subscription_key(identity, client_id, name))
 
 
-class Tap(Protocol[H_contra]):
+class TopicTap(Protocol[H_contra]):
     @property
     def owner(self) -> object:
         """Whose it is: those of one owner hear a message together."""
@@ -58,7 +58,7 @@ class Tap(Protocol[H_contra]):
     def offer(self, heard: H_contra) -> None: ...
 
 
-def offer(taps: Sequence[Tap[H]], heard: H) -> None:
+def enqueue(taps: Sequence[TopicTap[H]], heard: H) -> None:
     for tap in taps:
         try:
             tap.offer(heard)
@@ -66,17 +66,17 @@ def offer(taps: Sequence[Tap[H]], heard: H) -> None:
             continue  # one may have to read what another need not
 
 
-class Ear(Generic[H]):
+class TopicListener(Generic[H]):
     def __init__(
         self,
         bus: api.Bus,
         name: str,
         group: str | None,
         kind: type[H],
-        pass_on: Callable[[Sequence[Tap[H]], H], None],
+        pass_on: Callable[[Sequence[TopicTap[H]], H], None],
     ) -> None:
         self._bus = bus
-        self._pattern = topics.Pattern.parse(name)
+        self._pattern = topics.TopicPattern.parse(name)
         self._subjects = destinations.topic(name).patterns
         self._several = len(self._subjects) > 1
         self._group = group
@@ -84,10 +84,10 @@ class Ear(Generic[H]):
         self._pass_on = pass_on
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
-        self._taps: dict[object, tuple[Tap[H], ...]] = {}  # by owner
+        self._taps: dict[object, tuple[TopicTap[H], ...]] = {}  # by owner
         self.users = 0  # taps, and those that are being added
 
-    async def add(self, tap: Tap[H]) -> None:
+    async def add(self, tap: TopicTap[H]) -> None:
         async with self._opening:
             for via, subject in list(enumerate(self._subjects))[len(self._subscriptions) :]:
                 self._subscriptions.append(
@@ -97,7 +97,7 @@ class Ear(Generic[H]):
                 )
             self._taps[tap.owner] = (*self._taps.get(tap.owner, ()), tap)
 
-    def remove(self, tap: Tap[H]) -> bool:
+    def remove(self, tap: TopicTap[H]) -> bool:
         """Whether it was there."""
         taps = self._taps.get(tap.owner, ())
         if tap not in taps:
@@ -119,23 +119,23 @@ class Ear(Generic[H]):
             self._pass_on(taps, heard)
 
 
-class Ears(Generic[H]):
+class TopicListeners(Generic[H]):
     """Those of one connection to the bus, by what they listen to. ``pass_on`` gives a message to the taps of
     one owner, now or later.
     """
 
     def __init__(
-        self, bus: api.Bus, kind: type[H], pass_on: Callable[[Sequence[Tap[H]], H], None] = offer
+        self, bus: api.Bus, kind: type[H], pass_on: Callable[[Sequence[TopicTap[H]], H], None] = enqueue
     ) -> None:
         self.bus = bus
         self._kind = kind
         self._pass_on = pass_on
-        self._ears: dict[object, Ear[H]] = {}
+        self._ears: dict[object, TopicListener[H]] = {}
 
-    async def add(self, key: object, name: str, group: str | None, tap: Tap[H]) -> None:
+    async def add(self, key: object, name: str, group: str | None, tap: TopicTap[H]) -> None:
         ear = self._ears.get(key)
         if ear is None:
-            ear = self._ears[key] = Ear(self.bus, name, group, self._kind, self._pass_on)
+            ear = self._ears[key] = TopicListener(self.bus, name, group, self._kind, self._pass_on)
         ear.users += 1
         try:
             await ear.add(tap)
@@ -143,12 +143,12 @@ class Ears(Generic[H]):
             await self._left(key, ear)
             raise
 
-    async def remove(self, key: object, tap: Tap[H]) -> None:
+    async def remove(self, key: object, tap: TopicTap[H]) -> None:
         ear = self._ears.get(key)
         if ear is not None and ear.remove(tap):
             await self._left(key, ear)
 
-    async def _left(self, key: object, ear: Ear[H]) -> None:
+    async def _left(self, key: object, ear: TopicListener[H]) -> None:
         ear.users -= 1
         if not ear.users:
             del self._ears[key]

@@ -23,19 +23,21 @@ KEPT_MAX: Final = 1000  # delayed messages of one connection,
 KEPT_BYTES_MAX: Final = 1 << 20  # and their bytes
 LATE_MS: Final = 60_000  # the dispatcher has said it by then
 
-Later = dict[str, tuple[int, protocol.Send]]  # by the mark in its header: when it is due, and what it is
+Later = dict[
+    str, tuple[int, protocol.SendMessage]
+]  # by the mark in its header: when it is due, and what it is
 
 
-class Speaking:
-    def __init__(self, connection: connection_.Connection) -> None:
+class TopicPublisher:
+    def __init__(self, connection: connection_.DispatcherConnection) -> None:
         self._connection = connection
         self._kept: Later = {}
         self._kept_bytes = 0
 
-    def sort(self, sends: list[protocol.Send]) -> tuple[list[protocol.Send], Later]:
+    def sort(self, sends: list[protocol.SendMessage]) -> tuple[list[protocol.SendMessage], Later]:
         """What is to be stored, and of that what may be said later."""
         quiet = self._connection.is_quiet
-        found: list[protocol.Send] = []
+        found: list[protocol.SendMessage] = []
         later: Later = {}
         for send in sends:
             delayed = messages.MAY_BE_DELAYED in send.meta
@@ -50,7 +52,7 @@ class Speaking:
             found.append(send)
         return found, later
 
-    async def stored(self, sends: list[protocol.Send], later: Later) -> None:
+    async def stored(self, sends: list[protocol.SendMessage], later: Later) -> None:
         for mark, (due_ms, send) in later.items():
             self._keep(mark, due_ms, send)
         for send in sends:
@@ -69,14 +71,14 @@ class Speaking:
                 said = True
             except errors.MusterError as error:
                 self._connection.report(error)
-        await self._connection.tell(protocol.Said(self._connection.name, number, said))
+        await self._connection.tell(protocol.DelayedPublished(self._connection.name, number, said))
 
-    async def _say(self, send: protocol.Send) -> None:
+    async def _say(self, send: protocol.SendMessage) -> None:
         subject = destinations.Destination.parse(send.destination).subject
         headers = {messages.HEADER: send.meta, protocol.LOGGED: "0"}
         await self._connection.speaks.publish(subject, send.data, headers=headers)
 
-    def _keep(self, mark: str, due_ms: int, send: protocol.Send) -> None:
+    def _keep(self, mark: str, due_ms: int, send: protocol.SendMessage) -> None:
         if len(self._kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX:
             oldest_ms = time.time_ns() // 1_000_000 - LATE_MS
             for other in [other for other, (due, _) in self._kept.items() if due < oldest_ms]:
@@ -85,7 +87,7 @@ class Speaking:
             self._kept[mark] = (due_ms, send)
             self._kept_bytes += len(send.data)
 
-    def _drop(self, mark: str) -> protocol.Send | None:
+    def _drop(self, mark: str) -> protocol.SendMessage | None:
         _, send = self._kept.pop(mark, (0, None))
         if send is not None:
             self._kept_bytes -= len(send.data)

@@ -15,11 +15,11 @@ TOGETHER: Final = 500  # messages moved or purged in one batch
 FORGET_S = 600.0  # after so long without use a queue with nothing in it is forgotten,
 FORGET_TOGETHER: Final = 100  # so many at one time
 
-Waiting = list[tuple[int, messages.Meta, pages.Held]]
+Waiting = list[tuple[int, messages.MessageMeta, pages.PagedMessage]]
 
 
-class Caring:
-    def __init__(self, over: state.Desk, deliver: delivery.Delivering) -> None:
+class QueueAdmin:
+    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
         self._desk = over
         self._ledger = over.ledger
         self._deliver = deliver
@@ -148,33 +148,33 @@ class Caring:
                     return found, left
         return found, left
 
-    async def browse(self, asked: protocol.Browse) -> protocol.Answer:
+    async def browse(self, asked: protocol.BrowseQueue) -> protocol.DispatcherReply:
         if asked.selector:
             selectors.compiled(asked.selector)
         limit = min(max(asked.limit, 1), BROWSE_MAX)
         key = ledger.queue_key(asked.queue)
-        found: list[protocol.Delivery] = []
+        found: list[protocol.MessageDelivery] = []
         total = 0
-        await self._desk.store(journal.Item())  # what came before the question is stored first
+        await self._desk.store(journal.JournalItem())  # what came before the question is stored first
         if key in self._ledger.backlogs:
             waiting, _ = await self._waiting(asked.queue, asked.selector, asked.after, limit)
             for number, _, held in waiting:
                 total += len(held.data) + len(held.raw)
                 if found and total > delivery.BATCH_BYTES:
                     break
-                found.append(protocol.Delivery(0, key, number, 0, held.raw, held.data))
-        return protocol.Answer(messages=found)
+                found.append(protocol.MessageDelivery(0, key, number, 0, held.raw, held.data))
+        return protocol.DispatcherReply(messages=found)
 
-    async def purge(self, asked: protocol.Purge) -> protocol.Answer:
-        return protocol.Answer(
+    async def purge(self, asked: protocol.PurgeQueue) -> protocol.DispatcherReply:
+        return protocol.DispatcherReply(
             count=await self._take_all(asked.queue, asked.selector, 1 << 30, lambda *_: None)
         )
 
-    async def move(self, asked: protocol.Move, mover: str) -> protocol.Answer:
+    async def move(self, asked: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
         if asked.to == str(destinations.queue(asked.queue)):
             raise errors.InvalidInput(f"what waits in {asked.queue!r} is there already")
 
-        def to(meta: messages.Meta, held: pages.Held) -> journal.Copy:
+        def to(meta: messages.MessageMeta, held: pages.PagedMessage) -> journal.JournalMessage:
             origin = meta.properties.pop(delivery.FROM, None)
             meta.properties.pop(delivery.REASON, None)
             meta.destination, meta.amqp, meta.mark = asked.to or str(origin or ""), None, None
@@ -185,7 +185,9 @@ class Caring:
             raw = messages.encode_meta(meta).decode()
             return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
-        return protocol.Answer(count=await self._take_all(asked.queue, asked.selector, asked.limit, to))
+        return protocol.DispatcherReply(
+            count=await self._take_all(asked.queue, asked.selector, asked.limit, to)
+        )
 
     async def sweep(self) -> None:
         """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
@@ -200,7 +202,7 @@ class Caring:
         queue: str,
         selector: str | None,
         limit: int,
-        to: Callable[[messages.Meta, pages.Held], journal.Copy | None],
+        to: Callable[[messages.MessageMeta, pages.PagedMessage], journal.JournalMessage | None],
         *,
         expired: bool = False,
     ) -> int:
@@ -210,7 +212,7 @@ class Caring:
         """
         if selector:
             selectors.compiled(selector)
-        await self._desk.store(journal.Item())  # what came before the question is stored first
+        await self._desk.store(journal.JournalItem())  # what came before the question is stored first
         key = ledger.queue_key(queue)
         one = self._ledger.backlogs.get(key)
         count = after = 0
@@ -222,7 +224,7 @@ class Caring:
                 break
             before, after = after, found[-1][0]
             taken: list[int] = []
-            copies: list[journal.Copy] = []
+            copies: list[journal.JournalMessage] = []
             try:
                 made = [(number, to(meta, held)) for number, meta, held in found]
             except errors.MusterError as error:
@@ -239,9 +241,9 @@ class Caring:
                     copies.append(copy)
             if not taken:
                 continue
-            record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
+            record = ledger.LogRecord(acked={key: taken}, stored=journal.count_by_queue(copies))
             try:
-                await self._desk.store(journal.Item(copies, record))
+                await self._desk.store(journal.JournalItem(copies, record))
             except errors.MusterError as error:
                 one.cancel_finish(taken)
                 self._deliver.pump(one)

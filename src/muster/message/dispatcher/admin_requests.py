@@ -19,7 +19,7 @@ class _Codec:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
 
-    def result(self, value: protocol.Answer) -> bytes:
+    def result(self, value: protocol.DispatcherReply) -> bytes:
         value.epoch = self._epoch
         return protocol.encode(value)
 
@@ -27,30 +27,34 @@ class _Codec:
         return self.result(protocol.failed(error))
 
 
-class Administrating:
-    def __init__(self, over: state.Desk, caring_: admin.Caring) -> None:
+class AdminRequests:
+    def __init__(self, over: state.DispatcherState, caring_: admin.QueueAdmin) -> None:
         self._desk = over
         self._caring = caring_
         self._operations: Final = {
-            protocol.Purge: server.Operation("ask", self._purge, what="purge", decode=protocol.decode_ask),
-            protocol.Move: server.Operation("ask", self._move, what="move", decode=protocol.decode_ask),
+            protocol.PurgeQueue: server.RpcOperation(
+                "ask", self._purge, what="purge", decode=protocol.decode_ask
+            ),
+            protocol.MoveMessages: server.RpcOperation(
+                "ask", self._move, what="move", decode=protocol.decode_ask
+            ),
         }
-        audit = request_audit.Audit(over.bus, protocol.PART, epoch=lambda: over.epoch)
-        self.server = server.Server(over.bus, protocol.PART, (), audit=audit, codec=_Codec(over.epoch))
+        audit = request_audit.RequestAudit(over.bus, protocol.PART, epoch=lambda: over.epoch)
+        self.server = server.RpcServer(over.bus, protocol.PART, (), audit=audit, codec=_Codec(over.epoch))
 
-    def submit(self, caller: requests.Caller, asked: protocol.Purge | protocol.Move) -> None:
+    def submit(self, caller: requests.RpcCaller, asked: protocol.PurgeQueue | protocol.MoveMessages) -> None:
         self.server.submit(caller, self._operations[type(asked)])
 
-    async def _purge(self, call: server.Call, asked: protocol.Purge) -> protocol.Answer:
+    async def _purge(self, call: server.RpcCall, asked: protocol.PurgeQueue) -> protocol.DispatcherReply:
         self._check(call, asked)
         return self._told(call, await self._caring.purge(asked))
 
-    async def _move(self, call: server.Call, asked: protocol.Move) -> protocol.Answer:
+    async def _move(self, call: server.RpcCall, asked: protocol.MoveMessages) -> protocol.DispatcherReply:
         call.details["to"] = asked.to or "where each came from"
         self._check(call, asked)
         return self._told(call, await self._caring.move(asked, call.identity))
 
-    def _check(self, call: server.Call, asked: protocol.Purge | protocol.Move) -> None:
+    def _check(self, call: server.RpcCall, asked: protocol.PurgeQueue | protocol.MoveMessages) -> None:
         call.target = f"queue:{asked.queue}"
         if asked.selector:
             call.details["selector"] = asked.selector
@@ -60,6 +64,6 @@ class Administrating:
                 "another dispatcher was asked before", epoch=asked.epoch, current=self._desk.epoch
             )
 
-    def _told(self, call: server.Call, found: protocol.Answer) -> protocol.Answer:
+    def _told(self, call: server.RpcCall, found: protocol.DispatcherReply) -> protocol.DispatcherReply:
         call.details["messages"] = f"{found.count}"
         return found

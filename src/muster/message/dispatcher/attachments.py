@@ -21,13 +21,16 @@ _BUSY: Final[backlog.ConsumerKey] = ("", 0)
 class _Use:
     """Who uses a backlog, from the moment of asking on: to be stored, an answer takes a while."""
 
-    subscription: ledger.Subscription | None = None
+    subscription: ledger.DurableSubscription | None = None
     by: set[backlog.ConsumerKey] = field(default_factory=set)
 
 
-class Attaching:
+class Attachments:
     def __init__(
-        self, over: state.Desk, deliver: delivery.Delivering, capture: topic_capture.Capturing
+        self,
+        over: state.DispatcherState,
+        deliver: delivery.DeliveryQueue,
+        capture: topic_capture.TopicCapture,
     ) -> None:
         self._desk = over
         self._ledger = over.ledger
@@ -36,12 +39,14 @@ class Attaching:
         self._uses: dict[str, _Use] = {}  # by backlog, or shared subscription that is not durable
         self._ending: dict[str, list[state.Answer]] = {}  # subscriptions that are just being ended
 
-    def attach(self, connection: state.Connection, asked: protocol.Attach, answer: state.Answer) -> None:
+    def attach(
+        self, connection: state.ClientConnection, asked: protocol.AttachConsumer, answer: state.Answer
+    ) -> None:
         if asked.selector:
             selectors.compiled(asked.selector)
         destination = destinations.Destination.parse(asked.destination)
         destination.check_consumer(connection.name)
-        consumer = backlog.Consumer((connection.name, asked.consumer), asked.credit)
+        consumer = backlog.BacklogConsumer((connection.name, asked.consumer), asked.credit)
         if destination.is_queue:
             # A temporary queue is its connection's own, but only identities with queues have any.
             right = "send" if destination.is_temporary else "receive"
@@ -59,7 +64,7 @@ class Attaching:
         first = not use.by
         self._enter(connection, asked.consumer, wanted.key, use)
         if not asked.durable:
-            answer(protocol.Answer(epoch=self._desk.epoch, key=wanted.key))
+            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=wanted.key))
         elif self._ledger.subscriptions.get(wanted.key) == wanted:
             self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
         else:
@@ -67,7 +72,7 @@ class Attaching:
 
     # Who uses what.
 
-    def _use_of(self, wanted: ledger.Subscription, consumer: backlog.ConsumerKey) -> _Use:
+    def _use_of(self, wanted: ledger.DurableSubscription, consumer: backlog.ConsumerKey) -> _Use:
         use = self._uses.get(wanted.key)
         there = use.subscription if use else self._ledger.subscriptions.get(wanted.key)
         if there is not None and there.shared != wanted.shared:
@@ -87,11 +92,11 @@ class Attaching:
             )
         return use
 
-    def _enter(self, connection: state.Connection, number: int, key: str, use: _Use) -> None:
+    def _enter(self, connection: state.ClientConnection, number: int, key: str, use: _Use) -> None:
         connection.consumers[number] = key
         use.by.add((connection.name, number))
 
-    def _leave(self, connection: state.Connection, number: int) -> str:
+    def _leave(self, connection: state.ClientConnection, number: int) -> str:
         key = connection.consumers.pop(number, "")
         self._release(key, (connection.name, number))
         return key
@@ -105,15 +110,18 @@ class Attaching:
     # Beginning.
 
     def _subscription(
-        self, connection: state.Connection, asked: protocol.Attach, destination: destinations.Destination
-    ) -> ledger.Subscription:
+        self,
+        connection: state.ClientConnection,
+        asked: protocol.AttachConsumer,
+        destination: destinations.Destination,
+    ) -> ledger.DurableSubscription:
         if not asked.subscription or not (asked.durable or asked.shared):
             raise errors.InvalidInput("a subscription that is neither durable nor shared needs no dispatcher")
         if not asked.shared and connection.client_id is None:
             raise message_errors.IllegalState("an unshared durable subscription needs a client id")
         if asked.durable and destination.is_temporary:
             raise message_errors.InvalidDestination("a temporary topic has no durable subscriptions")
-        pattern = topics.Pattern.parse(destination.name)
+        pattern = topics.TopicPattern.parse(destination.name)
         self._desk.check_may_subscribe(connection.identity, destination.name)
         client_id = None if asked.everyone else connection.client_id
         key = ledger.subscription_key(connection.identity, client_id, asked.subscription)
@@ -121,7 +129,7 @@ class Attaching:
             key = f"{_SHARED_MARK}{key}"
         use = self._uses.get(key)
         there = (use.subscription if use else None) or self._ledger.subscriptions.get(key)
-        return ledger.Subscription(
+        return ledger.DurableSubscription(
             key=key,
             name=asked.subscription,
             topic=str(pattern),
@@ -134,10 +142,10 @@ class Attaching:
 
     def _subscribe(
         self,
-        connection: state.Connection,
-        wanted: ledger.Subscription,
+        connection: state.ClientConnection,
+        wanted: ledger.DurableSubscription,
         use: _Use,
-        consumer: backlog.Consumer,
+        consumer: backlog.BacklogConsumer,
         answer: state.Answer,
         *,
         first: bool,
@@ -153,7 +161,7 @@ class Attaching:
             answer(protocol.failed(error))
 
         if not first:  # whoever was first has it made just now
-            self._desk.journal.add(journal.Item([], ledger.Record(), begin, failed))
+            self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
         there = self._ledger.subscriptions.get(wanted.key)
 
@@ -172,14 +180,14 @@ class Attaching:
         self._desk.patterns.add(wanted.topic)
         self._capture.wanted.set()
         self._desk.journal.add(
-            journal.Item([], ledger.Record(subscribed=[wanted]), made, not_made, alone=True)
+            journal.JournalItem([], ledger.LogRecord(subscribed=[wanted]), made, not_made, alone=True)
         )
 
     def _begin(
         self,
-        connection: state.Connection,
+        connection: state.ClientConnection,
         one: backlog.Backlog,
-        consumer: backlog.Consumer,
+        consumer: backlog.BacklogConsumer,
         answer: state.Answer,
     ) -> None:
         number = consumer.key[1]
@@ -189,7 +197,7 @@ class Attaching:
                 return  # it has gone meanwhile
             if consumer.key not in one.consumers:
                 one.attach(consumer)  # or it attaches anew, without having lost anything
-            answer(protocol.Answer(epoch=self._desk.epoch, key=one.key))
+            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=one.key))
             self._deliver.refill(one.key)
             self._deliver.pump(one)
 
@@ -200,11 +208,13 @@ class Attaching:
         if one.key in self._ledger.consumed:
             go([])
         else:
-            self._desk.journal.add(journal.Item([], ledger.Record(consumed=[one.key]), go, failed))
+            self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(consumed=[one.key]), go, failed))
 
     # Ending.
 
-    def detach(self, connection: state.Connection, number: int, seen: dict[str, list[int]] | None) -> None:
+    def detach(
+        self, connection: state.ClientConnection, number: int, seen: dict[str, list[int]] | None
+    ) -> None:
         """``seen`` None: the connection is lost."""
         key = self._leave(connection, number)
         one = self._ledger.backlogs.get(key)
@@ -219,10 +229,10 @@ class Attaching:
             self._deliver.set_live(one, live=False)
             one.unload()
             self._ledger.consumed.discard(key)  # at once: who attaches meanwhile has to say so again
-            self._desk.journal.add(journal.Item([], ledger.Record(idle=[key])))
+            self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
 
     def unsubscribe(
-        self, connection: state.Connection, asked: protocol.Unsubscribe, answer: state.Answer
+        self, connection: state.ClientConnection, asked: protocol.EndSubscription, answer: state.Answer
     ) -> None:
         identity, client_id = asked.of or (connection.identity, connection.client_id)
         if identity != connection.identity:
@@ -241,7 +251,7 @@ class Attaching:
             )
         answers = self._ending[key] = [answer]
 
-        def finish(outcome: protocol.Answer) -> None:
+        def finish(outcome: protocol.DispatcherReply) -> None:
             del self._ending[key]
             self._release(key, _BUSY)
             for tell in answers:
@@ -250,13 +260,13 @@ class Attaching:
         def stored(_: list[int]) -> None:
             self._desk.patterns.remove(found.topic)
             self._capture.wanted.set()
-            finish(protocol.Answer())
+            finish(protocol.DispatcherReply())
 
         def failed(error: errors.MusterError) -> None:
             finish(protocol.failed(error))
 
         self._uses[key] = _Use(by={_BUSY})
-        self._desk.journal.add(journal.Item([], ledger.Record(unsubscribed=[key]), stored, failed))
+        self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(unsubscribed=[key]), stored, failed))
 
     def _check_may_end(self, identity: str, owner: str, name: str) -> None:
         if owner != identity and not self._desk.may(identity, "subscriptions", "end"):
@@ -271,10 +281,10 @@ class Attaching:
         if key in self._uses:
             raise message_errors.IllegalState("the temporary queue has consumers: close them first")
         self._desk.journal.add(
-            journal.Item(
+            journal.JournalItem(
                 [],
-                ledger.Record(dropped=[key]),
-                lambda _: answer(protocol.Answer()),
+                ledger.LogRecord(dropped=[key]),
+                lambda _: answer(protocol.DispatcherReply()),
                 lambda error: answer(protocol.failed(error)),
             )
         )
@@ -288,4 +298,4 @@ class Attaching:
             if key.startswith(mark) and is_gone(key.removeprefix(mark).split(":")[0])
         ]
         if orphans:
-            self._desk.journal.add(journal.Item([], ledger.Record(dropped=orphans)))
+            self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(dropped=orphans)))

@@ -34,9 +34,9 @@ GROUPS_MAX = 10_000  # whose consumer is remembered: of more, the least used tha
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BacklogEntry:
     sequence: int
-    meta: messages.Meta
+    meta: messages.MessageMeta
     raw: str
     data: bytes
     count: int = 0  # deliveries before this one
@@ -48,7 +48,7 @@ ConsumerKey = tuple[str, int]  # connection, number
 
 
 @dataclass(slots=True, eq=False)
-class Consumer:
+class BacklogConsumer:
     key: ConsumerKey
     credit: int = 0
     selector: str | None = None
@@ -56,30 +56,30 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class DeliverMessage:
     consumer: ConsumerKey
-    entry: Entry
+    entry: BacklogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    entry: Entry
+class ExpireMessage:
+    entry: BacklogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    entry: Entry
+class DeadLetterMessage:
+    entry: BacklogEntry
     reason: str
 
 
-Instruction = Deliver | Expired | DeadLetter
+Instruction = DeliverMessage | ExpireMessage | DeadLetterMessage
 
 
 class Backlog:
     def __init__(self, key: str, *, floor: int = 0, window: int = WINDOW, max_deliveries: int = 0) -> None:
         self.key = key
         self.floor = floor
-        self.done = sequence_set.Spans()
+        self.done = sequence_set.SequenceSet()
         self.position = floor
         self.live = False
         self.generation = 0  # of loading: one that began before an `unload` is not to go on
@@ -87,17 +87,17 @@ class Backlog:
         self.max_deliveries = max_deliveries
         self.suspect = 0  # up to here, another dispatcher may have delivered already
         self.counts: dict[int, tuple[int, int]] = {}  # deliveries and failures of what is not held now
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, BacklogEntry] = {}
         self.bytes = 0  # of what is held
-        self.consumers: dict[ConsumerKey, Consumer] = {}
+        self.consumers: dict[ConsumerKey, BacklogConsumer] = {}
         self.delivered = 0
         self.expired = 0
         self.matched = 0  # found acceptable by a selector
         self.rejected = 0  # found unacceptable by every consumer there was
         self._finishing: set[int] = set()
-        self._ready: list[deque[Entry]] = [deque() for _ in range(PRIORITIES)]
-        self._parked: list[Entry] = []
-        self._turn: deque[Consumer] = deque()
+        self._ready: list[deque[BacklogEntry]] = [deque() for _ in range(PRIORITIES)]
+        self._parked: list[BacklogEntry] = []
+        self._turn: deque[BacklogConsumer] = deque()
         self._groups: dict[str, ConsumerKey] = {}
 
     # What is held.
@@ -111,7 +111,7 @@ class Backlog:
         """Whether it is time to load more."""
         return len(self.entries) <= self.window // 2 and self.bytes <= WINDOW_BYTES // 2
 
-    def waiting(self) -> Iterator[Entry]:
+    def waiting(self) -> Iterator[BacklogEntry]:
         """What is held and in nobody's hands, in order."""
         for priority in reversed(range(PRIORITIES)):
             parked = [entry for entry in self._parked if _level(entry) == priority]
@@ -128,7 +128,7 @@ class Backlog:
         """Whether nobody needs it here any more; ``head`` is the end of the log."""
         return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
 
-    def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
+    def arrive(self, sequence: int, meta: messages.MessageMeta, raw: str, data: bytes) -> None:
         """A message of the log. They come in the order of the log."""
         self.position = max(self.position, sequence)
         if sequence in self.done or sequence <= self.floor or sequence in self.entries:
@@ -136,7 +136,7 @@ class Backlog:
         count, failures = self.counts.pop(sequence, (0, 0))
         if not count and sequence <= self.suspect:
             count = 1
-        entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count, failures)
+        entry = self.entries[sequence] = BacklogEntry(sequence, meta, raw, data, count, failures)
         self.bytes += len(data)
         if sequence in self._finishing:
             return
@@ -188,7 +188,7 @@ class Backlog:
 
     # Consumers.
 
-    def attach(self, consumer: Consumer) -> None:
+    def attach(self, consumer: BacklogConsumer) -> None:
         self.consumers[consumer.key] = consumer
         self._turn.append(consumer)
         self._unpark()
@@ -292,9 +292,9 @@ class Backlog:
         self._insert(entry)
         return []
 
-    def _dead(self, entry: Entry, reason: str) -> DeadLetter:
+    def _dead(self, entry: BacklogEntry, reason: str) -> DeadLetterMessage:
         self._finishing.add(entry.sequence)
-        return DeadLetter(entry, reason)
+        return DeadLetterMessage(entry, reason)
 
     def withdraw(self, sequence: int) -> bool:
         """Begin to finish what is in nobody's hands. False: it is in somebody's, or being finished."""
@@ -304,13 +304,13 @@ class Backlog:
         self.start_finish([sequence])
         return True
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: BacklogEntry) -> None:
         if entry.holder is not None:
             if consumer := self.consumers.get(entry.holder):
                 consumer.held.pop(entry.sequence, None)
             entry.holder = None
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: BacklogEntry) -> None:
         """Out of the waiting lists, if it is there."""
         ready = self._ready[_level(entry)]
         if entry in ready:
@@ -318,7 +318,7 @@ class Backlog:
         elif entry in self._parked:
             self._parked.remove(entry)
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: BacklogEntry) -> None:
         ready = self._ready[_level(entry)]
         at = bisect.bisect(ready, entry.sequence, key=lambda other: other.sequence)
         ready.insert(at, entry)
@@ -336,18 +336,18 @@ class Backlog:
         if not any(consumer.credit > 0 for consumer in self._turn):
             return found
         for ready in reversed(self._ready):
-            kept: deque[Entry] = deque()
+            kept: deque[BacklogEntry] = deque()
             while ready:
                 entry = ready.popleft()
                 if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
                     self.expired += 1
                     self._finishing.add(entry.sequence)
-                    found.append(Expired(entry))
+                    found.append(ExpireMessage(entry))
                     continue
                 consumer, wanted = self._taker(entry)
                 if consumer is not None:
                     self._hand(entry, consumer)
-                    found.append(Deliver(consumer.key, entry))
+                    found.append(DeliverMessage(consumer.key, entry))
                 elif wanted:
                     kept.append(entry)
                     # To go on would change nothing, but cost time.
@@ -361,14 +361,14 @@ class Backlog:
             ready.extend(kept)
         return found
 
-    def _hand(self, entry: Entry, consumer: Consumer) -> None:
+    def _hand(self, entry: BacklogEntry, consumer: BacklogConsumer) -> None:
         entry.holder = consumer.key
         consumer.held[entry.sequence] = None
         consumer.credit -= 1
         self.delivered += 1
         self.matched += consumer.selector is not None
 
-    def _taker(self, entry: Entry) -> tuple[Consumer | None, bool]:
+    def _taker(self, entry: BacklogEntry) -> tuple[BacklogConsumer | None, bool]:
         """Who takes it now, and whether anybody present ever would."""
         group = entry.meta.group
         if group is not None and (holder := self._groups.get(group)) is not None:
@@ -389,7 +389,7 @@ class Backlog:
                     return consumer, True  # equivalent (True -> False): for a consumer it is not read
         return None, wanted
 
-    def _join(self, group: str, consumer: Consumer) -> None:
+    def _join(self, group: str, consumer: BacklogConsumer) -> None:
         self._groups[group] = consumer.key
         if len(self._groups) > GROUPS_MAX:
             held = {entry.meta.group for entry in self.entries.values() if entry.holder is not None}
@@ -399,5 +399,5 @@ class Backlog:
                     del self._groups[other]
 
 
-def _level(entry: Entry) -> int:
+def _level(entry: BacklogEntry) -> int:
     return min(max(entry.meta.priority, 0), PRIORITIES - 1)

@@ -19,8 +19,8 @@ TOGETHER_BYTES: Final = 1 << 20  # and stored at one time
 AGAIN_MS: Final = 1000
 
 
-class Delays:
-    def __init__(self, over: state.Desk, deliver: delivery.Delivering) -> None:
+class DelayedMessages:
+    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
         self._desk = over
         self._deliver = deliver
         self._waiting: list[tuple[int, int]] = []  # due, number
@@ -77,9 +77,9 @@ class Delays:
             await self._desk.stream.delete(pages.sequence_of(number))
             self._desk.ledger.delayed_done.discard(number)
 
-    async def _read(self, due: list[int]) -> dict[int, journal.Copy | None]:
+    async def _read(self, due: list[int]) -> dict[int, journal.JournalMessage | None]:
         """Of the first of them, as many as are stored at one time, what goes where."""
-        found: dict[int, journal.Copy | None] = {}
+        found: dict[int, journal.JournalMessage | None] = {}
         total = 0
         for number in due:
             sequence = pages.sequence_of(number)
@@ -97,12 +97,14 @@ class Delays:
                 break
         return found
 
-    async def _pass_on(self, released: dict[int, journal.Copy | None]) -> bool:
+    async def _pass_on(self, released: dict[int, journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""
         copies = [copy for copy in released.values() if copy is not None]
-        record = ledger.Record(acked={ledger.DELAY_KEY: list(released)}, stored=journal.counts(copies))
+        record = ledger.LogRecord(
+            acked={ledger.DELAY_KEY: list(released)}, stored=journal.count_by_queue(copies)
+        )
         try:
-            await self._desk.store(journal.Item(copies, record))
+            await self._desk.store(journal.JournalItem(copies, record))
         except errors.LimitExceeded:  # not a byte more fits
             for number in released:
                 self.add(self._desk.now_ms() + AGAIN_MS, number)

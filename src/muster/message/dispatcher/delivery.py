@@ -25,20 +25,20 @@ SAY_S: Final = 2.0  # a sender that has not said its due message by then does no
 AGAIN_S: Final = 1.0  # until what the log had no room for is tried again
 
 
-class Delivering:
-    def __init__(self, over: state.Desk) -> None:
+class DeliveryQueue:
+    def __init__(self, over: state.DispatcherState) -> None:
         self._desk = over
         self._ledger = over.ledger
-        self.delays = delayed_messages.Delays(over, self)
-        self.tail = tail.Tail()
+        self.delays = delayed_messages.DelayedMessages(over, self)
+        self.tail = tail.LogTail()
         self._loading: set[str] = set()
         self._awaited: list[tuple[set[str], Callable[[], None]]] = []
         self._heard_of: dict[str, int] = {}  # messages by the pattern of subscriptions
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
         self._dirty: set[str] = set()
         self._heard: list[tuple[str, bytes, dict[str, str]]] = []
-        self._answers: list[tuple[str, protocol.Answer]] = []
-        self._unsaid: dict[int, tuple[str, journal.Copy, asyncio.TimerHandle]] = {}
+        self._answers: list[tuple[str, protocol.DispatcherReply]] = []
+        self._unsaid: dict[int, tuple[str, journal.JournalMessage, asyncio.TimerHandle]] = {}
         self._last_unsaid = 0
         self._flush = asyncio.Event()
         over.on_stored = self._stored
@@ -48,13 +48,13 @@ class Delivering:
     def copy_to(
         self,
         destination: destinations.Destination,
-        meta: messages.Meta,
+        meta: messages.MessageMeta,
         raw: str,
         data: bytes,
         *,
         republish: bool = False,
         due: bool = False,
-    ) -> journal.Copy:
+    ) -> journal.JournalMessage:
         """``republish``: those who listen to the topic have not heard it. ``due``: at once, in any case."""
         subject: str | None
         if not due and meta.delivery_time_ms > self._desk.now_ms():
@@ -65,7 +65,7 @@ class Delivering:
             topic = destination.topic
             kept = not destination.is_temporary and self._desk.patterns.matching(topic)
             subject = protocol.topic_subject(topic.subject) if kept else None
-        return journal.Copy(destination, meta, raw, data, subject, republish)
+        return journal.JournalMessage(destination, meta, raw, data, subject, republish)
 
     def _stored(self, placed: journal.Placed) -> None:
         """A batch is in the log: to those who wait for its messages.
@@ -90,7 +90,7 @@ class Delivering:
         for one in touched.values():
             self.pump(one)
 
-    def _takers(self, copy: journal.Copy) -> Iterable[backlog.Backlog]:
+    def _takers(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
         """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
         if copy.destination.is_queue:
             return (self._ledger.queue(copy.destination.name),)
@@ -102,7 +102,7 @@ class Delivering:
                 found += [self._ledger.backlogs[key] for key in keys]
         return found
 
-    def _say(self, copy: journal.Copy) -> None:
+    def _say(self, copy: journal.JournalMessage) -> None:
         """To those who listen; a delayed message by its sender, if that would only drop it from us."""
         if (sender := self._desk.quiet_sender(copy.meta)) is None:
             self._say_ourselves(copy)
@@ -114,7 +114,7 @@ class Delivering:
         self._dirty.add(sender.name)
         self._flush.set()
 
-    def said(self, sender: state.Connection, asked: protocol.Said) -> None:
+    def said(self, sender: state.ClientConnection, asked: protocol.DelayedPublished) -> None:
         name, _, alarm = self._unsaid.get(asked.number, ("", None, None))
         if name != sender.name or alarm is None:
             return
@@ -127,12 +127,12 @@ class Delivering:
     def _not_said(self, number: int) -> None:
         self._say_ourselves(self._unsaid.pop(number)[1])  # twice rather than not at all
 
-    def _say_ourselves(self, copy: journal.Copy) -> None:
+    def _say_ourselves(self, copy: journal.JournalMessage) -> None:
         headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
         self._heard.append((copy.destination.subject, copy.data, headers))
         self._flush.set()
 
-    def _arrived(self, one: backlog.Backlog, number: int, copy: journal.Copy) -> bool:
+    def _arrived(self, one: backlog.Backlog, number: int, copy: journal.JournalMessage) -> bool:
         if not one.live:
             return False
         if one.room <= 0:
@@ -151,7 +151,7 @@ class Delivering:
             one.rejected = self.rejected(one)
             self._live_since.pop(one.key, None)
             if live:
-                index = self._desk.indexes.setdefault(subscription.topic, selectors.Index())
+                index = self._desk.indexes.setdefault(subscription.topic, selectors.SelectorIndex())
                 index.add(one.key, subscription.selector)
                 self._live_since[one.key] = (self._heard_of.get(subscription.topic, 0), one.matched)
             elif subscription.topic in self._desk.indexes:
@@ -185,23 +185,27 @@ class Delivering:
         for instruction in found:
             entry = instruction.entry
             match instruction:
-                case backlog.Deliver(consumer=(name, number)):
+                case backlog.DeliverMessage(consumer=(name, number)):
                     self._desk.connections[name].outbox.append(
-                        protocol.Delivery(number, one.key, entry.sequence, entry.count, entry.raw, entry.data)
+                        protocol.MessageDelivery(
+                            number, one.key, entry.sequence, entry.count, entry.raw, entry.data
+                        )
                     )
                     self._dirty.add(name)
                     self._flush.set()
-                case backlog.Expired():
+                case backlog.ExpireMessage():
                     expired.append(entry.sequence)
-                case backlog.DeadLetter(reason=reason):
+                case backlog.DeadLetterMessage(reason=reason):
                     self._bury(one, entry, reason)
         if expired:
-            record = ledger.Record(acked={one.key: expired})
+            record = ledger.LogRecord(acked={one.key: expired})
             self._desk.journal.add(
-                journal.Item([], record, lambda _: self.refill(one.key), lambda _: one.cancel_finish(expired))
+                journal.JournalItem(
+                    [], record, lambda _: self.refill(one.key), lambda _: one.cancel_finish(expired)
+                )
             )
 
-    def _bury(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+    def _bury(self, one: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
         meta = msgspec.structs.replace(
             entry.meta,
             expiration_ms=0,
@@ -212,7 +216,7 @@ class Delivering:
         raw = messages.encode_meta(meta).decode()
         target = destinations.queue(destinations.DEAD_LETTERS)
         copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
-        record = ledger.Record(acked={one.key: [entry.sequence]}, stored=journal.counts(copies))
+        record = ledger.LogRecord(acked={one.key: [entry.sequence]}, stored=journal.count_by_queue(copies))
 
         def stored(_: list[int]) -> None:
             self.refill(one.key)
@@ -221,14 +225,14 @@ class Delivering:
             if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
                 self._desk.spawn(self._bury_later(one, entry, reason))
 
-        self._desk.journal.add(journal.Item(copies, record, stored, failed))
+        self._desk.journal.add(journal.JournalItem(copies, record, stored, failed))
 
-    async def _bury_later(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+    async def _bury_later(self, one: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
         """The log has no room: until it has, nobody gets what nobody could take."""
         await asyncio.sleep(AGAIN_S)
         self._bury(one, entry, reason)
 
-    def _origin(self, one: backlog.Backlog, entry: backlog.Entry) -> str:
+    def _origin(self, one: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
         """Where it was to go, also if it dies a second time."""
         before = entry.meta.properties.get(FROM) or entry.meta.destination
         return str(before or destinations.queue(one.key.removeprefix(ledger.QUEUE_MARK)))
@@ -331,7 +335,7 @@ class Delivering:
         self._heard.append((subject, data, {}))
         self._flush.set()
 
-    def answer(self, reply: str, found: protocol.Answer) -> None:
+    def answer(self, reply: str, found: protocol.DispatcherReply) -> None:
         found.epoch = self._desk.epoch
         self._answers.append((reply, found))
         self._flush.set()
@@ -353,22 +357,22 @@ class Delivering:
                 due, connection.due = connection.due, []
                 subject = protocol.deliver_subject(connection.identity, name)
                 for batch in _split(waiting):
-                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, batch)))
+                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, batch)))
                 if due:
-                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, [], due)))
+                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, [], due)))
             for subject, data, headers in heard:
                 await publish(subject, data, headers=headers)
             for reply, found in answers:
                 await publish(reply, protocol.encode(found))
 
 
-def _number(placed: tuple[journal.Copy, int]) -> int:
+def _number(placed: tuple[journal.JournalMessage, int]) -> int:
     return placed[1]
 
 
-def _split(deliveries: list[protocol.Delivery]) -> Iterable[list[protocol.Delivery]]:
+def _split(deliveries: list[protocol.MessageDelivery]) -> Iterable[list[protocol.MessageDelivery]]:
     """In batches that fit into a message of the bus."""
-    batch: list[protocol.Delivery] = []
+    batch: list[protocol.MessageDelivery] = []
     total = 0
     for one in deliveries:
         size = len(one.data) + len(one.meta) + 64

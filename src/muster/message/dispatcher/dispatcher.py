@@ -26,7 +26,7 @@ from muster.message.dispatcher import admin, admin_requests, attachments, delive
 from muster.message.dispatcher import state as dispatcher_state
 from muster.message.dispatcher.log import checkpoints, journal, ledger
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
 TELL: Final = ("tell",)
@@ -40,18 +40,18 @@ class Dispatcher:
         bus: api.Bus,
         stream: api.Stream,
         epoch: int,
-        wanted: settings.Message,
-        may: dispatcher_state.May = dispatcher_state.anything,
+        wanted: settings.MessageSettings,
+        may: dispatcher_state.May = dispatcher_state.allow_all,
         max_bytes: int = 1 << 30,
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._desk = dispatcher_state.Desk(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
+        self._desk = dispatcher_state.DispatcherState(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
         self._ledger = self._desk.ledger
-        self._deliver = delivery.Delivering(self._desk)
-        self._capture = topic_capture.Capturing(self._desk, self._deliver)
-        self._attaching = attachments.Attaching(self._desk, self._deliver, self._capture)
-        self._caring = admin.Caring(self._desk, self._deliver)
-        self._administrating = admin_requests.Administrating(self._desk, self._caring)
+        self._deliver = delivery.DeliveryQueue(self._desk)
+        self._capture = topic_capture.TopicCapture(self._desk, self._deliver)
+        self._attaching = attachments.Attachments(self._desk, self._deliver, self._capture)
+        self._caring = admin.QueueAdmin(self._desk, self._deliver)
+        self._administrating = admin_requests.AdminRequests(self._desk, self._caring)
         self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
         self._on_refused = on_refused  # called with the reason for which a connection is refused
         self._connected: Counter[str] = Counter()  # connections by identity
@@ -87,7 +87,7 @@ class Dispatcher:
         self._capture.wanted.set()
         hearing = []
         for kind in (("ask",), TELL, protocol.READ):
-            pattern = subjects.said_by(protocol.PART, "*", *kind)
+            pattern = subjects.from_identity(protocol.PART, "*", *kind)
             hearing.append(await bus.subscribe(pattern, handler=functools.partial(self._hear, pattern, kind)))
         hearing.append(await bus.subscribe(protocol.BEGAN, handler=self._other_began))
         try:
@@ -103,7 +103,7 @@ class Dispatcher:
                 self._capture.run(),
             ):
                 self._desk.spawn(work)
-            await bus.publish(protocol.BEGAN, protocol.encode(protocol.Began(self._desk.epoch)))
+            await bus.publish(protocol.BEGAN, protocol.encode(protocol.DispatcherStarted(self._desk.epoch)))
             events.info(
                 "dispatcher-began",
                 epoch=self._desk.epoch,
@@ -148,7 +148,7 @@ class Dispatcher:
             if self._desk.was_short(SWEEP_S):
                 with contextlib.suppress(errors.LimitExceeded):  # not a byte more fits: the next time
                     await self._caring.sweep()
-                    await checkpoints.sweep(self._desk)
+                    await checkpoints.delete_unused_pages(self._desk)
 
     async def _look_at_the_log(self) -> None:
         here = self._desk
@@ -172,7 +172,7 @@ class Dispatcher:
             return
         reply = message.reply
 
-        def answer(found: protocol.Answer) -> None:
+        def answer(found: protocol.DispatcherReply) -> None:
             if reply is not None and kind != TELL:
                 self._deliver.answer(reply, found)
 
@@ -180,7 +180,7 @@ class Dispatcher:
             asked = protocol.decode_ask(message.data)
             if kind == protocol.READ and not isinstance(asked, protocol.READS):
                 raise errors.Forbidden("that changes something: ask, do not read")
-            if isinstance(asked, protocol.Purge | protocol.Move):
+            if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages):
                 self._administrating.submit(caller, asked)
             else:
                 self._handle(caller.identity, asked, answer)
@@ -189,38 +189,40 @@ class Dispatcher:
 
     def _handle(self, sender: str, asked: protocol.Ask, answer: dispatcher_state.Answer) -> None:
         match asked:
-            case protocol.Hello():
+            case protocol.ClientHello():
                 self._hello(sender, asked)
-                answer(protocol.Answer(epoch=self._desk.epoch))
+                answer(protocol.DispatcherReply(epoch=self._desk.epoch))
             case protocol.Ping():
                 connection = self._known(sender, asked.connection)
                 keys = {connection.consumers.get(number, "") for number in asked.consumers}
-                self._deliver.when_loaded(keys, lambda: answer(protocol.Answer(epoch=self._desk.epoch)))
-            case protocol.Quiet():
+                self._deliver.when_loaded(
+                    keys, lambda: answer(protocol.DispatcherReply(epoch=self._desk.epoch))
+                )
+            case protocol.EchoOff():
                 self._known(sender, asked.connection).quiet = True
-            case protocol.Said():
+            case protocol.DelayedPublished():
                 self._deliver.said(self._known(sender, asked.connection), asked)
-            case protocol.Stage():
+            case protocol.StageMessages():
                 self._stage(self._known(sender, asked.connection), asked)
-                answer(protocol.Answer())
-            case protocol.Work():
+                answer(protocol.DispatcherReply())
+            case protocol.CommitWork():
                 self._work(self._known(sender, asked.connection), asked, answer)
-            case protocol.Attach():
+            case protocol.AttachConsumer():
                 self._attaching.attach(self._known(sender, asked.connection), asked, answer)
-            case protocol.Credit():
+            case protocol.GrantCredit():
                 connection = self._known(sender, asked.connection)
                 if one := self._ledger.backlogs.get(connection.consumers.get(asked.consumer, "")):
                     one.credit((connection.name, asked.consumer), asked.more)
                     self._deliver.pump(one)
-            case protocol.Slow():
+            case protocol.SlowConsumer():
                 self._slow(self._known(sender, asked.connection), asked)
-            case protocol.Stop():
+            case protocol.StopDelivery():
                 connection = self._known(sender, asked.connection)
                 for number in asked.consumers:
                     if one := self._ledger.backlogs.get(connection.consumers.get(number, "")):
                         one.stop((connection.name, number))
-                answer(protocol.Answer())
-            case protocol.Release():
+                answer(protocol.DispatcherReply())
+            case protocol.ReleaseMessages():
                 connection = self._known(sender, asked.connection)
                 for key, sequences in asked.deliveries.items():
                     if one := self._ledger.backlogs.get(key):
@@ -231,31 +233,31 @@ class Dispatcher:
                             ),
                         )
                         self._deliver.pump(one)
-                answer(protocol.Answer())
-            case protocol.Detach():
+                answer(protocol.DispatcherReply())
+            case protocol.DetachConsumer():
                 connection = self._known(sender, asked.connection)
                 self._attaching.detach(connection, asked.consumer, asked.seen)
-                answer(protocol.Answer())
-            case protocol.Bye():
+                answer(protocol.DispatcherReply())
+            case protocol.Disconnect():
                 if asked.connection in self._desk.connections:
                     self._forget(self._known(sender, asked.connection), None if asked.lost else asked.seen)
-                answer(protocol.Answer())
-            case protocol.Unsubscribe():
+                answer(protocol.DispatcherReply())
+            case protocol.EndSubscription():
                 self._attaching.unsubscribe(self._known(sender, asked.connection), asked, answer)
-            case protocol.DropQueue():
+            case protocol.DeleteQueue():
                 self._attaching.drop_queue(sender, asked.name, answer)
             case protocol.ListQueues():
-                answer(protocol.Answer(rows=self._caring.queue_rows(sender)))
+                answer(protocol.DispatcherReply(rows=self._caring.queue_rows(sender)))
             case protocol.ListSubscriptions():
-                answer(protocol.Answer(rows=self._caring.subscription_rows(sender)))
-            case protocol.Browse():
+                answer(protocol.DispatcherReply(rows=self._caring.subscription_rows(sender)))
+            case protocol.BrowseQueue():
                 if not self._desk.may_browse(sender, asked.queue):
                     self._desk.check_queue(sender, "browse", asked.queue)
                 self._desk.answering(self._caring.browse(asked), answer)
 
     # Connections.
 
-    def _hello(self, sender: str, asked: protocol.Hello) -> None:
+    def _hello(self, sender: str, asked: protocol.ClientHello) -> None:
         if asked.version != protocol.VERSION:
             raise errors.InvalidInput(
                 f"version {asked.version} of the protocol is not spoken here: {protocol.VERSION} is"
@@ -280,7 +282,7 @@ class Dispatcher:
                 known.client_id = asked.client_id
         else:
             subjects.token(suffix)
-            known = self._desk.connections[asked.connection] = dispatcher_state.Connection(
+            known = self._desk.connections[asked.connection] = dispatcher_state.ClientConnection(
                 asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
             )
             self._connected[sender] += 1
@@ -302,14 +304,16 @@ class Dispatcher:
                 f"the client id {client_id!r} is in use by another connection"
             )
 
-    def _known(self, sender: str, name: str) -> dispatcher_state.Connection:
+    def _known(self, sender: str, name: str) -> dispatcher_state.ClientConnection:
         found = self._desk.connections.get(name)
         if found is None or found.identity != sender:
             raise errors.NotConnected(f"the connection {name!r} is not known: say hello first")
         found.heard_at = self._desk.loop.time()
         return found
 
-    def _forget(self, connection: dispatcher_state.Connection, seen: dict[str, list[int]] | None) -> None:
+    def _forget(
+        self, connection: dispatcher_state.ClientConnection, seen: dict[str, list[int]] | None
+    ) -> None:
         """``seen``: as with `protocol.Detach`; None: the connection is lost."""
         for number in list(connection.consumers):
             self._attaching.detach(connection, number, seen)
@@ -330,7 +334,7 @@ class Dispatcher:
         for connection in [one for one in self._desk.connections.values() if one.at == at]:
             self._lose(connection)
 
-    def _lose(self, connection: dispatcher_state.Connection) -> None:
+    def _lose(self, connection: dispatcher_state.ClientConnection) -> None:
         """What it held goes to others at once. Its temporary queues stay a while: it may come back."""
         self._forget(connection, None)
         self._lost_at[connection.name] = self._desk.loop.time()
@@ -345,17 +349,17 @@ class Dispatcher:
         away_s = self._desk.loop.time() - self._lost_at.get(name, self._began_at)
         return away_s > self._settings.connection_timeout_s
 
-    def _slow(self, connection: dispatcher_state.Connection, said: protocol.Slow) -> None:
+    def _slow(self, connection: dispatcher_state.ClientConnection, said: protocol.SlowConsumer) -> None:
         """Pass it on, from those who may listen to the topic."""
         if self._desk.may_subscribe(connection.identity, said.topic):
             self._deliver.announce(protocol.SLOW, protocol.encode(said))
 
     # Work.
 
-    def _stage(self, connection: dispatcher_state.Connection, asked: protocol.Stage) -> None:
+    def _stage(self, connection: dispatcher_state.ClientConnection, asked: protocol.StageMessages) -> None:
         staged = connection.staged
         if staged is None or staged.work != asked.work:
-            staged = connection.staged = dispatcher_state.Staged(asked.work)
+            staged = connection.staged = dispatcher_state.StagedWork(asked.work)
         if len(staged.sends) >= asked.after + len(asked.sends):
             return  # it was asked twice
         if len(staged.sends) != asked.after:
@@ -375,11 +379,14 @@ class Dispatcher:
         staged.bytes += size
 
     def _work(
-        self, connection: dispatcher_state.Connection, work: protocol.Work, answer: dispatcher_state.Answer
+        self,
+        connection: dispatcher_state.ClientConnection,
+        work: protocol.CommitWork,
+        answer: dispatcher_state.Answer,
     ) -> None:
         key = (connection.name, work.number)
         if work.number <= self._ledger.last_works.get(connection.name, 0):
-            answer(protocol.Answer())
+            answer(protocol.DispatcherReply())
             return
         if key in self._working:
             self._working[key].append(answer)
@@ -407,11 +414,11 @@ class Dispatcher:
         connection.staged = None
         self._desk.used_bytes += size
         if not copies and not acked:
-            answer(protocol.Answer())
+            answer(protocol.DispatcherReply())
             return
         answers = self._working[key] = [answer]
 
-        def finish(found: protocol.Answer) -> None:
+        def finish(found: protocol.DispatcherReply) -> None:
             self._working.pop(key, None)
             for tell in answers:
                 tell(found)
@@ -419,7 +426,7 @@ class Dispatcher:
         def stored(_: list[int]) -> None:
             for where in acked:
                 self._deliver.refill(where)
-            finish(protocol.Answer())
+            finish(protocol.DispatcherReply())
 
         def failed(error: errors.MusterError) -> None:
             for one, sequences in finishing:
@@ -427,16 +434,16 @@ class Dispatcher:
                 self._deliver.pump(one)
             finish(protocol.failed(error))
 
-        record = ledger.Record(
-            acked=acked, stored=journal.counts(copies), last_works={connection.name: work.number}
+        record = ledger.LogRecord(
+            acked=acked, stored=journal.count_by_queue(copies), last_works={connection.name: work.number}
         )
         finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
         for one, sequences in finishing:
             one.start_finish(sequences)
-        self._desk.journal.add(journal.Item(copies, record, stored, failed))
+        self._desk.journal.add(journal.JournalItem(copies, record, stored, failed))
 
     def _acknowledged(
-        self, connection: dispatcher_state.Connection, work: protocol.Work
+        self, connection: dispatcher_state.ClientConnection, work: protocol.CommitWork
     ) -> dict[str, list[int]]:
         """What is not done yet, and the connection's to acknowledge.
 
@@ -461,7 +468,7 @@ class Dispatcher:
                 acked[key] = mine
         return acked
 
-    def _may_consume(self, connection: dispatcher_state.Connection, key: str) -> bool:
+    def _may_consume(self, connection: dispatcher_state.ClientConnection, key: str) -> bool:
         """Whether it may acknowledge what it got when it still had a consumer there."""
         if (subscription := self._ledger.subscriptions.get(key)) is not None:
             owned = subscription.client_id is None or (
@@ -473,7 +480,9 @@ class Dispatcher:
             return queue.owner == connection.name
         return self._desk.may(connection.identity, "receive", queue.name)
 
-    def _copy(self, connection: dispatcher_state.Connection, send: protocol.Send) -> journal.Copy:
+    def _copy(
+        self, connection: dispatcher_state.ClientConnection, send: protocol.SendMessage
+    ) -> journal.JournalMessage:
         destination = destinations.Destination.parse(send.destination)
         meta, raw = messages.decode_meta(send.meta), send.meta
         if destination.is_temporary and destination.is_queue and self._is_gone(destination.owner):

@@ -11,33 +11,33 @@ from muster.core.telemetry import log, metrics
 from muster.message import protocol, settings
 from muster.message.dispatcher import dispatcher, state
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 RETRY_S: Final = 0.5
 
 
-class Service:
+class DispatcherLeadership:
     """Waits for the lease of the log, dispatches as long as it holds it, and waits again."""
 
     def __init__(
         self,
         bus: api.Bus,
-        wanted: settings.Message | None = None,
+        wanted: settings.MessageSettings | None = None,
         *,
         max_bytes: int = 1 << 30,
-        may: state.May = state.anything,
+        may: state.May = state.allow_all,
         lease_ttl_s: float = leases.TTL_S,
         replicas: int = 1,
         measure: metrics.Metrics | None = None,
     ) -> None:
         self._bus = bus
-        self._settings = wanted or settings.Message()
+        self._settings = wanted or settings.MessageSettings()
         self._stream = api.StreamSettings(
             protocol.STREAM,
             protocol.LOGS,
             max_bytes=max_bytes,
             max_age_s=0,
-            on_full=api.OnFull.REFUSE,
+            on_full=api.FullPolicy.REFUSE,
             replicas=replicas,
         )
         self._may = may

@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Iterable, Iterator
 
 
-class Spans:
+class SequenceSet:
     __slots__ = ("_begins", "_ends")
 
     def __init__(self) -> None:

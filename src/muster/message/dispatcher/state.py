@@ -22,51 +22,51 @@ LAG_TRIES: Final = 100
 #: do with a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``; and what with the durable
 #: subscriptions of other identities (``"subscriptions"``): ``"list"``, ``"end"``.
 May = Callable[[str, str, str], bool]
-Answer = Callable[[protocol.Answer], None]
+Answer = Callable[[protocol.DispatcherReply], None]
 
 
 _VERBS: Final = {"send": "send to", "receive": "receive from", "admin": "administer"}
 
 
-def anything(identity: str, action: str, subject: str) -> bool:
+def allow_all(identity: str, action: str, subject: str) -> bool:
     return True
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedWork:
     """Messages that wait for the rest of their work. A connection has one work under way at a time."""
 
     work: int
-    sends: list[protocol.Send] = field(default_factory=list)
+    sends: list[protocol.SendMessage] = field(default_factory=list)
     bytes: int = 0
 
 
 @dataclass(slots=True)
-class Connection:
+class ClientConnection:
     name: str
     identity: str
     client_id: str | None
     heard_at: float
     at: api.ConnectionId | None
     consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
-    outbox: list[protocol.Delivery] = field(default_factory=list)
+    outbox: list[protocol.MessageDelivery] = field(default_factory=list)
     due: list[tuple[int, str]] = field(default_factory=list)  # of its own messages, to be said by itself
     quiet: bool = False
-    staged: Staged | None = None
+    staged: StagedWork | None = None
 
     @property
     def origin(self) -> str:
         return protocol.origin(self.identity, self.client_id) if self.client_id else self.name
 
 
-class Desk:
+class DispatcherState:
     def __init__(
         self,
         bus: api.Bus,
         stream: api.Stream,
         epoch: int,
-        wanted: settings.Message,
-        may: May = anything,
+        wanted: settings.MessageSettings,
+        may: May = allow_all,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
         max_bytes: int = 1 << 30,
@@ -80,10 +80,10 @@ class Desk:
         self.loop = asyncio.get_running_loop()
         self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
         self.journal = journal.Journal(stream, 0, self._applied)
-        self.connections: dict[str, Connection] = {}
+        self.connections: dict[str, ClientConnection] = {}
         self.clients: dict[str, str] = {}  # origin, where it has a client id -> connection
-        self.patterns = ledger.Patterns()
-        self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
+        self.patterns = ledger.TopicPatternIndex()
+        self.indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
         self.summed = 0  # the head that it is the sum up to
         self.max_bytes = max_bytes
@@ -129,14 +129,14 @@ class Desk:
                 return True
         return self.may(identity, "browse", queue)
 
-    def quiet_sender(self, meta: messages.Meta) -> Connection | None:
+    def quiet_sender(self, meta: messages.MessageMeta) -> ClientConnection | None:
         """Who can say a delayed message again without hearing it."""
         if meta.mark is None or meta.origin is None:
             return None
         found = self.connections.get(self.clients.get(meta.origin, meta.origin))
         return found if found is not None and found.quiet and found.origin == meta.origin else None
 
-    def _applied(self, record: ledger.Record | None, sequence: int, placed: journal.Placed) -> None:
+    def _applied(self, record: ledger.LogRecord | None, sequence: int, placed: journal.Placed) -> None:
         end = pages.end(sequence)
         if record is not None:
             self.ledger.apply(record, end)
@@ -162,7 +162,7 @@ class Desk:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
 
-    def answering(self, work: Coroutine[Any, Any, protocol.Answer], answer: Answer) -> None:
+    def answering(self, work: Coroutine[Any, Any, protocol.DispatcherReply], answer: Answer) -> None:
         """Answer when ``work`` is done, with what it says or what went wrong."""
 
         async def run() -> None:
@@ -173,7 +173,7 @@ class Desk:
 
         self.spawn(run())
 
-    async def store(self, item: journal.Item) -> list[int]:
+    async def store(self, item: journal.JournalItem) -> list[int]:
         """Add it to the log, and wait until it is there: the number of each copy."""
         done: asyncio.Future[list[int]] = self.loop.create_future()
 

@@ -12,11 +12,11 @@ from muster.message import destinations, messages, protocol
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal
 
-events = log.Events("message")
+events = log.EventLog("message")
 
 
-class Capturing:
-    def __init__(self, over: state.Desk, deliver: delivery.Delivering) -> None:
+class TopicCapture:
+    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
         self._desk = over
         self._deliver = deliver
         self._captured: dict[str, api.Subscription] = {}  # by subject
@@ -29,7 +29,7 @@ class Capturing:
             await self.wanted.wait()
             self.wanted.clear()
             patterns = self._desk.patterns
-            wanted = {subject for text in patterns for subject in topics.Pattern.parse(text).subjects}
+            wanted = {subject for text in patterns for subject in topics.TopicPattern.parse(text).subjects}
             for subject in wanted - self._captured.keys():
                 self._captured[subject] = await self._desk.bus.subscribe(
                     subject, handler=functools.partial(self._overhear, subject)
@@ -71,4 +71,4 @@ class Capturing:
             meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         copies = [self._deliver.copy_to(destination, meta, raw, message.data, due=True)]
-        self._desk.journal.add(journal.Item(copies))
+        self._desk.journal.add(journal.JournalItem(copies))

@@ -40,7 +40,7 @@ LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChannelLimits:
     rows_max: int = 1_000_000  # held at once
     rows_per_message: int = 5_000
     message_bytes: int = 700 << 10  # before compression; a broker takes 1 MiB unless told otherwise
@@ -50,12 +50,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ForwardBatch:
     """One message to send on."""
 
-    subscription: interpreters.Subscription
+    subscription: interpreters.ForwardTarget
     batch: pa.RecordBatch
-    facts: columns.Facts
+    facts: columns.BatchInfo
 
     def encode(self, compression: str | None = None) -> bytes:
         return columns.encode(self.batch, self.facts, compression=compression)
@@ -70,9 +70,9 @@ class Aggregator:
         self,
         name: str,
         boot: int,
-        subscriptions: Sequence[interpreters.Subscription],
+        subscriptions: Sequence[interpreters.ForwardTarget],
         *,
-        limits: Limits | None = None,
+        limits: ChannelLimits | None = None,
         load: Callable[[str], interpreters.Interpreter] = interpreters.load,
     ) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
@@ -83,7 +83,7 @@ class Aggregator:
         self.machines = 0  # that live, as far as is known here
         self.missing = 0  # of them, those that were due and did not report
         self._name, self._boot = name, boot
-        self._limits = limits or Limits()
+        self._limits = limits or ChannelLimits()
         self._interpreters = [
             (label, load(label), [one for one in subscriptions if one.interpreter == label])
             for label in dict.fromkeys(one.interpreter for one in subscriptions)
@@ -96,7 +96,7 @@ class Aggregator:
         self._young: dict[str, _Known] = {}
         self._old: dict[str, _Known] = {}
         self._former: dict[str, duplicates.Seen] = {}  # by machine: the boot before its current one
-        self._batches = duplicates.Windows(CHANNELS_MAX)
+        self._batches = duplicates.DuplicateWindows(CHANNELS_MAX)
         self._told = collections.Counter[str]()  # of what was dropped, here or below, not yet sent on
         self._below = collections.Counter[str]()
         self._partial_below = False
@@ -126,7 +126,7 @@ class Aggregator:
     def settle(self, now_ms: int) -> None:
         """Decode what was put aside."""
         raw, self._raw = self._raw, []
-        quick: list[report_rows.Row] = []
+        quick: list[report_rows.ReportRow] = []
         others: list[messages.NodeReport] = []
         dropped, decode, is_new = self.dropped, report_rows.decode, self._is_new
         first_ms = now_ms - int(self._limits.age_s * 1000)
@@ -143,7 +143,7 @@ class Aggregator:
             elif not first_ms <= row.at_ms <= last_ms:
                 dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
             elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
-                if isinstance(row, report_rows.Row):
+                if isinstance(row, report_rows.ReportRow):
                     quick.append(row)
                 else:
                     others.append(row)
@@ -165,7 +165,7 @@ class Aggregator:
             self.dropped["forged"] += batch.num_rows
             return
         verdict = self._batches.observe(sender, facts.boot, facts.sequence)
-        if verdict is not duplicates.Verdict.NEW:
+        if verdict is not duplicates.DuplicateVerdict.NEW:
             self.dropped[f"{verdict.value}-batch"] += batch.num_rows
             return
         if self.held + batch.num_rows > self._limits.rows_max:
@@ -180,7 +180,7 @@ class Aggregator:
         elif (fresh := self._fresh_rows(batch, now_ms)).num_rows:
             self._hold(fresh, now_ms)
 
-    def flush(self, now_ms: int) -> list[Forward]:
+    def flush(self, now_ms: int) -> list[ForwardBatch]:
         """The holding time is over: what goes to whom."""
         self.settle(now_ms)
         if not self._rows and not self._summaries:
@@ -190,7 +190,7 @@ class Aggregator:
         missing = self.missing + self._missing_further_below(now_ms)
         lost = self.dropped + self._below - self._told
         partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
-        held = interpreters.Held(
+        held = interpreters.HeldReports(
             rows=_table(self._rows, columns.node_schema(), partial=partial),
             summaries=_table(self._summaries, columns.summary_schema()),
             from_ms=self._from_ms or now_ms,
@@ -201,7 +201,7 @@ class Aggregator:
             group for table in (held.rows, held.summaries) for group in pc.unique(table["group"]).to_pylist()
         }
         self.level = min(self._levels_below + 1, columns.LEVELS_MAX)
-        forwards: list[Forward] = []
+        forwards: list[ForwardBatch] = []
         informed: set[tuple[str, ...]] = set()  # parents that have been sent the counts of what was dropped
         for label, interpreter, subscriptions in self._interpreters:
             for emission in self._interpreted(interpreter, held, subscriptions):
@@ -218,9 +218,9 @@ class Aggregator:
     def _interpreted(
         self,
         interpreter: interpreters.Interpreter,
-        held: interpreters.Held,
-        subscriptions: Sequence[interpreters.Subscription],
-    ) -> Iterable[interpreters.Emission]:
+        held: interpreters.HeldReports,
+        subscriptions: Sequence[interpreters.ForwardTarget],
+    ) -> Iterable[interpreters.InterpreterOutput]:
         try:
             return [one for one in interpreter.interpret(held, subscriptions) if one.table.num_rows]
         except Exception:  # noqa: BLE001  (a plug-in's fault costs what was held, never the channel)
@@ -230,15 +230,15 @@ class Aggregator:
     def _messages(
         self,
         label: str,
-        emission: interpreters.Emission,
-        held: interpreters.Held,
+        emission: interpreters.InterpreterOutput,
+        held: interpreters.HeldReports,
         lost: dict[str, int],
         missing: int,
-    ) -> Iterable[Forward]:
+    ) -> Iterable[ForwardBatch]:
         whole = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
         for batch in (piece for one in whole for piece in _pieces(one, self._limits.message_bytes)):
             self._sequence += 1
-            facts = columns.Facts(
+            facts = columns.BatchInfo(
                 schema=emission.schema,
                 channel=self._name,
                 boot=self._boot,
@@ -253,7 +253,7 @@ class Aggregator:
                 partial=held.partial,
             )
             lost = {}  # told once
-            yield Forward(emission.subscription, batch, facts)
+            yield ForwardBatch(emission.subscription, batch, facts)
 
     def _hold(self, batch: pa.RecordBatch, now_ms: int) -> None:
         self._rows.append(batch)
@@ -264,7 +264,7 @@ class Aggregator:
     def _take_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
         try:
             for row in batch.select(["count", "sum", "min", "max", "sketch", "machines"]).to_pylist():
-                interpreters.Summary.of_row(row)
+                interpreters.MetricSummary.of_row(row)
         except errors.MusterError as error:
             self.dropped[error.code] += batch.num_rows
             return
@@ -334,7 +334,7 @@ class Aggregator:
     def _observe(self, high: int, bits: int, sequence: int) -> tuple[bool, int, int]:
         """As `duplicates.observe`, and count."""
         verdict, highest, bits = duplicates.observe(high, bits, sequence)
-        if verdict is not duplicates.Verdict.NEW:
+        if verdict is not duplicates.DuplicateVerdict.NEW:
             self.dropped[verdict.value] += 1
             return False, highest, bits
         self.gaps += sequence - high - 1 if sequence > high else -1

@@ -27,19 +27,21 @@ from muster.core.telemetry import log, metrics
 from muster.monitor import parent_selection, protocol
 from muster.monitor.channel import aggregator, interpreters
 
-events = log.Events("monitor")
+events = log.EventLog("monitor")
 
-_SENDER_AT = len(subjects.said_by(protocol.PART, ""))
+_SENDER_AT = len(subjects.from_identity(protocol.PART, ""))
 RETRY_S = 0.5
 CONFIRM_MARGIN_S = 1.0  # for the way there and the beat's way back
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChannelOptions:
     hold_s: float = 1.0
     beat_s: float = 1.0
-    subscriptions: Sequence[interpreters.Subscription] = (interpreters.Subscription("up", (protocol.ROOT,)),)
-    limits: aggregator.Limits = field(default_factory=aggregator.Limits)
+    subscriptions: Sequence[interpreters.ForwardTarget] = (
+        interpreters.ForwardTarget("up", (protocol.ROOT,)),
+    )
+    limits: aggregator.ChannelLimits = field(default_factory=aggregator.ChannelLimits)
     compression: str | None = "lz4"
     sensors: bool = True  # takes sensors that choose by themselves
     shard: int = 0
@@ -54,8 +56,8 @@ class Settings:
 class _Waiting:
     """A message on its way up. ``sent_to`` and ``sent_at_s``: where it is now, not yet confirmed."""
 
-    subscription: interpreters.Subscription
-    facts: columns.Facts
+    subscription: interpreters.ForwardTarget
+    facts: columns.BatchInfo
     data: bytes
     since_s: float
     headers: dict[str, str] = field(default_factory=dict)
@@ -67,17 +69,18 @@ class Channel:
     """``async with Channel(bus, settings): …``; its name is the identity of its bus."""
 
     def __init__(
-        self, bus: api.Bus, settings: Settings | None = None, *, measure: metrics.Metrics | None = None
+        self, bus: api.Bus, settings: ChannelOptions | None = None, *, measure: metrics.Metrics | None = None
     ) -> None:
         self._bus = bus
-        self._settings = settings or Settings()
+        self._settings = settings or ChannelOptions()
         self.name = bus.identity
         self._boot = time.time_ns() // 1_000_000
         self.aggregator = aggregator.Aggregator(
             self.name, self._boot, self._settings.subscriptions, limits=self._settings.limits
         )
         self._parents = {
-            one.name: parent_selection.Parents(self.name, one.parents) for one in self._settings.subscriptions
+            one.name: parent_selection.ParentSelector(self.name, one.parents)
+            for one in self._settings.subscriptions
         }
         self._streams: dict[str, api.Stream] = {}
         self._registry: api.KeyValue | None = None
@@ -191,7 +194,7 @@ class Channel:
 
     def _take_beat(self, message: api.Message) -> None:
         try:
-            beat = messages.decode(message.data, protocol.Beat)
+            beat = messages.decode(message.data, protocol.ChannelHeartbeat)
         except errors.MusterError as error:
             self.aggregator.dropped[f"beat-{error.code}"] += 1
             return
@@ -304,7 +307,7 @@ class Channel:
 
     async def _say_beat(self) -> None:
         self._beats += 1
-        beat = protocol.Beat(
+        beat = protocol.ChannelHeartbeat(
             boot=self._boot,
             sequence=self._beats,
             period_s=self._settings.beat_s,
@@ -322,7 +325,7 @@ class Channel:
         schema = columns.SUMMARY_SCHEMA if first.interpreter == "merge" else columns.NODE_SCHEMA
         durable = columns.REPORTS_STREAM if schema == columns.NODE_SCHEMA else columns.SUMMARIES_STREAM
         parent = self._parents[first.name].choose(time.monotonic()) or first.parents[0]
-        entry = protocol.Producer(
+        entry = protocol.ReportProducer(
             name=self.name,
             produces=schema,
             subject=protocol.batch(self.name, parent, shard=self._settings.shard, schema=schema),

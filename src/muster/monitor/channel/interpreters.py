@@ -35,14 +35,14 @@ from muster.core.reports import sketches
 from muster.predicates import ast
 from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
-from muster.predicates.types import Kind
+from muster.predicates.types import ValueKind
 
 ENTRY_POINTS = "muster.interpreters"
 ALL_REPORTS = ""  # the summary whose metric is empty counts reports, and different machines
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class ForwardTarget:
     """Somebody to whom a channel forwards: the first of ``parents`` that lives."""
 
     name: str
@@ -56,7 +56,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldReports:
     """What came during one holding time. Tables may be empty."""
 
     rows: pa.Table  # of reports.node_schema()
@@ -67,14 +67,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
-    subscription: Subscription
+class InterpreterOutput:
+    subscription: ForwardTarget
     schema: str  # reports.NODE_SCHEMA or reports.SUMMARY_SCHEMA
     table: pa.Table
 
 
 class Interpreter(Protocol):
-    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterable[Emission]: ...
+    def interpret(
+        self, held: HeldReports, subscriptions: Sequence[ForwardTarget]
+    ) -> Iterable[InterpreterOutput]: ...
 
 
 def load(name: str) -> Interpreter:
@@ -91,7 +93,7 @@ def load(name: str) -> Interpreter:
     try:
         return _checked(name, getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
-        raise errors.MissingPart(f"the interpreter {name[:80]!r} cannot be loaded: {error}") from error
+        raise errors.MissingDependency(f"the interpreter {name[:80]!r} cannot be loaded: {error}") from error
 
 
 def _checked(name: str, found: object) -> Interpreter:
@@ -114,30 +116,32 @@ def _column(found: pa.ChunkedArray) -> columns.Column:
     if pa.types.is_string(array.type):
         coded = array.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy() + 1
-        return columns.Column(Kind.STRING, codes, tuple(coded.dictionary.to_pylist()))
+        return columns.Column(ValueKind.STRING, codes, tuple(coded.dictionary.to_pylist()))
     if pa.types.is_boolean(array.type):
         code = pc.add(pc.fill_null(pc.cast(array, pa.int8()), -1), 1).to_numpy()
-        return columns.Column(Kind.BOOL, code.astype(np.uint8))
+        return columns.Column(ValueKind.BOOL, code.astype(np.uint8))
     if pa.types.is_floating(array.type):
-        return columns.Column(Kind.FLOAT, array.to_numpy(zero_copy_only=False))
+        return columns.Column(ValueKind.FLOAT, array.to_numpy(zero_copy_only=False))
     if pa.types.is_timestamp(array.type):
         array = pc.divide(array.cast(pa.int64()), 1000)  # milliseconds, as everywhere else
     if pa.types.is_integer(array.type):
         null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        return columns.Column(Kind.INT, array.fill_null(0).to_numpy(), null=null)
+        return columns.Column(ValueKind.INT, array.fill_null(0).to_numpy(), null=null)
     raise errors.InvalidInput("a condition over reports can ask for plain columns only, not maps or lists")
 
 
-class Concat:
-    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterator[Emission]:
+class ConcatInterpreter:
+    def interpret(
+        self, held: HeldReports, subscriptions: Sequence[ForwardTarget]
+    ) -> Iterator[InterpreterOutput]:
         for subscription in subscriptions:
-            yield Emission(
+            yield InterpreterOutput(
                 subscription, reports_columns.NODE_SCHEMA, select(held.rows, subscription.condition)
             )
-            yield Emission(subscription, reports_columns.SUMMARY_SCHEMA, held.summaries)
+            yield InterpreterOutput(subscription, reports_columns.SUMMARY_SCHEMA, held.summaries)
 
 
-class Summary:
+class MetricSummary:
     """Of one metric of one group: mergeable."""
 
     __slots__ = ("count", "machines", "max", "min", "sketch", "sum")
@@ -147,11 +151,11 @@ class Summary:
         self.sum = 0.0
         self.min = float("inf")
         self.max = float("-inf")
-        self.sketch = sketches.Quantiles()
-        self.machines = sketches.Distinct()
+        self.sketch = sketches.QuantileSketch()
+        self.machines = sketches.DistinctSketch()
 
     @classmethod
-    def of(cls, values: Any) -> Summary:
+    def of(cls, values: Any) -> MetricSummary:
         summary = cls()
         found = np.asarray(values, np.float64)
         found = found[~np.isnan(found)]
@@ -159,23 +163,23 @@ class Summary:
             summary.count = int(found.size)
             summary.sum = float(found.sum())
             summary.min, summary.max = float(found.min()), float(found.max())
-            summary.sketch = sketches.Quantiles.of(found)
+            summary.sketch = sketches.QuantileSketch.of(found)
         return summary
 
     @classmethod
-    def of_row(cls, row: dict[str, Any]) -> Summary:
+    def of_row(cls, row: dict[str, Any]) -> MetricSummary:
         summary = cls()
         summary.count, summary.sum = row["count"], row["sum"]
         summary.min = float("inf") if row["min"] is None else row["min"]
         summary.max = float("-inf") if row["max"] is None else row["max"]
         figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
         if row["count"] < 0 or not all(map(math.isfinite, figures)):
-            raise messages.Malformed("a summary whose figures are no finite numbers")
-        summary.sketch = sketches.Quantiles.from_bytes(row["sketch"])
-        summary.machines = sketches.Distinct.from_bytes(row["machines"])
+            raise messages.MalformedMessage("a summary whose figures are no finite numbers")
+        summary.sketch = sketches.QuantileSketch.from_bytes(row["sketch"])
+        summary.machines = sketches.DistinctSketch.from_bytes(row["machines"])
         return summary
 
-    def merge(self, other: Summary) -> None:
+    def merge(self, other: MetricSummary) -> None:
         self.count += other.count
         self.sum += other.sum
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)
@@ -192,9 +196,9 @@ class Summary:
             "machines": bytes(self.machines),
         }
 
-    def rollup(self) -> reports_columns.Rollup:
+    def rollup(self) -> reports_columns.MetricRollup:
         row = self.row()
-        return reports_columns.Rollup(
+        return reports_columns.MetricRollup(
             count=self.count,
             sum=self.sum,
             min=row["min"],
@@ -213,17 +217,19 @@ class Summary:
 Key = tuple[str, str, str]  # group, zone, metric
 
 
-class Merge:
+class MergeInterpreter:
     """Node detail ends here: for links that are thin, and readers who ask for the group only."""
 
-    def interpret(self, held: Held, subscriptions: Sequence[Subscription]) -> Iterator[Emission]:
+    def interpret(
+        self, held: HeldReports, subscriptions: Sequence[ForwardTarget]
+    ) -> Iterator[InterpreterOutput]:
         for subscription in subscriptions:
             merged = summarise(select(held.rows, subscription.condition))
             partial = held.partial
             for row in held.summaries.to_pylist():
                 partial |= row["partial"]
-                merged.setdefault((row["group"], row["zone"], row["metric"]), Summary()).merge(
-                    Summary.of_row(row)
+                merged.setdefault((row["group"], row["zone"], row["metric"]), MetricSummary()).merge(
+                    MetricSummary.of_row(row)
                 )
             window = {"from": held.from_ms * 1000, "to": held.to_ms * 1000, "partial": partial}
             rows = [
@@ -231,27 +237,27 @@ class Merge:
                 for (group, zone, metric), summary in merged.items()
             ]
             table = pa.Table.from_pylist(rows, schema=reports_columns.summary_schema())
-            yield Emission(subscription, reports_columns.SUMMARY_SCHEMA, table)
+            yield InterpreterOutput(subscription, reports_columns.SUMMARY_SCHEMA, table)
 
 
-def summarise(rows: pa.Table) -> dict[Key, Summary]:
+def summarise(rows: pa.Table) -> dict[Key, MetricSummary]:
     """Node reports by group, zone and metric."""
-    merged: dict[Key, Summary] = {}
+    merged: dict[Key, MetricSummary] = {}
     if not rows.num_rows:
         return merged
     places = rows.select(["group", "zone"]).append_column("row", pa.array(range(rows.num_rows)))
     for place in places.group_by(["group", "zone"]).aggregate([("row", "list")]).to_pylist():
         part = rows.take(pa.array(place["row_list"]))
         group, zone = place["group"], place["zone"]
-        whole = merged[group, zone, ALL_REPORTS] = Summary()
+        whole = merged[group, zone, ALL_REPORTS] = MetricSummary()
         whole.count = part.num_rows
-        whole.machines = sketches.Distinct.of(part.column("machine").to_pylist())
+        whole.machines = sketches.DistinctSketch.of(part.column("machine").to_pylist())
         for name in reports_columns.STANDARD_METRICS:
             column = part.column(name)
             if column.null_count < part.num_rows:
-                merged[group, zone, name] = Summary.of(column.to_numpy())
+                merged[group, zone, name] = MetricSummary.of(column.to_numpy())
         for name, values in _extra(part).items():
-            merged[group, zone, name] = Summary.of(values)
+            merged[group, zone, name] = MetricSummary.of(values)
     return merged
 
 
@@ -263,4 +269,4 @@ def _extra(rows: pa.Table) -> dict[str, list[float]]:
     return found
 
 
-BUILT_IN: dict[str, Interpreter] = {"concat": Concat(), "merge": Merge()}
+BUILT_IN: dict[str, Interpreter] = {"concat": ConcatInterpreter(), "merge": MergeInterpreter()}

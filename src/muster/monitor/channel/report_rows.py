@@ -29,7 +29,7 @@ Metrics = msgspec.defstruct(
 NO_METRICS = Metrics()
 
 
-class Row(
+class ReportRow(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -56,24 +56,24 @@ class _Other(msgspec.Struct, tag_field="kind", tag="other/0"):
     """Only in a union does the decoder insist on a kind."""
 
 
-_decoder = msgspec.json.Decoder(Row | _Other)
+_decoder = msgspec.json.Decoder(ReportRow | _Other)
 _astuple = msgspec.structs.astuple
 
 
-def decode(data: bytes) -> Row | messages.NodeReport:
+def decode(data: bytes) -> ReportRow | messages.NodeReport:
     """The report in either form. Errors are those of `messages.decode`."""
     try:
         row = _decoder.decode(data)
-        if isinstance(row, Row):
+        if isinstance(row, ReportRow):
             return row
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, messages.Malformed):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, messages.MalformedMessage):
         pass  # said properly below, or it was only unusual
     return messages.decode(data, messages.NodeReport, max_bytes=len(data))
 
 
-def to_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+def to_batch(rows: Sequence[ReportRow]) -> pa.RecordBatch:
     """The same as `reports.to_batch`, for rows in the quick form."""
-    names = Row.__struct_fields__
+    names = ReportRow.__struct_fields__
     columns: dict[str, Any] = dict(zip(names, zip(*map(_astuple, rows), strict=True), strict=True))
     columns |= zip(
         reports_columns.STANDARD_METRICS, zip(*map(_astuple, columns["metrics"]), strict=True), strict=True

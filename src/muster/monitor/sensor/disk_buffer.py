@@ -15,7 +15,7 @@ from pathlib import Path
 SEGMENTS = 16  # of which one goes at a time
 
 
-class Buffer:
+class ReportBuffer:
     def __init__(self, folder: Path, *, bytes_max: int = 16 << 20) -> None:
         self._folder = folder
         self._segment_bytes = max(1, bytes_max // SEGMENTS)

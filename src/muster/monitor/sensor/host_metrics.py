@@ -18,12 +18,12 @@ from muster.core import errors, health, messages
 try:
     import psutil
 except ImportError as error:  # pragma: no cover
-    raise errors.MissingPart(
+    raise errors.MissingDependency(
         "the sensor needs psutil", hint="pip install 'muster-fabric[monitor]'"
     ) from error
 
 
-class Host:
+class HostMetrics:
     """Rates are between two samples; the first sample has none."""
 
     def __init__(self, processes: Mapping[str, str] | None = None, *, disk: str = "/") -> None:
@@ -95,7 +95,7 @@ class Host:
         if not totals:
             self._known.pop(name)
             reason = f"no process has {pattern[:100]!r} in its command line"
-            return messages.ServiceReport(name=name, state=health.State.DOWN, reason=reason)
+            return messages.ServiceReport(name=name, state=health.HealthState.DOWN, reason=reason)
         return messages.ServiceReport(name=name, metrics=totals)
 
 

@@ -25,16 +25,16 @@ BODY_BYTES_MAX = metric_formats.MAX_BYTES
 CONNECTIONS_MAX = 64
 
 
-class Doors:
+class SensorIntake:
     """Open between `open` and `close`."""
 
     def __init__(
-        self, into: service_reports.Services, clock: Callable[[], float], *, period_s: float = 10.0
+        self, into: service_reports.ServiceReports, clock: Callable[[], float], *, period_s: float = 10.0
     ) -> None:
         self._into = into
         self._clock = clock
         self._period_s = period_s
-        self._http: server.Server | None = None
+        self._http: server.HttpServer | None = None
         self._udp: asyncio.DatagramTransport | None = None
         self.http_port = 0
         self.statsd_port = 0
@@ -81,7 +81,7 @@ class Doors:
     def _refused(self, reason: str) -> None:
         self._into.dropped[f"http-{reason}"] += 1
 
-    def _report(self, request: server.Request) -> server.Response:
+    def _report(self, request: server.HttpRequest) -> server.HttpResponse:
         body = _unpacked(request)
         period_s = self._period_s
         if "period" in request.query:
@@ -93,26 +93,30 @@ class Doors:
 
             report = report_xml.decode(body)
             if not isinstance(report, messages.ServiceReport):
-                raise messages.UnknownKind("an application pushes a service-report, and no other")
+                raise messages.UnknownMessageKind("an application pushes a service-report, and no other")
         else:
             try:
                 report = msgspec.json.decode(body, type=messages.ServiceReport)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise messages.Malformed(f"not a service report: {str(error)[:200]}") from error
+                raise messages.MalformedMessage(f"not a service report: {str(error)[:200]}") from error
         self._into.push(report, self._clock(), period_s=period_s)
         return server.json_response({})
 
-    def _otlp(self, request: server.Request) -> server.Response:
+    def _otlp(self, request: server.HttpRequest) -> server.HttpResponse:
         as_json = "json" in request.headers.get("content-type", "")
         body = _unpacked(request)
         figures = metric_formats.otlp_json(body) if as_json else metric_formats.otlp_protobuf(body)
         for report in metric_formats.service_reports(figures):
             self._into.push(report, self._clock(), period_s=max(self._period_s, 60.0))
-        return server.json_response({}) if as_json else server.Response(content_type="application/x-protobuf")
+        return (
+            server.json_response({})
+            if as_json
+            else server.HttpResponse(content_type="application/x-protobuf")
+        )
 
 
 class _Statsd(asyncio.DatagramProtocol):
-    def __init__(self, into: service_reports.Services, clock: Callable[[], float]) -> None:
+    def __init__(self, into: service_reports.ServiceReports, clock: Callable[[], float]) -> None:
         self._into = into
         self._clock = clock
 
@@ -123,7 +127,7 @@ class _Statsd(asyncio.DatagramProtocol):
         self._into.dropped["statsd-error"] += 1
 
 
-def _unpacked(request: server.Request) -> bytes:
+def _unpacked(request: server.HttpRequest) -> bytes:
     match request.headers.get("content-encoding", "identity").lower():
         case "identity":
             return request.body
@@ -138,7 +142,7 @@ def _unzipped(body: bytes) -> bytes:
     try:
         data = unpack.decompress(body, BODY_BYTES_MAX + 1)
     except zlib.error as error:
-        raise messages.Malformed(f"not gzip: {error}") from error
+        raise messages.MalformedMessage(f"not gzip: {error}") from error
     if len(data) > BODY_BYTES_MAX:
-        raise messages.TooLarge(f"a body that unpacks to more than {BODY_BYTES_MAX} bytes")
+        raise messages.MessageTooLarge(f"a body that unpacks to more than {BODY_BYTES_MAX} bytes")
     return data

@@ -56,7 +56,7 @@ def otlp_json(data: bytes) -> Figures:
     try:
         request = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise messages.Malformed(f"not JSON: {str(error)[:100]}") from error
+        raise messages.MalformedMessage(f"not JSON: {str(error)[:100]}") from error
     figures: Figures = {}
     try:
         for resource in request.get("resourceMetrics", ()):
@@ -66,7 +66,7 @@ def otlp_json(data: bytes) -> Figures:
                 for metric in scope.get("metrics", ()):
                     _json_metric(figures, service, metric)
     except (AttributeError, TypeError, KeyError) as error:
-        raise messages.Malformed(f"not a request of OTLP: {str(error)[:100]}") from error
+        raise messages.MalformedMessage(f"not a request of OTLP: {str(error)[:100]}") from error
     return figures
 
 
@@ -139,7 +139,7 @@ def _pb_attributes(holder: bytes, field: int) -> Iterator[tuple[str, str]]:
         fields = _fields(pair)
         values = _chunks(fields.get(2, [b""]))
         if not values:
-            raise messages.Malformed("not OTLP: an attribute whose value is not a message")
+            raise messages.MalformedMessage("not OTLP: an attribute whose value is not a message")
         value = _fields(values[-1])
         shown = ""
         if 1 in value:
@@ -169,10 +169,10 @@ def _fields(data: bytes) -> dict[int, list[bytes | int]]:
             elif kind in (_FIXED64, _FIXED32):
                 size = 8 if kind == _FIXED64 else 4
             else:
-                raise messages.Malformed(f"not protobuf: wire type {kind}")
+                raise messages.MalformedMessage(f"not protobuf: wire type {kind}")
             value, place = data[place : place + size], place + size
             if place > len(data):
-                raise messages.Malformed("protobuf that ends too early")
+                raise messages.MalformedMessage("protobuf that ends too early")
         found.setdefault(number, []).append(value)
     return found
 
@@ -181,7 +181,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if place >= len(data) or shift > 63:
-            raise messages.Malformed("not protobuf: a number that does not end")
+            raise messages.MalformedMessage("not protobuf: a number that does not end")
         byte = data[place]
         value |= (byte & 0x7F) << shift
         place, shift = place + 1, shift + 7
@@ -200,14 +200,14 @@ def _chunks(values: Iterable[bytes | int]) -> list[bytes]:
 
 def _eight(value: bytes | int) -> bytes:
     if not isinstance(value, bytes) or len(value) != 8:
-        raise messages.Malformed("protobuf whose number is not of 64 bits")
+        raise messages.MalformedMessage("protobuf whose number is not of 64 bits")
     return value
 
 
 def _signed(value: bytes | int) -> int:
     """A varint of type int64: negative numbers are sent as their two's complement."""
     if not isinstance(value, int):
-        raise messages.Malformed("protobuf whose number is not a varint")
+        raise messages.MalformedMessage("protobuf whose number is not a varint")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -231,10 +231,10 @@ def openmetrics(text: str, service: str, *, content_type: str = "") -> Figures:
                 if not sample.name.endswith(("_bucket", "_created")):
                     _put(figures, service, named(sample.name, sample.labels.items()), sample.value)
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise messages.Malformed(f"not OpenMetrics: {str(error)[:200]}") from error
+        raise messages.MalformedMessage(f"not OpenMetrics: {str(error)[:200]}") from error
     return figures
 
 
 def _bound(data: bytes) -> None:
     if len(data) > MAX_BYTES:
-        raise messages.TooLarge(f"{len(data)} bytes of OTLP are over {MAX_BYTES}")
+        raise messages.MessageTooLarge(f"{len(data)} bytes of OTLP are over {MAX_BYTES}")

@@ -26,7 +26,7 @@ from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
 from muster.monitor.sensor import disk_buffer, host_metrics, intake, metric_formats, service_reports
 
-events = log.Events("monitor")
+events = log.EventLog("monitor")
 
 CONFIRM_MARGIN_S = 1.0
 DRAIN_AT_ONCE = 100
@@ -36,7 +36,7 @@ SCRAPE_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SensorOptions:
     buffer_dir: Path
     machine: str = ""  # empty: the name of its identity
     group: str = "default"
@@ -54,7 +54,7 @@ class Settings:
 class Sensor:
     """``async with Sensor(bus, settings): …``"""
 
-    def __init__(self, bus: api.Bus, settings: Settings) -> None:
+    def __init__(self, bus: api.Bus, settings: SensorOptions) -> None:
         self._bus = bus
         self._settings = settings
         self.machine = settings.machine or bus.identity
@@ -64,13 +64,13 @@ class Sensor:
             )
         self._boot = time.time_ns() // 1_000_000
         self._sequence = 0
-        self._parents = parent_selection.Parents(bus.identity, settings.channels)
+        self._parents = parent_selection.ParentSelector(bus.identity, settings.channels)
         self._parent: str | None = None  # whom the last report went to, over a connection that still holds
         self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=duplicates.KEPT)
-        self.services = service_reports.Services()
-        self.doors = intake.Doors(self.services, time.monotonic, period_s=settings.period_s)
-        self._host: host_metrics.Host
-        self._buffer: disk_buffer.Buffer
+        self.services = service_reports.ServiceReports()
+        self.doors = intake.SensorIntake(self.services, time.monotonic, period_s=settings.period_s)
+        self._host: host_metrics.HostMetrics
+        self._buffer: disk_buffer.ReportBuffer
         self._tasks: list[asyncio.Task[None]] = []
         self._beats: api.Subscription | None = None
         self._drain_now = asyncio.Event()
@@ -85,10 +85,10 @@ class Sensor:
 
     async def start(self) -> None:
         self._host = await asyncio.to_thread(
-            host_metrics.Host, self._settings.processes, disk=self._settings.disk
+            host_metrics.HostMetrics, self._settings.processes, disk=self._settings.disk
         )
         self._buffer = await asyncio.to_thread(
-            disk_buffer.Buffer, self._settings.buffer_dir, bytes_max=self._settings.buffer_bytes_max
+            disk_buffer.ReportBuffer, self._settings.buffer_dir, bytes_max=self._settings.buffer_bytes_max
         )
         await self.doors.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
         self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._take_beat)
@@ -243,7 +243,7 @@ class Sensor:
 
     def _take_beat(self, message: api.Message) -> None:
         with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
-            beat = messages.decode(message.data, protocol.Beat)
+            beat = messages.decode(message.data, protocol.ChannelHeartbeat)
             channel, now_s = protocol.channel_of(message.subject), time.monotonic()
             self._parents.heard(channel, beat, now_s)
             if channel == self._parent:

@@ -57,7 +57,7 @@ class _Statsd:
         self.gauges = {name: told for name, told in self.gauges.items() if not _is_old(told[1], now_s)}
 
 
-class Services:
+class ServiceReports:
     def __init__(self) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()
         self._told: dict[str, _Told] = {}
@@ -71,7 +71,9 @@ class Services:
         try:
             msgspec.json.encode(report)
         except UnicodeEncodeError as error:  # it would cost the machine its node report
-            raise messages.Malformed(f"a service report with text that is not Unicode: {error}") from error
+            raise messages.MalformedMessage(
+                f"a service report with text that is not Unicode: {error}"
+            ) from error
         if report.name not in self._told and len(self._told) >= SERVICES_MAX:
             raise errors.LimitExceeded(f"{SERVICES_MAX} services report already, so {report.name!r} cannot")
         self._told[report.name] = _Told(report, now_s, period_s)
@@ -95,10 +97,10 @@ class Services:
             silent = (now_s - told.at_s) / told.period_s
             if silent > FORGET_AFTER:
                 del self._told[name]
-            elif silent > LATE_AFTER and told.report.state is health.State.UP:
+            elif silent > LATE_AFTER and told.report.state is health.HealthState.UP:
                 found[name] = messages.ServiceReport(
                     name=name,
-                    state=health.State.LATE,
+                    state=health.HealthState.LATE,
                     reason=f"silent for {now_s - told.at_s:.0f} s",
                     metrics=told.report.metrics,
                 )
@@ -118,7 +120,7 @@ class Services:
                 late = silent_s > LATE_AFTER * STATSD_PERIOD_S
                 found[name] = messages.ServiceReport(
                     name=name,
-                    state=health.State.LATE if late else health.State.UP,
+                    state=health.HealthState.LATE if late else health.HealthState.UP,
                     reason=f"silent for {silent_s:.0f} s" if late else "",
                     metrics=metrics,
                 )

@@ -24,7 +24,9 @@ from muster.predicates import ast, types
 Array = npt.NDArray[Any]
 
 
-def find(engine: engines.Engine, event: protocol.Event, address: ast.Condition) -> list[engines.Found]:
+def find(
+    engine: engines.Matcher, event: protocol.AdmittedEvent, address: ast.Condition
+) -> list[engines.MatchResult]:
     """The receivers of an event; good until the engine is asked again."""
     if not event.within:
         return engine.find(event.believed(), address)
@@ -39,11 +41,13 @@ def find(engine: engines.Engine, event: protocol.Event, address: ast.Condition) 
             scopes = itertools.compress(event.within, inside[first])
             own = groups == group
             chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
-        found.append(engines.Found(meant.table, meant.rows[chosen]))
+        found.append(engines.MatchResult(meant.table, meant.rows[chosen]))
     return found
 
 
-def believed_by(event: protocol.Event, party: str, state: dict[str, types.Value]) -> dict[str, types.Value]:
+def attributes_seen_by(
+    event: protocol.AdmittedEvent, party: str, state: dict[str, types.Value]
+) -> dict[str, types.Value]:
     """What one receiver is asked about."""
     region = state.get(authorities.REGION)
     return event.believed(
@@ -54,7 +58,9 @@ def believed_by(event: protocol.Event, party: str, state: dict[str, types.Value]
     )
 
 
-def _inside(engine: engines.Engine, meant: engines.Found, within: tuple[protocol.Within, ...]) -> Array:
+def _inside(
+    engine: engines.Matcher, meant: engines.MatchResult, within: tuple[protocol.ScopedAttributes, ...]
+) -> Array:
     """For each row, which scopes it is in."""
     table = engine.tables[meant.table]
     found = np.ones((len(meant.rows), len(within)), np.bool_)
@@ -68,9 +74,9 @@ def _inside(engine: engines.Engine, meant: engines.Found, within: tuple[protocol
     return found
 
 
-def _in_region(table: tables.Table, rows: Array, region: str) -> Array:
+def _in_region(table: tables.ReceiverTable, rows: Array, region: str) -> Array:
     column = table.columns.get(authorities.REGION)
-    if not isinstance(column, receiver_columns.Words) or column.kind is not types.Kind.STRING:
+    if not isinstance(column, receiver_columns.WordColumn) or column.kind is not types.ValueKind.STRING:
         return np.zeros(len(rows), np.bool_)
     return column.which(rows, _below(region))
 

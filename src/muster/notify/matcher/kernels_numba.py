@@ -325,7 +325,7 @@ def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, o
 
 
 @njit(cache=True)
-def recode(values: Any, rows: Any, edges: Any, codes: Any) -> None:
+def encode_rows(values: Any, rows: Any, edges: Any, codes: Any) -> None:
     """The codes of some rows of a column of numbers: 0 is NULL, then one for each interval."""
     for i in range(rows.size):
         row = rows[i]
@@ -367,7 +367,7 @@ def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
 
 
 @njit(cache=True)
-def look_up(
+def lookup(
     hashes: Any, data: Any, ends: Any, places: Any, starts: Any, sizes: Any, text: Any, out: Any
 ) -> None:
     """The rows of names: the i-th ends in ``data`` at ``ends[i]``; -1 where nobody has it."""

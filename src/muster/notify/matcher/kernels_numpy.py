@@ -127,7 +127,7 @@ def by_address(address: Array, hits: int, policy_of: Array, parts: Array, true: 
     return len(some)
 
 
-def recode(values: Array, rows: Array, edges: Array, codes: Array) -> None:
+def encode_rows(values: Array, rows: Array, edges: Array, codes: Array) -> None:
     some = values[rows]
     found = np.searchsorted(edges, some, side="right") + 1
     codes[rows] = np.where(some == some, found, 0).astype(np.uint8)

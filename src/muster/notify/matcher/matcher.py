@@ -34,7 +34,7 @@ CONJUNCTION_NS: Final = 6
 MEMBER_NS: Final = 2
 
 
-def fastest() -> Any:
+def select_kernels() -> Any:
     """The compiled kernels where numba is installed, numpy's otherwise."""
     try:
         from muster.notify.matcher import kernels_numba
@@ -43,34 +43,34 @@ def fastest() -> Any:
     return kernels_numba
 
 
-def warmed() -> Any:
+def warm_up() -> Any:
     """`fastest`, loaded and compiled: that takes a second, and several on a machine that never ran them."""
-    kernels = fastest()
-    trial = Engine(kernels=kernels)
+    kernels = select_kernels()
+    trial = Matcher(kernels=kernels)
     model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
     trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
     trial.update(["p"] * name_table.FEW, {"b": [0.5] * name_table.FEW})  # equivalent: compiles
     address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'")
     trial.match({"e": True, "n": 1}, address)  # equivalent: compiles
-    trial.names([Found(0, np.zeros(name_table.FEW, np.int64))])  # equivalent: compiles
+    trial.names([MatchResult(0, np.zeros(name_table.FEW, np.int64))])  # equivalent: compiles
     return kernels
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MatchResult:
     """Receivers of one table, by row."""
 
     table: int
     rows: Array
 
 
-class Engine:
+class Matcher:
     def __init__(self, *, kernels: Any = None) -> None:
-        self._kernels = fastest() if kernels is None else kernels
+        self._kernels = select_kernels() if kernels is None else kernels
         self.policies = policy_index.PolicyIndex(self._kernels)
-        self.tables: list[tables.Table] = []
+        self.tables: list[tables.ReceiverTable] = []
         self._table_of: dict[str, int] = {}
-        self._names: list[name_table.Names] = []  # by table
+        self._names: list[name_table.NameTable] = []  # by table
         self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
 
     def use(self, kernels: Any) -> None:
@@ -95,8 +95,8 @@ class Engine:
         number = self._table_of.get(model.name)
         if number is None:
             self._table_of[model.name] = len(self.tables)
-            self.tables.append(tables.Table(model, self._kernels))
-            self._names.append(name_table.Names(self._kernels))
+            self.tables.append(tables.ReceiverTable(model, self._kernels))
+            self._names.append(name_table.NameTable(self._kernels))
         elif self.tables[number].model != model:
             self.tables[number].extend(model)
 
@@ -202,7 +202,8 @@ class Engine:
     def ended(self, now_s: float) -> list[str]:
         """The parties of whom something was granted until now."""
         return self.names(
-            Found(number, np.flatnonzero(table.ends_s <= now_s)) for number, table in enumerate(self.tables)
+            MatchResult(number, np.flatnonzero(table.ends_s <= now_s))
+            for number, table in enumerate(self.tables)
         )
 
     def changed_s(self, party: str) -> int:
@@ -245,7 +246,7 @@ class Engine:
 
     # -- questions
 
-    def _at(self, party: str) -> tuple[tables.Table, int]:
+    def _at(self, party: str) -> tuple[tables.ReceiverTable, int]:
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             if (row := known.row(party)) >= 0:
                 return table, row
@@ -292,19 +293,20 @@ class Engine:
         """The parties that get an event of these attributes, sent to this address."""
         return self.names(self.find(attributes, address))
 
-    def names(self, found: Iterable[Found]) -> list[str]:
+    def names(self, found: Iterable[MatchResult]) -> list[str]:
         listed: list[str] = []
         for one in found:
             listed += self._names[one.table].of(one.rows)
         return listed
 
-    def of_shards(self, found: Iterable[Found], shards: Array) -> list[Found]:
+    def of_shards(self, found: Iterable[MatchResult], shards: Array) -> list[MatchResult]:
         """Only those in the shards that ``shards[number]`` is true of."""
         return [
-            Found(one.table, one.rows[shards[self.tables[one.table].shard_of[one.rows]]]) for one in found
+            MatchResult(one.table, one.rows[shards[self.tables[one.table].shard_of[one.rows]]])
+            for one in found
         ]
 
-    def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[Found]:
+    def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[MatchResult]:
         """The same as rows; good until the next call."""
         kernels, policies = self._kernels, self.policies
         true = policies.ask(attributes)
@@ -326,7 +328,7 @@ class Engine:
                     policies.true, policies.owner, policies.room, table.spans, table.members, means, ids
                 )
             if count:
-                found.append(Found(number, ids[:count]))
+                found.append(MatchResult(number, ids[:count]))
         return found
 
     def _room(self, size: int) -> Array:
@@ -351,7 +353,7 @@ class Engine:
         )
         return out, int(count)
 
-    def find_meant(self, address: ast.Condition) -> list[Found]:
+    def find_meant(self, address: ast.Condition) -> list[MatchResult]:
         """Whom an address means, whatever they accept."""
         found = []
         for number, table in enumerate(self.tables):
@@ -359,7 +361,7 @@ class Engine:
                 bits, count = table.address(address)
                 rows = np.zeros(count + 1, np.int64)
                 self._kernels.positions(bits, rows)
-                found.append(Found(number, rows[:count]))
+                found.append(MatchResult(number, rows[:count]))
         return found
 
     def means(self, address: ast.Condition) -> list[str]:

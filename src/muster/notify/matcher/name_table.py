@@ -23,7 +23,7 @@ CHUNK: Final = 1 << 14
 GARBAGE: Final = 1 << 16  # bytes
 
 
-class Names:
+class NameTable:
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
         self._text = bytearray()

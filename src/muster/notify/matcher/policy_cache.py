@@ -13,12 +13,12 @@ import numpy as np
 from muster.notify.matcher import kernels_numpy, name_table
 
 
-class Checked:
+class PolicyCache:
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._texts = name_table.Names(kernels_numpy)
+        self._texts = name_table.NameTable(kernels_numpy)
         self._kept = bytearray()
         self.bytes = 0  # of all this
         self._ends = array.array("q", [0])

@@ -113,7 +113,7 @@ class PolicyIndex:
         self._attributes: dict[str, _Attribute] = {}
         self._others: list[_Attribute] = []  # those that are no flags
         self._together: dict[tuple[Any, ...], int] = {}  # flags as they occur -> their common row
-        self._texts = name_table.Names(kernels)  # canonical; by number
+        self._texts = name_table.NameTable(kernels)  # canonical; by number
         self._users = array.array("q")
         self._needs: list[str] = []  # of each, what its conjunctions need to be TRUE: see `_needs_of`
         self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
@@ -153,7 +153,7 @@ class PolicyIndex:
         if number >= 0:
             self._users[number] += users
             return number
-        checked = models.take_checked(policy)
+        checked = models.pop_checked_policy(policy)
         if checked is not None:
             return self._hold(policy, checked, users)
         condition = models.parse_policy(policy)
@@ -431,14 +431,14 @@ def _asks_flag(literal: normal_forms.Literal) -> bool:
     clause = literal.operand if isinstance(literal, ast.Not) else literal
     match clause:
         case ast.Comparison(right=ast.Literal() as constant):
-            return constant.kind is types.Kind.BOOL
+            return constant.kind is types.ValueKind.BOOL
     return isinstance(clause, ast.IsNull)
 
 
 def _needs_true(literal: normal_forms.Literal) -> bool:
     match literal:
         case ast.Comparison(operator="=", left=ast.Name(), right=ast.Literal(value=True)):
-            return literal.right.kind is types.Kind.BOOL  # type: ignore[union-attr]
+            return literal.right.kind is types.ValueKind.BOOL  # type: ignore[union-attr]
     return False
 
 

@@ -34,7 +34,7 @@ RANGES_MAX: Final = 8
 SEEN_MAX: Final = 1024
 
 
-class Room(Protocol):
+class ColumnStorage(Protocol):
     """Where columns keep their bits and codes: the table."""
 
     kernels: Any
@@ -56,7 +56,7 @@ def everything() -> list[Step]:
     return [(opcodes.FILL, 1, 0, 0)]
 
 
-class Column(Protocol):
+class ReceiverColumn(Protocol):
     version: int
 
     def write(self, rows: Array, cells: Sequence[Any]) -> None: ...
@@ -74,10 +74,10 @@ class Column(Protocol):
     def exact(self, rows: int) -> exact.Column: ...
 
 
-class Words:
+class WordColumn:
     """Strings and booleans."""
 
-    def __init__(self, room: Room, kind: types.Kind) -> None:
+    def __init__(self, room: ColumnStorage, kind: types.ValueKind) -> None:
         self._room = room
         self.kind = kind
         self.version = 0
@@ -87,7 +87,7 @@ class Words:
         self._wide: Array | None = None  # codes of more than a byte
         self._bitmaps: Array | None = np.empty(0, np.int64)  # by code; None: too many words for bitmaps
         self._exact: exact.Column | None = None
-        if kind is types.Kind.BOOL:
+        if kind is types.ValueKind.BOOL:
             self._learn([False, True])
 
     def write(self, rows: Array, cells: Sequence[Any]) -> None:
@@ -180,10 +180,10 @@ class Words:
                 # 1 and 1.0 are equal to True in Python, but their kinds differ.
                 code = known.get(literal.value)
                 return self._among([code] if code else [], when=when is (clause.operator == "="))
-            case ast.In() if self.kind is types.Kind.STRING:
+            case ast.In() if self.kind is types.ValueKind.STRING:
                 codes = [code for word in set(clause.words) if (code := known.get(word))]
                 return self._among(codes, when=when)
-            case ast.Like() if self.kind is types.Kind.STRING:
+            case ast.Like() if self.kind is types.ValueKind.STRING:
                 fits = like_patterns.matcher(clause.pattern, clause.escape)
                 return self._among([code for word, code in known.items() if fits(word)], when=when)
             case _:
@@ -220,13 +220,13 @@ class Words:
     def exact(self, rows: int) -> exact.Column:
         # Codes of a byte stand among those of other columns, and move when one is added: nothing to keep.
         if self._exact is None or len(self._exact) != rows or self._wide is None:
-            words = tuple(self._words) if self.kind is types.Kind.STRING else ()
+            words = tuple(self._words) if self.kind is types.ValueKind.STRING else ()
             self._exact = exact.Column(self.kind, self._codes()[:rows], words)
         return self._exact
 
 
-class Sets:
-    def __init__(self, room: Room, domain: tuple[str, ...]) -> None:
+class SetColumn:
+    def __init__(self, room: ColumnStorage, domain: tuple[str, ...]) -> None:
         self._room = room
         self.version = 0
         self._bit = {word: 2 << place for place, word in enumerate(domain)}
@@ -281,15 +281,15 @@ class Sets:
             masks |= np.unpackbits(bits.view(np.uint8), bitorder="little").astype(np.uint64) << np.uint64(
                 place
             )
-        return exact.Column(types.Kind.SET, masks[:rows], self._domain)
+        return exact.Column(types.ValueKind.SET, masks[:rows], self._domain)
 
 
-class Numbers:
-    def __init__(self, room: Room, kind: types.Kind) -> None:
+class NumberColumn:
+    def __init__(self, room: ColumnStorage, kind: types.ValueKind) -> None:
         self._room = room
         self.kind = kind
         self.version = 0
-        self._whole = kind is types.Kind.INT
+        self._whole = kind is types.ValueKind.INT
         self._type: Any = np.int64 if self._whole else np.float64
         self._values = np.zeros(room.capacity, self._type)
         self._column = room.new_codes()
@@ -414,8 +414,8 @@ class Numbers:
     def exact(self, rows: int) -> exact.Column:
         null = self._room.codes_of(self._column)[:rows] == 0
         if self._whole:
-            return exact.Column(types.Kind.INT, self._values[:rows], null=null)
-        return exact.Column(types.Kind.FLOAT, np.where(null, np.nan, self._values[:rows]))
+            return exact.Column(types.ValueKind.INT, self._values[:rows], null=null)
+        return exact.Column(types.ValueKind.FLOAT, np.where(null, np.nan, self._values[:rows]))
 
 
 def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
@@ -431,10 +431,10 @@ def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
     return found
 
 
-MAKERS: Final[dict[types.Kind, Callable[[Room, types.Type], Column]]] = {
-    types.Kind.STRING: lambda room, _: Words(room, types.Kind.STRING),
-    types.Kind.BOOL: lambda room, _: Words(room, types.Kind.BOOL),
-    types.Kind.SET: lambda room, declared: Sets(room, declared.domain),
-    types.Kind.INT: lambda room, _: Numbers(room, types.Kind.INT),
-    types.Kind.FLOAT: lambda room, _: Numbers(room, types.Kind.FLOAT),
+MAKERS: Final[dict[types.ValueKind, Callable[[ColumnStorage, types.AttributeType], ReceiverColumn]]] = {
+    types.ValueKind.STRING: lambda room, _: WordColumn(room, types.ValueKind.STRING),
+    types.ValueKind.BOOL: lambda room, _: WordColumn(room, types.ValueKind.BOOL),
+    types.ValueKind.SET: lambda room, declared: SetColumn(room, declared.domain),
+    types.ValueKind.INT: lambda room, _: NumberColumn(room, types.ValueKind.INT),
+    types.ValueKind.FLOAT: lambda room, _: NumberColumn(room, types.ValueKind.FLOAT),
 }

@@ -30,7 +30,7 @@ MISSES_MAX: Final = 1000
 MANY: Final = 16  # if one in so many comes at once, all members are put together anew
 
 
-class Program:
+class AddressProgram:
     """A compiled address. It holds as long as no column it asks has changed its codes."""
 
     __slots__ = ("asked", "condition", "exactly", "steps", "versions")
@@ -38,7 +38,7 @@ class Program:
     def __init__(self) -> None:
         self.condition: ast.Condition | None = None
         self.steps: Any = []
-        self.asked: list[receiver_columns.Column] = []
+        self.asked: list[receiver_columns.ReceiverColumn] = []
         self.versions: list[int] = []
         self.exactly: list[ast.Condition] = []
 
@@ -48,7 +48,7 @@ class Program:
         )
 
 
-class Table:
+class ReceiverTable:
     def __init__(self, model: models.Model, kernels: Any, *, capacity: int = 1024) -> None:
         self.kernels = kernels
         self.capacity = capacity
@@ -71,9 +71,9 @@ class Table:
         self._members_end = 0
         self._free: list[int] = []
         self._out = np.zeros(capacity // 64, np.uint64)
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int, AddressProgram] = {}
         self._misses = 0
-        self.columns: dict[str, receiver_columns.Column] = {}
+        self.columns: dict[str, receiver_columns.ReceiverColumn] = {}
         self.extend(model)
 
     def extend(self, model: models.Model) -> None:
@@ -305,17 +305,17 @@ class Table:
         count = self.kernels.run(compiled.steps, self.bits, self._codes, self.capacity, out)
         return out, int(count)
 
-    def _compile(self, condition: ast.Condition) -> Program:
+    def _compile(self, condition: ast.Condition) -> AddressProgram:
         if self._misses >= MISSES_MAX:
             self._begin_anew()
         wanted = normal_forms.negation_normal(condition)
-        made = Program()
+        made = AddressProgram()
         made.steps = self._condition(wanted, made)
         while not made.holds():  # a later clause cut the codes anew that an earlier one had used
-            made = Program()
+            made = AddressProgram()
             made.steps = self._condition(wanted, made)
         if len(made.exactly) > SCRATCHES:
-            made = Program()
+            made = AddressProgram()
             made.exactly.append(condition)
             made.steps = [(opcodes.BITMAP, SCRATCH, 0, 0)]
         if not _needs_a_value(wanted):
@@ -333,10 +333,10 @@ class Table:
         """Other constants are asked for than those that the edges were made for."""
         self._misses = 0
         for column in self.columns.values():
-            if isinstance(column, receiver_columns.Numbers) and column.is_full:
+            if isinstance(column, receiver_columns.NumberColumn) and column.is_full:
                 column.forget_edges()
 
-    def _condition(self, condition: ast.Condition, made: Program) -> list[receiver_columns.Step]:
+    def _condition(self, condition: ast.Condition, made: AddressProgram) -> list[receiver_columns.Step]:
         if isinstance(condition, ast.And):
             return _all([self._condition(part, made) for part in condition.operands])
         if isinstance(condition, ast.Or):
@@ -350,7 +350,9 @@ class Table:
             made.exactly.append(condition)
         return steps
 
-    def _clause(self, clause: ast.Clause, made: Program, *, when: bool) -> list[receiver_columns.Step] | None:
+    def _clause(
+        self, clause: ast.Clause, made: AddressProgram, *, when: bool
+    ) -> list[receiver_columns.Step] | None:
         if isinstance(clause, ast.Constant):
             return receiver_columns.everything() if clause.value is when else receiver_columns.nothing()
         if isinstance(clause, ast.Comparison):

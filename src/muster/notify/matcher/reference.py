@@ -13,14 +13,14 @@ from muster.predicates.backends import python
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class ReferenceReceiver:
     party: str
     state: Mapping[str, types.Value]
     policy: python.Matches
 
 
 def match(
-    receivers: Iterable[Receiver], attributes: Mapping[str, types.Value], address: python.Matches
+    receivers: Iterable[ReferenceReceiver], attributes: Mapping[str, types.Value], address: python.Matches
 ) -> list[str]:
     """Those for whom the address is true of their state, and their policy of the event and its sender."""
     return [
@@ -30,22 +30,22 @@ def match(
     ]
 
 
-class World:
+class ReferenceMatcher:
     """A set of receivers with the engine's interface, for tests and for comparison."""
 
     def __init__(self) -> None:
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers: dict[str, ReferenceReceiver] = {}
 
     def join(self, party: str, state: Mapping[str, types.Value], policy: ast.Condition | None) -> None:
-        self._receivers[party] = Receiver(party, dict(state), _compiled(policy))
+        self._receivers[party] = ReferenceReceiver(party, dict(state), _compiled(policy))
 
     def update(self, party: str, values: Mapping[str, types.Value]) -> None:
         held = self._receivers[party]
-        self._receivers[party] = Receiver(party, {**held.state, **values}, held.policy)
+        self._receivers[party] = ReferenceReceiver(party, {**held.state, **values}, held.policy)
 
     def set_policy(self, party: str, policy: ast.Condition | None) -> None:
         held = self._receivers[party]
-        self._receivers[party] = Receiver(party, held.state, _compiled(policy))
+        self._receivers[party] = ReferenceReceiver(party, held.state, _compiled(policy))
 
     def leave(self, party: str) -> None:
         del self._receivers[party]

@@ -26,16 +26,20 @@ NAMES_MAX = 1000  # of receivers in one decision
 PARTIES_MAX = 4000  # in one change that is ours
 PARTY_BYTES = 50  # about, in a record
 
-Record = protocol.Define | protocol.Kept | protocol.Decided
+Record = protocol.DefineModel | protocol.AppliedChanges | protocol.DecisionRecord
 
-MODEL = subjects.logged(protocol.PART, "history", "model")
-CHANGE = subjects.logged(protocol.PART, "history", "change")
-DECISION = subjects.logged(protocol.PART, "history", "decision")
-_SUBJECTS: Final = {protocol.Define: MODEL, protocol.Kept: CHANGE, protocol.Decided: DECISION}
+MODEL = subjects.log_subject(protocol.PART, "history", "model")
+CHANGE = subjects.log_subject(protocol.PART, "history", "change")
+DECISION = subjects.log_subject(protocol.PART, "history", "decision")
+_SUBJECTS: Final = {
+    protocol.DefineModel: MODEL,
+    protocol.AppliedChanges: CHANGE,
+    protocol.DecisionRecord: DECISION,
+}
 
 
-class History:
-    def __init__(self, common: common_.Common) -> None:
+class DecisionLog:
+    def __init__(self, common: common_.NotifierState) -> None:
         self._common = common
         self._waiting: deque[tuple[int, Record]] = deque()  # with their sizes, about
         self._bytes = 0
@@ -43,15 +47,17 @@ class History:
     async def start(self, stream: api.Stream) -> None:
         self._stream = stream
 
-    def defined(self, define: protocol.Define) -> None:
+    def defined(self, define: protocol.DefineModel) -> None:
         self._add(PARTY_BYTES * (1 + len(define.attributes)), define)
 
     def changed(
         self, entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, size: int
     ) -> None:
         """What parties said, in force from now on."""
-        kept = tuple(protocol.Entry(process=process, changes=tuple(some)) for process, some in entries)
-        self._add(size, protocol.Kept(entries=kept, at_ms=_now_ms(), epoch=epoch))
+        kept = tuple(
+            protocol.ShardLogEntry(process=process, changes=tuple(some)) for process, some in entries
+        )
+        self._add(size, protocol.AppliedChanges(entries=kept, at_ms=_now_ms(), epoch=epoch))
 
     def believed(self, parties: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
         """What authorities say of receivers, from now on."""
@@ -61,7 +67,7 @@ class History:
         for process, own in places.items():
             for start in range(0, len(own), PARTIES_MAX):
                 some = own[start : start + PARTIES_MAX]
-                update = protocol.Update(
+                update = protocol.UpdateReceivers(
                     parties=tuple(parties[place].partition("/")[2] for place in some),
                     values={
                         name: [protocol.cell(cells[place]) for place in some]
@@ -70,8 +76,8 @@ class History:
                 )
                 self.changed([(process, [update])], 0, PARTY_BYTES * len(some))
 
-    def decided(self, event: protocol.Event, sequence: int, parties: list[str]) -> None:
-        record = protocol.Decided(
+    def decided(self, event: protocol.AdmittedEvent, sequence: int, parties: list[str]) -> None:
+        record = protocol.DecisionRecord(
             event=event,
             at_ms=_now_ms(),
             sequence=sequence,
@@ -111,9 +117,9 @@ class History:
         return some
 
 
-def _outgoing(record: Record) -> api.Outgoing:
-    data = messages.encode(record, "msgpack" if isinstance(record, protocol.Kept) else "json")
-    return api.Outgoing(_SUBJECTS[type(record)], data)
+def _outgoing(record: Record) -> api.OutgoingMessage:
+    data = messages.encode(record, "msgpack" if isinstance(record, protocol.AppliedChanges) else "json")
+    return api.OutgoingMessage(_SUBJECTS[type(record)], data)
 
 
 def _now_ms() -> int:

@@ -28,7 +28,7 @@ from muster.notify.notifier.shards import shard as shards_shard
 from muster.predicates import ast
 
 PART = protocol.PART
-EVENT = subjects.logged(PART, "event")
+EVENT = subjects.log_subject(PART, "event")
 IN_FLIGHT = 4096
 OWING_MAX = 2_000_000  # acknowledgements; with more, durable events are refused
 REDELIVERED_AT_ONCE = 1000
@@ -37,14 +37,14 @@ BYTES_REMEMBERED = 64 << 20
 RETRY_S = 0.5
 
 
-class Durable:
+class DurableEvents:
     def __init__(
         self,
-        common: common_.Common,
-        others: members.Members,
-        beliefs: grants.Believing,
-        decides: event_router.Deciding,
-        past: decision_log.History,
+        common: common_.NotifierState,
+        others: members.NotifierMembers,
+        beliefs: grants.GrantView,
+        decides: event_router.EventRouter,
+        past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
@@ -55,7 +55,9 @@ class Durable:
         self._dirty = asyncio.Event()
         self._followed = 0
         self._following: asyncio.Task[None] | None = None
-        self._remembered: collections.OrderedDict[int, tuple[protocol.Event, int]] = collections.OrderedDict()
+        self._remembered: collections.OrderedDict[int, tuple[protocol.AdmittedEvent, int]] = (
+            collections.OrderedDict()
+        )
         self._remembered_bytes = 0
 
     async def start(self, events: api.Stream, matches: api.Stream) -> None:
@@ -63,7 +65,9 @@ class Durable:
 
     # -- from the sender
 
-    async def keep(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
+    async def keep(
+        self, event: protocol.AdmittedEvent, waiting: asyncio.Future[protocol.NotifyReply]
+    ) -> None:
         """Store it, and then answer; returns when there is room for the next."""
         if self._members.is_full:
             raise errors.Overloaded(
@@ -73,7 +77,9 @@ class Durable:
         await self._room.acquire()
         self._common.spawn(self._store(event, waiting))
 
-    async def _store(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
+    async def _store(
+        self, event: protocol.AdmittedEvent, waiting: asyncio.Future[protocol.NotifyReply]
+    ) -> None:
         try:
             sequence = await self._events.publish(
                 EVENT, messages.encode(event, "msgpack"), message_id=f"{event.sender}:{event.id}"
@@ -84,17 +90,17 @@ class Durable:
             common_.finish(waiting, common_.moving())
             raise
         else:  # an `api.Duplicate` cannot be encoded
-            common_.finish(waiting, protocol.Answer(sequence=int(sequence)))
+            common_.finish(waiting, protocol.NotifyReply(sequence=int(sequence)))
         finally:
             self._room.release()
 
     # -- a shard comes
 
-    async def replay(self, held: shards_shard.Holding) -> None:
+    async def replay(self, held: shards_shard.Shard) -> None:
         """What its records say, and a record that it is ours: the one before us can add nothing any more."""
         while True:
             async for data, sequence in read(self._matches, held.matched_subject, held.matched_sequence + 1):
-                held.pending.replay(messages.decode(data, protocol.Matched))
+                held.pending.replay(messages.decode(data, protocol.MatchRecord))
                 held.matched_sequence = sequence
             if not held.matched_sequence:
                 held.pending.position = (await self._events.state()).last_sequence
@@ -102,7 +108,7 @@ class Durable:
                 await self._replace(held)
                 return
 
-    async def _replace(self, held: shards_shard.Holding) -> None:
+    async def _replace(self, held: shards_shard.Shard) -> None:
         """Everything that is owed, in place of all records there are."""
         records = held.pending.whole(held.lease.epoch)
         await self._append(held, records)
@@ -111,10 +117,10 @@ class Durable:
             subject=held.matched_subject, before=held.matched_sequence - len(records) + 1
         )
 
-    async def _append(self, held: shards_shard.Holding, records: list[protocol.Matched]) -> None:
+    async def _append(self, held: shards_shard.Shard, records: list[protocol.MatchRecord]) -> None:
         floor = held.pending.floor
         batch = [
-            api.Outgoing(
+            api.OutgoingMessage(
                 held.matched_subject,
                 messages.encode(record, "msgpack"),
                 expected_last_subject_sequence=held.matched_sequence if not place else None,
@@ -158,7 +164,7 @@ class Durable:
 
     def _came(self, stored: api.StoredMessage) -> None:
         try:
-            event = messages.decode(stored.data, protocol.Event)
+            event = messages.decode(stored.data, protocol.AdmittedEvent)
             address = self._deciding.address(event.address)
         except errors.MusterError as error:
             self._common.count("bad-event")
@@ -167,7 +173,7 @@ class Durable:
         self._remember(stored, event)
         self._match(stored.sequence, event, address)
 
-    def _match(self, sequence: int, event: protocol.Event, address: ast.Condition) -> None:
+    def _match(self, sequence: int, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         late = {s: held for s, held in self._common.held.items() if held.pending.position < sequence}
         if not late:
             return
@@ -205,7 +211,7 @@ class Durable:
             await asyncio.gather(*(self._record(held) for held in dirty))
             await asyncio.sleep(0)
 
-    async def _record(self, held: shards_shard.Holding) -> None:
+    async def _record(self, held: shards_shard.Shard) -> None:
         held.unstored += held.pending.records(held.lease.epoch)
         passing, held.passing = held.passing, {}
         try:
@@ -245,7 +251,7 @@ class Durable:
             if event is not None:
                 await self._deciding.deliver(event, parties)
 
-    async def _deliver(self, held: shards_shard.Holding, sequence: int, parties: list[str]) -> None:
+    async def _deliver(self, held: shards_shard.Shard, sequence: int, parties: list[str]) -> None:
         if not parties:
             return
         held.sent_at[sequence] = time.monotonic()
@@ -258,7 +264,7 @@ class Durable:
             for process, names in event_router.by_process(parties):
                 if not held.lease.held:
                     return
-                delivered = protocol.Delivered(
+                delivered = protocol.EventDelivery(
                     to=tuple(names),
                     event=event,
                     shard=held.shard,
@@ -267,14 +273,14 @@ class Durable:
                     floor=held.floor,
                 )
                 await self._common.bus.publish(
-                    subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
+                    subjects.to_identity(PART, process, "event"), messages.encode(delivered)
                 )
         except errors.MusterError as error:  # it comes again when its time is over
             common_.events.warning("not-delivered", sequence=sequence, error=error)
             return
         self._common.count("delivered-durable", len(parties))
 
-    def _remember(self, stored: api.StoredMessage, event: protocol.Event) -> None:
+    def _remember(self, stored: api.StoredMessage, event: protocol.AdmittedEvent) -> None:
         if stored.sequence in self._remembered:
             return
         self._remembered[stored.sequence] = (event, len(stored.data))
@@ -283,14 +289,14 @@ class Durable:
             _, (_, size) = self._remembered.popitem(last=False)
             self._remembered_bytes -= size
 
-    async def _event(self, sequence: int) -> protocol.Event | None:
+    async def _event(self, sequence: int) -> protocol.AdmittedEvent | None:
         if sequence in self._remembered:
             return self._remembered[sequence][0]
         try:
             stored = await self._events.get(sequence)
         except errors.NotFound:
             return None
-        found = messages.decode(stored.data, protocol.Event)
+        found = messages.decode(stored.data, protocol.AdmittedEvent)
         self._remember(stored, found)
         return found
 
@@ -305,7 +311,7 @@ class Durable:
         process = caller.identity
         try:
             held = self._common.held_of(message.subject)
-            acked = messages.decode(message.data, protocol.Acked)
+            acked = messages.decode(message.data, protocol.EventAcks)
         except errors.MusterError as error:
             self._common.count(error.code)
             return
@@ -315,14 +321,14 @@ class Durable:
                     self._common.count("acknowledged")
         self._dirty.set()
 
-    def joined(self, held: shards_shard.Holding, parties: Iterable[str]) -> None:
+    def joined(self, held: shards_shard.Shard, parties: Iterable[str]) -> None:
         """They may have come back: what they are owed is due now."""
         some = frozenset(parties) if held.pending.owed else ()
         for sequence, owing in held.pending.owed.items():
             if not owing.isdisjoint(some):
                 held.sent_at.pop(sequence, None)
 
-    def left(self, held: shards_shard.Holding, party: str) -> None:
+    def left(self, held: shards_shard.Shard, party: str) -> None:
         held.pending.forget(party)
         self._dirty.set()
 

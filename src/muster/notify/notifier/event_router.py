@@ -27,28 +27,28 @@ BY = "Muster-Notifier"
 ADDRESSES_MAX = 10_000
 NAMES_BYTES = 400_000  # in one delivery
 
-Waiting = asyncio.Future[protocol.Answer]
-Keep = Callable[[protocol.Event, Waiting], Awaitable[None]]
+Waiting = asyncio.Future[protocol.NotifyReply]
+Keep = Callable[[protocol.AdmittedEvent, Waiting], Awaitable[None]]
 
 
-class Deciding:
+class EventRouter:
     def __init__(
         self,
-        common: common_.Common,
-        others: members.Members,
-        beliefs: grants.Believing,
-        past: decision_log.History,
+        common: common_.NotifierState,
+        others: members.NotifierMembers,
+        beliefs: grants.GrantView,
+        past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
         self._beliefs = beliefs
         self._history = past
-        self._queue: fair_queue.FairQueue[tuple[server.Call, Waiting]] = fair_queue.FairQueue(
+        self._queue: fair_queue.FairQueue[tuple[server.RpcCall, Waiting]] = fair_queue.FairQueue(
             common.settings.sender_pending
         )
         # Decoded when it is its turn: what a sender floods with costs little.  A transient event that is sent
         # again may be delivered again, and a durable one is stored once (`protocol.Send.id`).
-        self.send = server.Operation("event.*", self._sent, audited=False, decode=bytes, once=False)
+        self.send = server.RpcOperation("event.*", self._sent, audited=False, decode=bytes, once=False)
         self._addresses: dict[str, ast.Condition] = {}
         self._version = -1  # of the vocabulary that they were checked against
 
@@ -56,11 +56,11 @@ class Deciding:
         """``keep``: what becomes of durable events."""
         self._keep = keep
         for hearer in (self._common.name, EVERYBODY):
-            await self._common.listen(subjects.logged(PART, "match", hearer), self._passed_on)
+            await self._common.listen(subjects.log_subject(PART, "match", hearer), self._passed_on)
 
     # -- admission
 
-    async def _sent(self, call: server.Call, data: bytes) -> protocol.Answer:
+    async def _sent(self, call: server.RpcCall, data: bytes) -> protocol.NotifyReply:
         waiting: Waiting = asyncio.get_running_loop().create_future()
         if not self._queue.put(call.identity, (call, waiting), len(data)):
             most = self._common.settings.sender_pending
@@ -78,13 +78,13 @@ class Deciding:
             call, waiting = await self._queue.get()
             try:
                 common.held_of(call.message.subject)
-                send = messages.decode(call.message.data, protocol.Send)
+                send = messages.decode(call.message.data, protocol.SendEvent)
                 event, address = self.admit(call.identity, send)
                 if send.delivery == "durable":
                     await self._keep(event, waiting)
                 else:
                     await self._decide(event, address)
-                    common_.finish(waiting, protocol.Answer())
+                    common_.finish(waiting, protocol.NotifyReply())
             except errors.MusterError as error:
                 common_.finish(waiting, error)
             except BaseException:
@@ -97,8 +97,8 @@ class Deciding:
                 await asyncio.sleep(0)
 
     def admit(
-        self, process: str, send: protocol.Send, *, state: models.State | None = None
-    ) -> tuple[protocol.Event, ast.Condition]:
+        self, process: str, send: protocol.SendEvent, *, state: models.State | None = None
+    ) -> tuple[protocol.AdmittedEvent, ast.Condition]:
         """The event as it is believed: checked, and with the sender's attributes as they are now.
 
         ``state``: the sender's, where another notifier holds it and somebody only asks what would be.
@@ -107,7 +107,7 @@ class Deciding:
         address = self.address(send.address)
         content = self._common.known.vocabulary.event(send.type, protocol.from_wire(send.content))
         attributes, within = self._beliefs.of_sender(process, send.party, state)
-        event = protocol.Event(
+        event = protocol.AdmittedEvent(
             id=send.id,
             type=send.type,
             sender=protocol.party_id(process, send.party),
@@ -131,7 +131,7 @@ class Deciding:
 
     # -- transient events
 
-    async def _decide(self, event: protocol.Event, address: ast.Condition) -> None:
+    async def _decide(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         """Deliver here, and pass it to the others who may hold somebody."""
         await self._deliver_here(event, address)
         attributes = event.believed()
@@ -142,19 +142,19 @@ class Deciding:
         others = self._members.to_be_told(attributes, address)
         bus = self._common.bus
         if others is None:
-            everybody = subjects.logged(PART, "match", EVERYBODY)
+            everybody = subjects.log_subject(PART, "match", EVERYBODY)
             await bus.publish(everybody, messages.encode(event), headers={BY: self._common.name})
             return
         for other in others:
-            await bus.publish(subjects.logged(PART, "match", other), messages.encode(event))
+            await bus.publish(subjects.log_subject(PART, "match", other), messages.encode(event))
 
     async def _passed_on(self, message: api.Message) -> None:
         if message.headers.get(BY) == self._common.name:
             return
-        event = messages.decode(message.data, protocol.Event)
+        event = messages.decode(message.data, protocol.AdmittedEvent)
         await self._deliver_here(event, self.address(event.address))
 
-    async def _deliver_here(self, event: protocol.Event, address: ast.Condition) -> None:
+    async def _deliver_here(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         self._beliefs.expire()
         engine = self._common.engine
         found = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
@@ -162,12 +162,12 @@ class Deciding:
         self._history.decided(event, 0, parties)
         await self.deliver(event, parties)
 
-    async def deliver(self, event: protocol.Event, parties: list[str]) -> None:
+    async def deliver(self, event: protocol.AdmittedEvent, parties: list[str]) -> None:
         """Once, to whoever is there."""
         for process, names in by_process(parties):
-            delivered = protocol.Delivered(to=tuple(names), event=event, shard=-1, epoch=0)
+            delivered = protocol.EventDelivery(to=tuple(names), event=event, shard=-1, epoch=0)
             await self._common.bus.publish(
-                subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
+                subjects.to_identity(PART, process, "event"), messages.encode(delivered)
             )
         self._common.count("delivered", len(parties))
 

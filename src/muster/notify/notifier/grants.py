@@ -31,13 +31,15 @@ from muster.trust import documents
 
 _JSON = msgspec.json.Encoder()
 PART = protocol.PART
-KNOWN = subjects.announced(PART, "known")
+KNOWN = subjects.to_all(PART, "known")
 REGION = authorities.REGION
 AT_ONCE = 5000  # parties: some milliseconds
 
 
-class Believing:
-    def __init__(self, common: common_.Common, others: members.Members, past: decision_log.History) -> None:
+class GrantView:
+    def __init__(
+        self, common: common_.NotifierState, others: members.NotifierMembers, past: decision_log.DecisionLog
+    ) -> None:
         self._common = common
         self._members = others
         self._history = past
@@ -46,7 +48,7 @@ class Believing:
         self._changed = asyncio.Event()
         self._next_end = float("inf")
         self.version = 0  # of the vocabulary
-        self._server: server.Server | None = None
+        self._server: server.RpcServer | None = None
 
     async def start(self, bucket: api.KeyValue) -> None:
         self._bucket = bucket
@@ -55,15 +57,15 @@ class Believing:
         await ready.wait()
         await self._common.listen(KNOWN, self._asked)
         operations = [
-            server.Operation(
-                "define", self._defined, decode=lambda data: messages.decode(data, protocol.Define)
+            server.RpcOperation(
+                "define", self._defined, decode=lambda data: messages.decode(data, protocol.DefineModel)
             ),
-            server.Operation(
-                "trust", self._presented, decode=lambda data: messages.decode(data, protocol.Present)
+            server.RpcOperation(
+                "trust", self._presented, decode=lambda data: messages.decode(data, protocol.PresentGrant)
             ),
         ]
-        self._server = server.Server(
-            self._common.bus, PART, operations, codec=common_.Codec(), group=PART, at_once=1
+        self._server = server.RpcServer(
+            self._common.bus, PART, operations, codec=common_.NotifyCodec(), group=PART, at_once=1
         )
         await self._server.start()
 
@@ -95,22 +97,22 @@ class Believing:
     async def _take(self, key: str, value: bytes) -> None:
         try:
             holders = self._common.known.take(key, value)
-        except (errors.MusterError, msgspec.MsgspecError, documents.No) as error:
+        except (errors.MusterError, msgspec.MsgspecError, documents.DocumentRefused) as error:
             self._common.count("bad-record")
             common_.events.warning("bad-record", key=key, error=error)
             return
         if holders:
             await self._believe_of(holders)
 
-    async def _defined(self, call: server.Call, define: protocol.Define) -> protocol.Answer:
+    async def _defined(self, call: server.RpcCall, define: protocol.DefineModel) -> protocol.NotifyReply:
         call.target = f"{define.of}:{define.name}"
         value = messages.encode(define)
         revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
         self._history.defined(define)
         await self._everybody_knows(revision)
-        return protocol.Answer(sequence=revision)
+        return protocol.NotifyReply(sequence=revision)
 
-    async def _presented(self, call: server.Call, present: protocol.Present) -> protocol.Answer:
+    async def _presented(self, call: server.RpcCall, present: protocol.PresentGrant) -> protocol.NotifyReply:
         knows = self._common.known
 
         def judged() -> tuple[str, bytes, float | None]:
@@ -123,7 +125,7 @@ class Believing:
         call.target = "revocations" if present.revocations else "grant"
         revision = await self._put(judged)
         await self._everybody_knows(revision)
-        return protocol.Answer(sequence=revision)
+        return protocol.NotifyReply(sequence=revision)
 
     async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
         """Keep what was judged by what is known; if another notifier kept something since, it is again."""
@@ -167,7 +169,7 @@ class Believing:
 
     def of_sender(
         self, process: str, name: str, state: models.State | None = None
-    ) -> tuple[dict[str, Any], tuple[protocol.Within, ...]]:
+    ) -> tuple[dict[str, Any], tuple[protocol.ScopedAttributes, ...]]:
         """What policies may know of a sender: what it says of itself, and what authorities say of it."""
         common = self._common
         party = protocol.party_id(process, name)
@@ -219,7 +221,7 @@ class Believing:
         engine, knows = self._common.engine, self._common.known
         for number, table in enumerate(engine.tables):
             if any(map(models.restricted, table.model.attributes)):
-                parties = engine.names([engines.Found(number, table.rows_of(shard))])
+                parties = engine.names([engines.MatchResult(number, table.rows_of(shard))])
                 self.believe(party for party in parties if knows.has_grants(party.partition("/")[0]))
 
     async def _believe_of(self, processes: set[str]) -> None:
@@ -235,9 +237,9 @@ class Believing:
     def moved(self, process: str, change: protocol.Change) -> bool:
         """Whether a change may bring its parties under other grants."""
         match change:
-            case protocol.Join() | protocol.Joins():
+            case protocol.JoinReceiver() | protocol.JoinReceivers():
                 return self._common.known.has_grants(process)
-            case protocol.Update():
+            case protocol.UpdateReceivers():
                 return REGION in change.values and self._common.known.has_regions(process)
         return False
 

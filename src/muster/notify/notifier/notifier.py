@@ -37,7 +37,7 @@ class Notifier:
     def __init__(
         self,
         bus: api.Bus,
-        settings: settings_.Notify | None = None,
+        settings: settings_.NotifySettings | None = None,
         *,
         root: str = "",
         domain: str = "",
@@ -47,22 +47,22 @@ class Notifier:
     ) -> None:
         """``root``: the public key that grants must lead to; without one, none is believed."""
         self.name = bus.identity
-        self.known = authorities.Known(root=root, domain=domain)
+        self.known = authorities.AuthorityView(root=root, domain=domain)
         self._hurries = kernels is None  # to the fastest kernels, once they are loaded
-        self.engine = engines.Engine(kernels=kernels or kernels_numpy)
-        self.common = common_.Common(
-            bus, settings or settings_.Notify(), self.known, self.engine, measure or metrics.Metrics()
+        self.engine = engines.Matcher(kernels=kernels or kernels_numpy)
+        self.common = common_.NotifierState(
+            bus, settings or settings_.NotifySettings(), self.known, self.engine, measure or metrics.Metrics()
         )
         self.held = self.common.held
         self._replicas = replicas
-        self.members = members.Members(self.common, durable_events.OWING_MAX)
-        self._history = decision_log.History(self.common)
-        self.beliefs = grants.Believing(self.common, self.members, self._history)
-        self.deciding = event_router.Deciding(self.common, self.members, self.beliefs, self._history)
-        self._durable = durable_events.Durable(
+        self.members = members.NotifierMembers(self.common, durable_events.OWING_MAX)
+        self._history = decision_log.DecisionLog(self.common)
+        self.beliefs = grants.GrantView(self.common, self.members, self._history)
+        self.deciding = event_router.EventRouter(self.common, self.members, self.beliefs, self._history)
+        self._durable = durable_events.DurableEvents(
             self.common, self.members, self.beliefs, self.deciding, self._history
         )
-        self._shards = shards_.Shards(
+        self._shards = shards_.ShardManager(
             self.common, self.members, self.beliefs, self.deciding, self._durable, self._history
         )
         self._questions = query_handler.server_of(self)
@@ -102,7 +102,7 @@ class Notifier:
 
     async def _hasten(self) -> None:
         """In a thread, after the start: meanwhile the plain kernels decide the same, only slower."""
-        self.engine.use(await asyncio.to_thread(engines.warmed))
+        self.engine.use(await asyncio.to_thread(engines.warm_up))
 
     async def stop(self) -> None:
         with contextlib.suppress(errors.MusterError):

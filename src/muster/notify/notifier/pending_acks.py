@@ -16,7 +16,7 @@ RECORD_BYTES: Final = 400_000  # so that a record fits into a message, whatever 
 Some = dict[int, tuple[str, ...]]  # sequence of an event -> parties
 
 
-class Pending:
+class PendingAcks:
     def __init__(self) -> None:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> parties
@@ -74,26 +74,28 @@ class Pending:
         for party in tuple(self.owed.get(sequence, ())):
             self.acknowledge(sequence, party)
 
-    def records(self, epoch: int) -> list[protocol.Matched]:
+    def records(self, epoch: int) -> list[protocol.MatchRecord]:
         """What has happened since the last records."""
         matched, acked = list(_cut(self._matched)), list(_cut(self._acked))
         self._matched, self._acked, self._recorded = {}, {}, self.position
 
-        def record(matched: Some, acked: Some) -> protocol.Matched:
-            return protocol.Matched(position=self.position, epoch=epoch, matched=matched, acked=acked)
+        def record(matched: Some, acked: Some) -> protocol.MatchRecord:
+            return protocol.MatchRecord(position=self.position, epoch=epoch, matched=matched, acked=acked)
 
         if len(matched) <= 1 and len(acked) <= 1:
             return [record(matched[0] if matched else {}, acked[0] if acked else {})]
         return [*(record(some, {}) for some in matched), *(record({}, some) for some in acked)]
 
-    def whole(self, epoch: int) -> list[protocol.Matched]:
+    def whole(self, epoch: int) -> list[protocol.MatchRecord]:
         """Everything, in place of all records before."""
         self.records(epoch)
-        first = protocol.Matched(position=self.position, epoch=epoch, reset=True)
-        more = (protocol.Matched(position=self.position, epoch=epoch, matched=one) for one in _cut(self.owed))
+        first = protocol.MatchRecord(position=self.position, epoch=epoch, reset=True)
+        more = (
+            protocol.MatchRecord(position=self.position, epoch=epoch, matched=one) for one in _cut(self.owed)
+        )
         return [first, *more]
 
-    def replay(self, record: protocol.Matched) -> None:
+    def replay(self, record: protocol.MatchRecord) -> None:
         if record.reset:
             self.owed.clear()
             self.owing = 0

@@ -35,32 +35,32 @@ class _Codec:
     def __init__(self, notifier: notifier_notifier.Notifier) -> None:
         self._notifier = notifier
 
-    def result(self, value: protocol.Told) -> bytes:
+    def result(self, value: protocol.NotifyQueryResult) -> bytes:
         return messages.encode(msgspec.structs.replace(value, shards=tuple(self._notifier.held)))
 
     def error(self, error: errors.MusterError) -> bytes:
-        fault = error_replies.fault_of(error)
-        if isinstance(error, messages.TooLarge):
+        fault = error_replies.to_error_reply(error)
+        if isinstance(error, messages.MessageTooLarge):
             fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
-        return self.result(protocol.Told(notifier=self._notifier.name, fault=fault))
+        return self.result(protocol.NotifyQueryResult(notifier=self._notifier.name, fault=fault))
 
 
-def server_of(notifier: notifier_notifier.Notifier) -> server.Server:
+def server_of(notifier: notifier_notifier.Notifier) -> server.RpcServer:
     """Every notifier answers each question, for the shards that it holds."""
 
-    def operation(name: str, answer: Answer) -> server.Operation:
-        async def answered(_: server.Call, ask: protocol.Ask) -> protocol.Told:
+    def operation(name: str, answer: Answer) -> server.RpcOperation:
+        async def answered(_: server.RpcCall, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
             return answer(notifier, ask)
 
-        return server.Operation(
-            f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.Ask)
+        return server.RpcOperation(
+            f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.NotifyQuery)
         )
 
     operations = [operation(name, answer) for name, answer in QUESTIONS.items()]
-    return server.Server(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
+    return server.RpcServer(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
 
 
-def _models(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _models(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     known = notifier.known.vocabulary
     models_of = {
         f"{one.kind.value}.{one.name}": one for one in (*known.parties.values(), *known.events.values())
@@ -68,42 +68,44 @@ def _models(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol
     return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
 
 
-def _grants(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _grants(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     now, chains = time.time(), notifier.known.chains()
     return _page(notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now))
 
 
-def _revoked(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _revoked(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     held = notifier.known.revocations.lists.get(ask.expression)
     facts = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
-    return protocol.Told(notifier=notifier.name, facts=facts)
+    return protocol.NotifyQueryResult(notifier=notifier.name, facts=facts)
 
 
-def _notifiers(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
-    return protocol.Told(notifier=notifier.name, count=1 + len(notifier.members.others()))
+def _notifiers(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=1 + len(notifier.members.others()))
 
 
-def _counts(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _counts(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
-    return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=len(notifier.engine), facts=facts)
 
 
 def _page(
     notifier: notifier_notifier.Notifier,
-    ask: protocol.Ask,
+    ask: protocol.NotifyQuery,
     keys: Iterable[str],
     made: Callable[[str], dict[str, Any]],
-) -> protocol.Told:
+) -> protocol.NotifyQueryResult:
     """Of what there may be any number of: as much as fits, in order, and where to go on."""
     listed: list[dict[str, Any]] = []
     size, last = 0, ""
     for key in sorted(key for key in keys if key > ask.party):
         if size > PAGE_BYTES:
-            return protocol.Told(notifier=notifier.name, parties=tuple(listed), facts={"next": last})
+            return protocol.NotifyQueryResult(
+                notifier=notifier.name, parties=tuple(listed), facts={"next": last}
+            )
         listed.append(made(key))
         size += len(_JSON.encode(listed[-1]))
         last = key
-    return protocol.Told(notifier=notifier.name, parties=tuple(listed))
+    return protocol.NotifyQueryResult(notifier=notifier.name, parties=tuple(listed))
 
 
 def _model(model: models.Model) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _shown(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
     }
 
 
-def _parties(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _parties(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     found: Iterable[str]
     if ask.expression:
         found = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
@@ -137,16 +139,20 @@ def _parties(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protoco
         listed.append(_shown(notifier, party))
         size += len(_JSON.encode(listed[-1]))
     cut = {"next": listed[-1]["party"]} if len(listed) < len(following) else {}
-    return protocol.Told(notifier=notifier.name, count=len(chosen), parties=tuple(listed), facts=cut)
+    return protocol.NotifyQueryResult(
+        notifier=notifier.name, count=len(chosen), parties=tuple(listed), facts=cut
+    )
 
 
-def _require_room(ask: protocol.Ask, count: int) -> None:
+def _require_room(ask: protocol.NotifyQuery, count: int) -> None:
     """Before they are put together: a million that no answer holds would keep everybody else waiting."""
     if min(ask.limit, count) * NAME_BYTES > messages.MAX_BYTES:
-        raise messages.TooLarge(f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer")
+        raise messages.MessageTooLarge(
+            f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer"
+        )
 
 
-def _who(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _who(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     """Those an address reaches and, of an event, those who accept it; and who only just is not among them."""
     address = notifier.known.vocabulary.address(ask.expression)
     engine = notifier.engine
@@ -159,33 +165,35 @@ def _who(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.To
     if event is not None:
         refused = set(meant).difference(reached)
         for party in heapq.nsmallest(NEAR_MISSES, refused):
-            believed = grant_scopes.believed_by(event, party, engine.state_of(party))
+            believed = grant_scopes.attributes_seen_by(event, party, engine.state_of(party))
             sides = _policy_sides(engine.policy_of(party), believed)
             near.append({"party": party, "why": [why for side in sides.values() for why in side]})
     for party in itertools.islice(engine.parties(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
         if party not in taken:
-            found = explanation.nearest(address, engine.state_of(party))
+            found = explanation.near_misses(address, engine.state_of(party))
             if len(found) == 1:  # one clause away
                 near.append({"party": party, "why": [f"address: {found[0]}"]})
     listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
-    return protocol.Told(
+    return protocol.NotifyQueryResult(
         notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
     )
 
 
-def _explain(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     """Which side failed, which clause, what it found, since when, and who granted what is restricted."""
     engine = notifier.engine
     if ask.party not in engine:
-        return protocol.Told(notifier=notifier.name)
+        return protocol.NotifyQueryResult(notifier=notifier.name)
     event = _event(notifier, ask)
     state = engine.state_of(ask.party)
     address = notifier.known.vocabulary.address(event.address)
-    missing = explanation.nearest(address, state)
+    missing = explanation.near_misses(address, state)
     because = missing or explanation.explain(address, state).because
-    failing = _policy_sides(engine.policy_of(ask.party), grant_scopes.believed_by(event, ask.party, state))
+    failing = _policy_sides(
+        engine.policy_of(ask.party), grant_scopes.attributes_seen_by(event, ask.party, state)
+    )
     facts = {
         "delivered": not missing and not failing,
         "address": {"holds": not missing, "because": [str(one) for one in because]},
@@ -198,14 +206,14 @@ def _explain(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protoco
         "state": protocol.to_wire(state),
         "since_ms": 1000 * engine.changed_s(ask.party),
     }
-    return protocol.Told(notifier=notifier.name, count=1, facts=facts)
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
 
 
 def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
     """Of each restricted attribute of a party: its value, by whom, from when to when, and where it holds."""
     process, _, name = party.partition("/")
     believed = notifier.known.believed(process, name, now=time.time())
-    everywhere = (documents.Scope(), believed.everywhere)
+    everywhere = (documents.GrantScope(), believed.everywhere)
     listed = [
         (key, held, scope) for scope, some in (everywhere, *believed.scoped) for key, held in some.items()
     ]
@@ -225,15 +233,15 @@ def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]
     return found
 
 
-def _sender(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _sender(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     """What a party says of itself, if it is held here: policies of all notifiers' parties may ask for it."""
     if ask.party not in notifier.engine:
-        return protocol.Told(notifier=notifier.name)
+        return protocol.NotifyQueryResult(notifier=notifier.name)
     state = protocol.to_wire(notifier.engine.state_of(ask.party))
-    return protocol.Told(notifier=notifier.name, count=1, facts={"state": state})
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts={"state": state})
 
 
-def _event(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Event:
+def _event(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.AdmittedEvent:
     if ask.event is None:
         raise errors.InvalidInput("explain what? name an event")
     process, _, party = ask.sender.partition("/")
@@ -247,13 +255,13 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
     if not policy:
         return {"event": ["it has no policy, so it accepts nothing"]}
     sides: dict[str, list[str]] = {}
-    for finding in explanation.nearest(models.parse_policy(policy), attributes):
+    for finding in explanation.near_misses(models.parse_policy(policy), attributes):
         of_sender = any(key.startswith("sender.") for key, _ in finding.found)
         sides.setdefault("sender" if of_sender else "event", []).append(str(finding))
     return sides
 
 
-def _check(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.Told:
+def _check(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     condition = notifier.known.vocabulary.policy(ask.expression)
     measured, parts = models.cost_of(condition)
     facts = {
@@ -264,10 +272,10 @@ def _check(notifier: notifier_notifier.Notifier, ask: protocol.Ask) -> protocol.
         "conjunctions": parts,
         "indexed": parts is not None,
     }
-    return protocol.Told(notifier=notifier.name, count=1, facts=facts)
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
 
 
-Answer = Callable[["service.Notifier", protocol.Ask], protocol.Told]
+Answer = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]
 
 QUESTIONS: dict[str, Answer] = {
     "parties": _parties,

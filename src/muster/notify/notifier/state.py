@@ -19,18 +19,18 @@ from muster.notify import settings as settings_
 from muster.notify.matcher import matcher as engines
 from muster.notify.notifier.shards import shard as shards_shard
 
-events = log.Events("notify")
+events = log.EventLog("notify")
 
 PENDING_MAX = 100_000  # requests to the shards of one notifier; those of one sender are bounded by its queues
 
 
-class Common:
+class NotifierState:
     def __init__(
         self,
         bus: api.Bus,
-        settings: settings_.Notify,
-        knows: authorities.Known,
-        engine: engines.Engine,
+        settings: settings_.NotifySettings,
+        knows: authorities.AuthorityView,
+        engine: engines.Matcher,
         measure: metrics.Metrics,
     ) -> None:
         self.name = bus.identity
@@ -38,15 +38,20 @@ class Common:
         self.settings = settings
         self.known = knows
         self.engine = engine
-        self.held: dict[protocol.Shard, shards_shard.Holding] = {}
+        self.held: dict[protocol.Shard, shards_shard.Shard] = {}
         self.moved = asyncio.Event()  # members or shards changed
         self.counts: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()  # receipts whose sender is not certain
         self._counter = measure.counter(
             "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
         )
-        self.server = server.Server(
-            bus, protocol.PART, (), codec=Codec(), pending_max=PENDING_MAX, on_outcome=self._count_failure
+        self.server = server.RpcServer(
+            bus,
+            protocol.PART,
+            (),
+            codec=NotifyCodec(),
+            pending_max=PENDING_MAX,
+            on_outcome=self._count_failure,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
@@ -76,7 +81,7 @@ class Common:
     async def listen(self, subject: str, handler: api.Handler, *, group: str | None = None) -> None:
         self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
 
-    async def serve(self, pattern: str, operation: server.Operation) -> api.Subscription:
+    async def serve(self, pattern: str, operation: server.RpcOperation) -> api.Subscription:
         """Requests to one shard: which ones this notifier serves changes with the shards that it holds."""
 
         def received(message: api.Message) -> None:
@@ -100,7 +105,7 @@ class Common:
 
     # -- shards
 
-    def held_of(self, subject: str) -> shards_shard.Holding:
+    def held_of(self, subject: str) -> shards_shard.Shard:
         """The shard that a message is about; `errors.Unavailable` if it is not ours to decide for now."""
         held = self.held.get(int(subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
@@ -120,17 +125,19 @@ def moving() -> errors.Unavailable:
     return errors.Unavailable("this shard is on its way to another notifier, or back to this one")
 
 
-class Codec:
+class NotifyCodec:
     """Replies as `protocol.Answer`."""
 
-    def result(self, value: protocol.Answer) -> bytes:
+    def result(self, value: protocol.NotifyReply) -> bytes:
         return messages.encode(value)
 
     def error(self, error: errors.MusterError) -> bytes:
-        return messages.encode(protocol.Answer(refused=((-1, error_replies.fault_of(error)),)))
+        return messages.encode(protocol.NotifyReply(refused=((-1, error_replies.to_error_reply(error)),)))
 
 
-def finish(waiting: asyncio.Future[protocol.Answer], outcome: protocol.Answer | errors.MusterError) -> None:
+def finish(
+    waiting: asyncio.Future[protocol.NotifyReply], outcome: protocol.NotifyReply | errors.MusterError
+) -> None:
     """The outcome of a request whose handler waits for it, unless it does so no longer."""
     if waiting.done():
         return

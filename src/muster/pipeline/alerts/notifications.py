@@ -42,17 +42,17 @@ TIMEOUT_S = 10.0
 QUEUE_MAX = 10_000
 
 
-class Receiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhook: str = ""
     mail: tuple[str, ...] = ()
 
 
-def load(path: Path, settings: settings_.Pipeline) -> dict[str, Receiver]:
+def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:
     """The receivers of a file of rules; `errors.InvalidInput` for an address that is not allowed."""
     told = yaml.read(path.read_text("utf-8"), str(path))
     listed = told.get("receivers", {}) if isinstance(told, dict) else {}
     try:
-        found = msgspec.convert(listed, dict[str, Receiver])
+        found = msgspec.convert(listed, dict[str, AlertContact])
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"{path}: receivers: {error}") from error
     for name, receiver in found.items():
@@ -60,7 +60,7 @@ def load(path: Path, settings: settings_.Pipeline) -> dict[str, Receiver]:
     return found
 
 
-def refuse_forbidden(name: str, receiver: Receiver, settings: settings_.Pipeline) -> None:
+def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.PipelineSettings) -> None:
     if receiver.webhook and not _url_allowed(receiver.webhook, settings.webhooks_allowed):
         raise errors.InvalidInput(
             f"the receiver {name!r}: {receiver.webhook} is not allowed",
@@ -97,28 +97,30 @@ def _mail_allowed(address: str, allowed: Sequence[str]) -> bool:
     return address in allowed or f"@{address.partition('@')[2]}" in allowed
 
 
-class Sender:
+class AlertNotificationSender:
     def __init__(
         self,
-        receivers: Mapping[str, Receiver],
-        settings: settings_.Pipeline,
+        receivers: Mapping[str, AlertContact],
+        settings: settings_.PipelineSettings,
         *,
-        unsent: Sequence[tracker.Notice] = (),
+        unsent: Sequence[tracker.AlertNotification] = (),
         count: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._receivers = receivers
         self._settings = settings
-        self._queues: dict[str, collections.OrderedDict[str, tracker.Notice]] = {  # by receiver, by id
+        self._queues: dict[
+            str, collections.OrderedDict[str, tracker.AlertNotification]
+        ] = {  # by receiver, by id
             name: collections.OrderedDict() for name in receivers
         }
         self._more = {name: asyncio.Event() for name in receivers}
-        self._log = log.Events("pipeline")
+        self._log = log.EventLog("pipeline")
         self.sent = self.failed = 0
         self._count = count
         for notice in unsent:
             self.add(notice)
 
-    def add(self, notice: tracker.Notice) -> None:
+    def add(self, notice: tracker.AlertNotification) -> None:
         for name in notice.receivers:
             queue = self._queues.get(name)
             if queue is None or notice.id in queue:
@@ -136,13 +138,13 @@ class Sender:
         self.failed += 1
         self._count("notices-not-sent")
 
-    def unsent(self) -> list[tracker.Notice]:
+    def unsent(self) -> list[tracker.AlertNotification]:
         """Each with the receivers that have not got it yet."""
-        found: dict[str, tuple[tracker.Notice, list[str]]] = {}
+        found: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
         for name, queue in self._queues.items():
             for id, notice in queue.items():
                 found.setdefault(id, (notice, []))[1].append(name)
-        return [tracker.Notice(notice.alert, tuple(names)) for notice, names in found.values()]
+        return [tracker.AlertNotification(notice.alert, tuple(names)) for notice, names in found.values()]
 
     async def run(self, save: Callable[[], None]) -> None:
         """Send what is queued, each receiver's one after the other, until cancelled."""
@@ -165,7 +167,7 @@ class Sender:
                 queue.pop(id, None)
                 await asyncio.to_thread(save)
 
-    async def _send(self, receiver: Receiver, notice: tracker.Notice) -> None:
+    async def _send(self, receiver: AlertContact, notice: tracker.AlertNotification) -> None:
         ways: list[Callable[[], None]] = []
         if receiver.webhook:
             ways.append(lambda: post(receiver.webhook, notice))
@@ -192,7 +194,7 @@ class Sender:
                         wait_s *= 2
 
 
-def post(url: str, notice: tracker.Notice) -> None:
+def post(url: str, notice: tracker.AlertNotification) -> None:
     parts = parse.urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
@@ -212,7 +214,9 @@ def post(url: str, notice: tracker.Notice) -> None:
         connection.close()
 
 
-def mail(addresses: Sequence[str], notice: tracker.Notice, settings: settings_.Pipeline) -> None:
+def mail(
+    addresses: Sequence[str], notice: tracker.AlertNotification, settings: settings_.PipelineSettings
+) -> None:
     one = notice.alert
     message = email.message.EmailMessage()
     message["From"] = settings.mail_from
@@ -243,7 +247,7 @@ def mail(addresses: Sequence[str], notice: tracker.Notice, settings: settings_.P
         server.send_message(message)
 
 
-def mail_server(settings: settings_.Pipeline) -> tuple[str, int]:
+def mail_server(settings: settings_.PipelineSettings) -> tuple[str, int]:
     """Its host and port."""
     host, _, port = settings.mail_server.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:

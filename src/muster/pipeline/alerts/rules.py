@@ -51,14 +51,14 @@ OWN = "own"  # the scope of metrics that are not standard
 _OWN_STATISTICS = ("mean", "min", "max")
 
 
-class _Open(dict[str, types.Type]):
+class _Open(dict[str, types.AttributeType]):
     """A model that also has the fleet's own metrics, whatever they are called."""
 
-    def __init__(self, fixed: Mapping[str, types.Type], endings: tuple[str, ...] = ()) -> None:
+    def __init__(self, fixed: Mapping[str, types.AttributeType], endings: tuple[str, ...] = ()) -> None:
         super().__init__(fixed)
         self._endings = tuple(f"_{one}" for one in endings)
 
-    def __missing__(self, name: str) -> types.Type:
+    def __missing__(self, name: str) -> types.AttributeType:
         if name in self:
             return _FLOAT
         raise KeyError(name)
@@ -86,7 +86,7 @@ _NODE = {
 ALWAYS_KNOWN = frozenset({"machine", "group", "zone", "period_s", "age_s"})
 
 _STATISTICS = ("mean", "min", "max", "p50", "p95", "p99", "z")
-_MANY: dict[str, types.Type] = {
+_MANY: dict[str, types.AttributeType] = {
     "name": _STRING,
     "machines": _INT,
     "reports": _INT,
@@ -99,7 +99,7 @@ _MANY: dict[str, types.Type] = {
 }
 #: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
 #: standard deviations.
-MODELS: Mapping[str, Mapping[str, types.Type]] = {
+MODELS: Mapping[str, Mapping[str, types.AttributeType]] = {
     "node": _Open(_NODE),
     **dict.fromkeys(("group", "zone", "system"), _Open(_MANY, _OWN_STATISTICS)),
 }
@@ -110,13 +110,13 @@ FILE_BYTES_MAX = 1 << 20
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     level: Level
     when: str
     until: str = ""
     for_s: Seconds = 0.0
-    severity: messages.Level = messages.Level.WARNING
+    severity: messages.Severity = messages.Severity.WARNING
     summary: str = "{rule} holds of {about}"
     labels: messages.Labels = {}
     notify: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ def _named(text: str) -> frozenset[str]:
     return frozenset(name.key for name in ast.names(_parsed(text)))
 
 
-def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:
+def parse(text: str, source: str = "rules") -> tuple[AlertRule, ...]:
     """`errors.InvalidInput` says which rule is wrong, and how."""
     if len(text) > FILE_BYTES_MAX:
         raise errors.LimitExceeded(f"{source}: over {FILE_BYTES_MAX} characters of rules")
@@ -188,7 +188,7 @@ def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:
         raise errors.InvalidInput(f"{source}: expected a list of rules")
     if len(listed) > RULES_MAX:
         raise errors.LimitExceeded(f"{source}: {len(listed)} rules are over {RULES_MAX}")
-    found: dict[str, Rule] = {}
+    found: dict[str, AlertRule] = {}
     for number, one in enumerate(listed, 1):
         rule = _rule(one, f"{source}, rule {number}")
         if rule.name in found:
@@ -197,14 +197,14 @@ def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:
     return tuple(found.values())
 
 
-def load(path: Path) -> tuple[Rule, ...]:
+def load(path: Path) -> tuple[AlertRule, ...]:
     try:
         return parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"cannot read the rules {str(path)!r}: {error}") from error
 
 
-def _rule(told: Any, where: str) -> Rule:
+def _rule(told: Any, where: str) -> AlertRule:
     if not isinstance(told, dict):
         raise errors.InvalidInput(f"{where}: expected a mapping with name, level and when")
     name = told.get("name")
@@ -213,7 +213,7 @@ def _rule(told: Any, where: str) -> Rule:
     try:
         if isinstance(settings.get("for_s"), str):
             settings["for_s"] = units.parse_duration_s(settings["for_s"])
-        return msgspec.convert(settings, Rule)
+        return msgspec.convert(settings, AlertRule)
     except msgspec.ValidationError as error:
         # What __post_init__ raises arrives wrapped; the cause has the better words.
         cause = error.__cause__

@@ -44,7 +44,7 @@ FORGET_S = 86400.0  # an alert about a group or zone of which nothing was report
 SILENCES_MAX = 10_000
 
 
-class Event(enum.Enum):
+class AlertEvent(enum.Enum):
     BEGINS = "begins"
     RIPE = "ripe"
     ENDS = "ends"
@@ -53,21 +53,21 @@ class Event(enum.Enum):
     SPEAK = "speak"
 
 
-NEXT: Mapping[tuple[AlertState, Event], AlertState] = {
-    (AlertState.RESOLVED, Event.BEGINS): AlertState.PENDING,
-    (AlertState.PENDING, Event.RIPE): AlertState.FIRING,
-    (AlertState.PENDING, Event.ENDS): AlertState.RESOLVED,
-    (AlertState.FIRING, Event.ENDS): AlertState.RESOLVED,
-    (AlertState.FIRING, Event.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
-    (AlertState.FIRING, Event.SILENCE): AlertState.SILENCED,
-    (AlertState.ACKNOWLEDGED, Event.ENDS): AlertState.RESOLVED,
-    (AlertState.SILENCED, Event.SPEAK): AlertState.FIRING,
-    (AlertState.SILENCED, Event.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
-    (AlertState.SILENCED, Event.ENDS): AlertState.RESOLVED,
+NEXT: Mapping[tuple[AlertState, AlertEvent], AlertState] = {
+    (AlertState.RESOLVED, AlertEvent.BEGINS): AlertState.PENDING,
+    (AlertState.PENDING, AlertEvent.RIPE): AlertState.FIRING,
+    (AlertState.PENDING, AlertEvent.ENDS): AlertState.RESOLVED,
+    (AlertState.FIRING, AlertEvent.ENDS): AlertState.RESOLVED,
+    (AlertState.FIRING, AlertEvent.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
+    (AlertState.FIRING, AlertEvent.SILENCE): AlertState.SILENCED,
+    (AlertState.ACKNOWLEDGED, AlertEvent.ENDS): AlertState.RESOLVED,
+    (AlertState.SILENCED, AlertEvent.SPEAK): AlertState.FIRING,
+    (AlertState.SILENCED, AlertEvent.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
+    (AlertState.SILENCED, AlertEvent.ENDS): AlertState.RESOLVED,
 }
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule is, or is not, true of something, as of a time."""
 
     rule: str
@@ -78,7 +78,7 @@ class Judgement(msgspec.Struct, frozen=True):
     group: str = ""
 
 
-class Entry(msgspec.Struct):
+class TrackedAlert(msgspec.Struct):
     rule: str
     about: str
     state: AlertState = AlertState.RESOLVED
@@ -106,7 +106,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         return self.from_ms <= now_ms < self.until_ms
 
 
-class Notice(msgspec.Struct, frozen=True):
+class AlertNotification(msgspec.Struct, frozen=True):
     """To be told to these receivers."""
 
     alert: messages.Alert
@@ -118,17 +118,17 @@ class Notice(msgspec.Struct, frozen=True):
         return f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}"
 
 
-class Outcome(msgspec.Struct):
+class AlertUpdates(msgspec.Struct):
     alerts: list[messages.Alert] = msgspec.field(default_factory=list)
-    notices: list[Notice] = msgspec.field(default_factory=list)
+    notices: list[AlertNotification] = msgspec.field(default_factory=list)
 
 
-class Memory(msgspec.Struct):
+class AlertTrackerState(msgspec.Struct):
     """What a book keeps over a restart."""
 
     version: int = 1
     now_ms: int = 0
-    entries: list[Entry] = msgspec.field(default_factory=list)
+    entries: list[TrackedAlert] = msgspec.field(default_factory=list)
     silences: list[Silence] = msgspec.field(default_factory=list)
 
 
@@ -152,13 +152,17 @@ def key_of(alert: messages.Alert) -> str:
     return f"{alert.rule} {alert.about}"
 
 
-class Book:
+class AlertTracker:
     def __init__(
-        self, known: Iterable[rules.Rule], memory: Memory | None = None, *, forget_s: float = FORGET_S
+        self,
+        known: Iterable[rules.AlertRule],
+        memory: AlertTrackerState | None = None,
+        *,
+        forget_s: float = FORGET_S,
     ) -> None:
         self._rules = {rule.name: rule for rule in known}
         self._forget_ms = int(forget_s * 1000)
-        memory = memory or Memory()
+        memory = memory or AlertTrackerState()
         self._now_ms = memory.now_ms
         # Of a rule that is gone from the file nothing remains.
         self._entries = {(one.rule, one.about): one for one in memory.entries if one.rule in self._rules}
@@ -179,16 +183,16 @@ class Book:
         """Which rules are true of what."""
         return frozenset(key for key, entry in self._entries.items() if entry.on)
 
-    def memory(self) -> Memory:
-        return Memory(
+    def memory(self) -> AlertTrackerState:
+        return AlertTrackerState(
             now_ms=self._now_ms, entries=list(self._entries.values()), silences=list(self._silences.values())
         )
 
     # What happens
 
-    def judge(self, judgements: Sequence[Judgement], now_ms: int) -> Outcome:
+    def judge(self, judgements: Sequence[RuleVerdict], now_ms: int) -> AlertUpdates:
         """What a batch found, and that it is ``now_ms``."""
-        outcome = Outcome()
+        outcome = AlertUpdates()
         for one in judgements:
             if one.rule not in self._rules:
                 continue
@@ -196,7 +200,7 @@ class Book:
             if entry is None:
                 if not one.on:
                     continue
-                entry = self._entries[one.rule, one.about] = Entry(one.rule, one.about)
+                entry = self._entries[one.rule, one.about] = TrackedAlert(one.rule, one.about)
             if one.at_ms < entry.judged_ms:
                 continue
             entry.judged_ms, entry.group = one.at_ms, one.group
@@ -206,27 +210,27 @@ class Book:
                 entry.on = one.on
                 if one.on:
                     entry.began_ms = one.at_ms
-                self._step(entry, Event.BEGINS if one.on else Event.ENDS, one.at_ms, outcome)
+                self._step(entry, AlertEvent.BEGINS if one.on else AlertEvent.ENDS, one.at_ms, outcome)
         self._pass_time(now_ms, outcome)
         return outcome
 
-    def tick(self, now_ms: int) -> Outcome:
-        outcome = Outcome()
+    def tick(self, now_ms: int) -> AlertUpdates:
+        outcome = AlertUpdates()
         self._pass_time(now_ms, outcome)
         return outcome
 
-    def acknowledge(self, rule: str, about: str, by: str, now_ms: int) -> Outcome:
+    def acknowledge(self, rule: str, about: str, by: str, now_ms: int) -> AlertUpdates:
         entry = self._entries.get((rule, about))
         if entry is None or entry.state is AlertState.RESOLVED:
             raise errors.NotFound(f"no alert of {rule!r} about {about!r} is open")
-        if (entry.state, Event.ACKNOWLEDGE) not in NEXT:
+        if (entry.state, AlertEvent.ACKNOWLEDGE) not in NEXT:
             raise errors.Conflict(f"the alert of {rule!r} about {about!r} is {entry.state.value}")
-        outcome = Outcome()
+        outcome = AlertUpdates()
         entry.by = by
-        self._step(entry, Event.ACKNOWLEDGE, now_ms, outcome)
+        self._step(entry, AlertEvent.ACKNOWLEDGE, now_ms, outcome)
         return outcome
 
-    def silence(self, silence: Silence, now_ms: int) -> Outcome:
+    def silence(self, silence: Silence, now_ms: int) -> AlertUpdates:
         type_check.require(parser.parse(silence.covers), SILENCE_MODEL, silence.covers)
         for name, time_ms in (("begin", silence.from_ms), ("end", silence.until_ms)):
             if not 0 <= time_ms <= messages.TIME_MS_MAX:
@@ -241,7 +245,7 @@ class Book:
         self._covers.pop(silence.id, None)
         return self.tick(self._now_ms)
 
-    def unsilence(self, id: str) -> Outcome:
+    def unsilence(self, id: str) -> AlertUpdates:
         if self._silences.pop(id, None) is None:
             raise errors.NotFound(f"no silence is called {id!r}")
         self._covers.pop(id, None)
@@ -249,7 +253,7 @@ class Book:
 
     # Inside
 
-    def _pass_time(self, now_ms: int, outcome: Outcome) -> None:
+    def _pass_time(self, now_ms: int, outcome: AlertUpdates) -> None:
         self._now_ms = max(self._now_ms, now_ms)
         for gone in [one.id for one in self._silences.values() if one.until_ms <= self._now_ms]:
             del self._silences[gone]
@@ -261,36 +265,36 @@ class Book:
                     del self._entries[key]
             elif rule.level in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
                 entry.on = False
-                self._step(entry, Event.ENDS, self._now_ms, outcome)
+                self._step(entry, AlertEvent.ENDS, self._now_ms, outcome)
             elif entry.state is AlertState.PENDING:
                 ripe_ms = entry.began_ms + int(rule.for_s * 1000)
                 if self._now_ms >= ripe_ms:
-                    self._step(entry, Event.RIPE, ripe_ms, outcome)
+                    self._step(entry, AlertEvent.RIPE, ripe_ms, outcome)
             elif entry.state is AlertState.FIRING and self._is_silenced(entry):
-                self._step(entry, Event.SILENCE, self._now_ms, outcome)
+                self._step(entry, AlertEvent.SILENCE, self._now_ms, outcome)
             elif entry.state is AlertState.SILENCED and not self._is_silenced(entry):
-                self._step(entry, Event.SPEAK, self._now_ms, outcome)
+                self._step(entry, AlertEvent.SPEAK, self._now_ms, outcome)
 
-    def _step(self, entry: Entry, event: Event, at_ms: int, outcome: Outcome) -> None:
+    def _step(self, entry: TrackedAlert, event: AlertEvent, at_ms: int, outcome: AlertUpdates) -> None:
         entry.state = NEXT[entry.state, event]
         entry.since_ms = at_ms
         rule = self._rules[entry.rule]
         if entry.state is AlertState.PENDING and rule.for_s == 0:
-            self._step(entry, Event.RIPE, at_ms, outcome)
+            self._step(entry, AlertEvent.RIPE, at_ms, outcome)
             return
         if entry.state is AlertState.FIRING and self._is_silenced(entry):
-            entry.state = NEXT[entry.state, Event.SILENCE]
+            entry.state = NEXT[entry.state, AlertEvent.SILENCE]
         alert = self._alert(entry)
         outcome.alerts.append(alert)
         tell = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.told)
         if tell and rule.notify:
-            outcome.notices.append(Notice(alert, rule.notify))
+            outcome.notices.append(AlertNotification(alert, rule.notify))
         if entry.state is AlertState.FIRING:
             entry.told = True
         elif entry.state is AlertState.RESOLVED:
             entry.told, entry.by = False, ""
 
-    def _is_silenced(self, entry: Entry) -> bool:
+    def _is_silenced(self, entry: TrackedAlert) -> bool:
         rule = self._rules[entry.rule]
         facts = {
             "rule": entry.rule,
@@ -307,7 +311,7 @@ class Book:
                     return True
         return False
 
-    def _alert(self, entry: Entry) -> messages.Alert:
+    def _alert(self, entry: TrackedAlert) -> messages.Alert:
         rule = self._rules[entry.rule]
         labels = {**rule.labels, **({"group": entry.group} if entry.group else {})}
         if entry.by:

@@ -19,7 +19,7 @@ PROGRESS_NAME = "progress.jsonl"
 KEPT_BYTES = 8 << 20
 
 
-class Fit(msgspec.Struct, frozen=True):
+class CostFit(msgspec.Struct, frozen=True):
     batches: int
     fixed_s: float
     report_s: float
@@ -33,7 +33,7 @@ class Fit(msgspec.Struct, frozen=True):
         return max(0.0, self.root_holding_s - self.fixed_s) / self.report_s / self.root_holding_s * period_s
 
 
-def keep(path: Path, progress: protocol.Progress) -> None:
+def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
     """Append one batch; at a bound the older half goes."""
     if path.exists() and path.stat().st_size > KEPT_BYTES:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -44,18 +44,18 @@ def keep(path: Path, progress: protocol.Progress) -> None:
         file.write(msgspec.json.encode(progress) + b"\n")
 
 
-def read(path: Path) -> list[protocol.Progress]:
+def read(path: Path) -> list[protocol.BatchProgress]:
     """What can be read: a line that was being written when the machine failed is passed over."""
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            found.append(msgspec.json.decode(line, type=protocol.Progress))
+            found.append(msgspec.json.decode(line, type=protocol.BatchProgress))
         except msgspec.MsgspecError:
             continue
     return found
 
 
-def fit(batches: list[protocol.Progress], *, trigger_s: float) -> Fit:
+def fit(batches: list[protocol.BatchProgress], *, trigger_s: float) -> CostFit:
     """`errors.InvalidInput` where there is too little to fit a line to."""
     # The first batch of a process also starts Spark's workers.
     usable = [one for one in batches if one.batch_s > 0 and one.batch > 0]
@@ -70,4 +70,4 @@ def fit(batches: list[protocol.Progress], *, trigger_s: float) -> Fit:
     left = took - (fixed + slope * rows)
     total = float(((took - took.mean()) ** 2).sum())
     r2 = 1 - float((left**2).sum()) / total if total else 1.0
-    return Fit(len(usable), float(fixed), float(slope), r2, trigger_s)
+    return CostFit(len(usable), float(fixed), float(slope), r2, trigger_s)

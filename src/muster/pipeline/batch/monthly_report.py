@@ -25,7 +25,9 @@ _STYLE = (
 )
 
 
-def page(root: Path, month: str, *, demand: Sequence[rule_replay.Demand] | None = None) -> str:
+def render_report(
+    root: Path, month: str, *, demand: Sequence[rule_replay.ContextDemand] | None = None
+) -> str:
     """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it.
 
     ``demand``: who asked for which metadata from where (`batch.demand`), if that is to be shown too.
@@ -90,7 +92,7 @@ def bounds(month: str) -> tuple[int, int]:
 
 def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
     """Of each hour: the most machines, the most stale, and the mean of each metric."""
-    wanted = search.Query(
+    wanted = search.HistorySearch(
         "levels",
         "level = 'system'",
         from_ms,
@@ -127,7 +129,7 @@ def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
 
 def _groups(root: Path, from_ms: int, to_ms: int) -> str:
     """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
-    wanted = search.Query(
+    wanted = search.HistorySearch(
         "levels",
         "level = 'group' AND metric = 'cpu_percent'",
         from_ms,
@@ -156,7 +158,7 @@ def _groups(root: Path, from_ms: int, to_ms: int) -> str:
     return _table(("group", "machines", "stale at most", "CPU, mean %", "highest p95 %"), rows)
 
 
-def _demand(found: Sequence[rule_replay.Demand]) -> str:
+def _demand(found: Sequence[rule_replay.ContextDemand]) -> str:
     if not found:
         return "<p>Nobody reported any.</p>"
     rows = [
@@ -177,7 +179,7 @@ def _zones(by_zone: Mapping[str, float]) -> str:
 
 def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    wanted = search.Query("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
+    wanted = search.HistorySearch("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
     for part in search.search(root, wanted):
         counts.update((row["rule"], row["severity"]) for row in part.to_pylist())
     if not counts:

@@ -83,14 +83,14 @@ _EVENT_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ReplayModels:
     """What parties and events are described with, by the names of their models."""
 
     parties: Mapping[str, types.Model]
     events: Mapping[str, types.Model]
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReplayedNotification(msgspec.Struct, frozen=True):
     """One event of the past: whom it reached, and whom it would have."""
 
     at_ms: int
@@ -101,25 +101,25 @@ class Told(msgspec.Struct, frozen=True):
     would_reach: int
 
 
-class Replay(msgspec.Struct, frozen=True):
+class PolicyReplay(msgspec.Struct, frozen=True):
     events: int
     reached: int  # deliveries, as they were decided
     deliveries: int  # as they would have been
     receivers: int  # different parties
-    told: list[Told]  # the newest, bounded
+    told: list[ReplayedNotification]  # the newest, bounded
 
 
 def replay(
     spark: SparkSession,
     access: Mapping[str, str],
     stream: str,
-    models: Models,
+    models: ReplayModels,
     policy: str,
     *,
     address: str | None = None,
     from_ms: int | None = None,
     to_ms: int | None = None,
-) -> Replay:
+) -> PolicyReplay:
     """As if every party that had a policy had had this one. ``address``: in place of the senders' own.
 
     ``access`` are the options of `source` that say how to reach the bus.  The policy has been checked against
@@ -153,10 +153,10 @@ def _meet(
     spark: SparkSession,
     raw: DataFrame,
     events: DataFrame,
-    models: Models,
+    models: ReplayModels,
     policy: str,
     address: str | None,
-) -> Replay:
+) -> PolicyReplay:
     events = events.cache()
     try:
         events.createOrReplaceTempView("past_events")
@@ -201,13 +201,13 @@ def _meet(
         ).collect()
     finally:
         events.unpersist()
-    return Replay(
+    return PolicyReplay(
         total["n"],
         total["reached"] or 0,
         sum(counts.values()),
         receivers,
         [
-            Told(
+            ReplayedNotification(
                 row["at_ms"],
                 row["type"],
                 row["sender"],
@@ -253,7 +253,7 @@ def _versions(asked: Sequence[str]) -> str:
     """
 
 
-def _means(meant: Mapping[str, ast.Condition], models: Models) -> str:
+def _means(meant: Mapping[str, ast.Condition], models: ReplayModels) -> str:
     word = dialects.SPARK.string
     whens = []
     for text, condition in meant.items():
@@ -269,15 +269,15 @@ def _address(condition: ast.Condition, model: types.Model) -> str:
     return sql.write(condition, model, column=lambda key: _typed(f"v.{quote(key)}", model[key]))
 
 
-def _accepts(policy: str, models: Models) -> str:
+def _accepts(policy: str, models: ReplayModels) -> str:
     """Of events of each type by its model; of a type without one, by what any event may have."""
     condition = parser.parse(policy, home="event")
     word = dialects.SPARK.string
-    senders: dict[str, types.Type] = {"sender._process": types.STRING, "sender._party": types.STRING}
+    senders: dict[str, types.AttributeType] = {"sender._process": types.STRING, "sender._party": types.STRING}
     for party in models.parties.values():
         for name, declared in party.items():
             senders.setdefault(f"sender.{name}", declared)
-    anything: dict[str, types.Type] = {}
+    anything: dict[str, types.AttributeType] = {}
     for event in models.events.values():
         for name, declared in event.items():
             anything.setdefault(name, declared)
@@ -310,18 +310,18 @@ _BELIEVED = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
     known))"""
 
 
-def _typed(text: str, declared: types.Type) -> str:
+def _typed(text: str, declared: types.AttributeType) -> str:
     """What a text with its letter says, if that is of the type."""
     match declared.kind:
-        case types.Kind.STRING:
+        case types.ValueKind.STRING:
             return f"IF(left({text}, 1) = 's', substr({text}, 3), NULL)"
-        case types.Kind.INT:
+        case types.ValueKind.INT:
             return f"try_cast(IF(left({text}, 1) = 'i', substr({text}, 3), NULL) AS BIGINT)"
-        case types.Kind.FLOAT:
+        case types.ValueKind.FLOAT:
             return f"try_cast(IF(left({text}, 1) IN ('i', 'f'), substr({text}, 3), NULL) AS DOUBLE)"
-        case types.Kind.BOOL:
+        case types.ValueKind.BOOL:
             return f"try_cast(IF(left({text}, 1) = 'b', substr({text}, 3), NULL) AS BOOLEAN)"
-        case types.Kind.SET:
+        case types.ValueKind.SET:
             return f"from_json(IF(left({text}, 1) = 'w', substr({text}, 3), NULL), 'array<string>')"
 
 

@@ -29,7 +29,7 @@ EVENT = {
 }
 
 
-class Reached(msgspec.Struct, frozen=True):
+class ReplayedEvent(msgspec.Struct, frozen=True):
     """One event of the past, and how many would have been told of it."""
 
     at: str
@@ -39,11 +39,11 @@ class Reached(msgspec.Struct, frozen=True):
     receivers: int
 
 
-class Replay(msgspec.Struct, frozen=True):
+class RuleReplay(msgspec.Struct, frozen=True):
     events: int
     deliveries: int
     receivers: int  # different machines
-    reached: list[Reached]
+    reached: list[ReplayedEvent]
 
 
 def replay(
@@ -55,7 +55,7 @@ def replay(
     from_ms: int | None = None,
     to_ms: int | None = None,
     horizon_s: float = 60.0,
-) -> Replay:
+) -> RuleReplay:
     """Whom a policy would have let past alerts through to.
 
     ``policy`` is about the event (``severity = 'critical'``) and, as ``receiver.zone``, about the receiver;
@@ -96,13 +96,13 @@ def replay(
     finally:
         told.unpersist()
     reached = [
-        Reached(row["at"], row["rule"], row["about"], row["state"], counts.get(row["event_id"], 0))
+        ReplayedEvent(row["at"], row["rule"], row["about"], row["state"], counts.get(row["event_id"], 0))
         for row in listed
     ]
-    return Replay(len(reached), sum(counts.values()), machines, reached)
+    return RuleReplay(len(reached), sum(counts.values()), machines, reached)
 
 
-class Demand(msgspec.Struct, frozen=True):
+class ContextDemand(msgspec.Struct, frozen=True):
     """Who asked for a piece of metadata, and where copies of it would be near to them."""
 
     key: str
@@ -120,7 +120,7 @@ def demand(
     most: int = 3,
     from_ms: int | None = None,
     to_ms: int | None = None,
-) -> list[Demand]:
+) -> list[ContextDemand]:
     """Accesses of each key by zone, and the fewest zones that cover most of them.
 
     From metrics of machines and of services that are called ``reads.<key>``: so many in a period; or
@@ -147,7 +147,7 @@ def demand(
         found.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
     return sorted(
         (
-            Demand(key, sum(zones.values()), zones, places(zones, covered, most))
+            ContextDemand(key, sum(zones.values()), zones, places(zones, covered, most))
             for key, zones in found.items()
         ),
         key=lambda one: (-one.total, one.key),
@@ -184,15 +184,15 @@ def _during(frame: DataFrame, column: str, from_ms: int | None, to_ms: int | Non
     return frame
 
 
-def _receiver_model(nodes: DataFrame) -> dict[str, types.Type]:
+def _receiver_model(nodes: DataFrame) -> dict[str, types.AttributeType]:
     kinds = {"string": _STRING, "double": _FLOAT, "bigint": _INT}
     return {name: kinds[kind] for name, kind in nodes.dtypes if kind in kinds and name != tables.SEQUENCE}
 
 
 def _condition(
     text: str,
-    own: dict[str, types.Type],
-    receivers: dict[str, types.Type],
+    own: dict[str, types.AttributeType],
+    receivers: dict[str, types.AttributeType],
     home: str | None,
     *,
     bare: bool = False,

@@ -25,22 +25,22 @@ Bools = npt.NDArray[np.bool_]
 
 ROWS = 32_768  # of one block: some megabytes, which a cache can hold
 EXTRA_MAX = 256  # metrics that are not standard, of one shard in one micro-batch
-STATES = tuple(state.value for state in health.State)
+STATES = tuple(state.value for state in health.HealthState)
 _PERIOD_MS_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class DecodedMessage:
     """Reports that came in one message."""
 
     sequence: int  # of the stream
     stored_ms: int
     batch: pa.RecordBatch  # columns of `reports.node_schema`
-    facts: columns.Facts
+    facts: columns.BatchInfo
 
 
 @dataclass(slots=True)
-class Block:
+class ReportBlock:
     """A row for each report. ``metrics`` has a row for each metric, and NaN where none was measured."""
 
     machines: list[pa.StringArray]
@@ -57,13 +57,15 @@ class Block:
     extra_row: Ints  # metrics that are not standard: which row, which of ``words``, and what
     extra_word: Ints
     extra_value: Floats
-    dropped: list[tuple[int, columns.Facts]]  # with a row of the message that told of it
+    dropped: list[tuple[int, columns.BatchInfo]]  # with a row of the message that told of it
 
     def __len__(self) -> int:
         return len(self.stored_ms)
 
     @classmethod
-    def of(cls, arrival: Arrival, known: node_columns.Roll, words: dict[str, int]) -> Block:
+    def of(
+        cls, arrival: DecodedMessage, known: node_columns.NodeColumns, words: dict[str, int]
+    ) -> ReportBlock:
         """Of one message; raises what pyarrow and numpy raise where something in it does not hold.
 
         ``words`` are the names of metrics that are not standard, and grows.
@@ -96,7 +98,7 @@ class Block:
         )
 
     @classmethod
-    def join(cls, parts: list[Block]) -> Block:
+    def join(cls, parts: list[ReportBlock]) -> ReportBlock:
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(len(one) for one in parts)]).tolist()
@@ -117,7 +119,7 @@ class Block:
             ],
         )
 
-    def take(self, rows: Ints) -> Block:
+    def take(self, rows: Ints) -> ReportBlock:
         """These rows, in this order. The names of machines are not taken along."""
         back = np.full(len(self), -1)
         back[rows] = np.arange(len(rows))
@@ -156,7 +158,9 @@ def _services(found: pa.ListArray, words: dict[str, int]) -> Extra:
     name = name.fill_null("").dictionary_encode()
     services, service = name.dictionary.to_pylist(), name.indices.to_numpy()
     up = np.array([_word(_plain(f"{one}_up"), words) for one in services], np.int64)[service]
-    is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.State.UP.value).astype(np.float64)
+    is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.HealthState.UP.value).astype(
+        np.float64
+    )
     inner = metrics.offsets.to_numpy()
     size = np.diff(inner)
     key = metrics.keys.slice(inner[0], size.sum()).dictionary_encode()
@@ -202,15 +206,15 @@ def _word(name: str, words: dict[str, int]) -> int:
 _NUMBERS = ("stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
 
 
-def joined(parts: Iterable[Block]) -> Iterator[Block]:
+def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:
     """In order, as many together as make a block."""
-    waiting: list[Block] = []
+    waiting: list[ReportBlock] = []
     rows = 0
     for part in parts:
         if waiting and rows + len(part) > ROWS:
-            yield Block.join(waiting)
+            yield ReportBlock.join(waiting)
             waiting, rows = [], 0
         waiting.append(part)
         rows += len(part)
     if waiting:
-        yield Block.join(waiting)
+        yield ReportBlock.join(waiting)

@@ -43,7 +43,7 @@ SHARES = (0.5, 0.95, 0.99)
 FIGURES = ("count", "sum", "min", "max", "p50", "p95", "p99")
 
 
-class Extra(msgspec.Struct):
+class ExtraMetric(msgspec.Struct):
     """A metric that is not standard: no histogram."""
 
     count: int = 0
@@ -51,7 +51,7 @@ class Extra(msgspec.Struct):
     min: float = math.inf
     max: float = -math.inf
 
-    def add(self, other: Extra) -> None:
+    def add(self, other: ExtraMetric) -> None:
         self.count += other.count
         self.sum += other.sum
         self.min = min(self.min, other.min)
@@ -63,7 +63,7 @@ def _zeros() -> Ints:
 
 
 @dataclass(slots=True)
-class Cell:
+class WindowCell:
     total: int = 0  # reports
     machines: int = 0  # different ones
     count: Ints = field(default_factory=_zeros)
@@ -73,20 +73,20 @@ class Cell:
     places: list[npt.NDArray[np.uint16]] = field(default_factory=list)  # metric * BUCKETS + bucket
     counts: list[npt.NDArray[np.int64]] = field(default_factory=list)
     states: dict[str, int] = field(default_factory=dict)
-    extra: dict[str, Extra] = field(default_factory=dict)
+    extra: dict[str, ExtraMetric] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     oldest_ms: int | None = None
     partial: bool = False
-    merged: sketches.Distinct | None = None  # machines of which only summaries came
+    merged: sketches.DistinctSketch | None = None  # machines of which only summaries came
     #: For each ranked metric the highest values so far, and the places of their machines in the roll.
     ranks: dict[str, tuple[Floats, Ints]] = field(default_factory=dict)
 
     def fold(self, values: Floats) -> None:
         """Take in a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
-        fold([self], values, np.zeros(1, np.int64))
+        aggregate([self], values, np.zeros(1, np.int64))
 
-    def fold_extra(self, name: str, one: Extra) -> None:
-        self.extra.setdefault(name, Extra()).add(one)
+    def fold_extra(self, name: str, one: ExtraMetric) -> None:
+        self.extra.setdefault(name, ExtraMetric()).add(one)
 
     def rank(self, name: str, values: Floats, places: Ints, most: int) -> None:
         if name in self.ranks:
@@ -98,7 +98,7 @@ class Cell:
         kept = order[np.sort(first)][:most]
         self.ranks[name] = values[kept], places[kept]
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: WindowCell) -> None:
         """All but the ranks."""
         self.total += other.total
         self.machines += other.machines
@@ -116,7 +116,7 @@ class Cell:
             self.oldest_ms = min(other.oldest_ms, self.oldest_ms or other.oldest_ms)
         self.partial |= other.partial
         if other.merged is not None:
-            self.merged = self.merged or sketches.Distinct()
+            self.merged = self.merged or sketches.DistinctSketch()
             self.merged.merge(other.merged)
 
     def heard(self) -> int:
@@ -162,7 +162,7 @@ class Cell:
         return [self.total, self.machines, [array.tobytes() for array in arrays], *rest]
 
     @classmethod
-    def unpack(cls, packed: list[Any]) -> Cell:
+    def unpack(cls, packed: list[Any]) -> WindowCell:
         total, machines, arrays, states, extra, dropped, oldest_ms, partial, merged, ranks = packed
         count, sum_, min_, max_, *sparse = arrays
         return cls(
@@ -175,11 +175,11 @@ class Cell:
             [np.frombuffer(sparse[0], np.uint16)] if sparse else [],
             [np.frombuffer(sparse[1], np.int32).astype(np.int64)] if sparse else [],
             states,
-            {name: Extra(*one) for name, one in extra.items()},
+            {name: ExtraMetric(*one) for name, one in extra.items()},
             dropped,
             oldest_ms,
             partial,
-            None if merged is None else sketches.Distinct.from_bytes(merged),
+            None if merged is None else sketches.DistinctSketch.from_bytes(merged),
             {
                 name: (np.frombuffer(values), np.frombuffer(at, np.int64))
                 for name, (values, at) in ranks.items()
@@ -200,7 +200,7 @@ class Cell:
                 self.places, self.counts = [ordered[starts]], [np.add.reduceat(counts[order], starts)]
 
 
-def fold(targets: Sequence[Cell], values: Floats, starts: Ints) -> None:
+def aggregate(targets: Sequence[WindowCell], values: Floats, starts: Ints) -> None:
     """As `Cell.fold`, for several cells at once: the columns from ``starts[i]`` on are those of cell i."""
     sizes = np.diff(starts, append=values.shape[1])
     known = np.isfinite(values)  # no sum survives an infinity
@@ -238,7 +238,7 @@ def bucket_of(values: Floats) -> Ints:
     return np.clip(found, 0, BUCKETS - 1, out=found)
 
 
-def fold_sketch(cell: Cell, metric: int, sketch: sketches.Quantiles) -> None:
+def fold_sketch(cell: WindowCell, metric: int, sketch: sketches.QuantileSketch) -> None:
     """The histogram of values of which only a sketch came."""
     values, counts = sketch.histogram()
     cell.places.append((bucket_of(values) + metric * BUCKETS).astype(np.uint16))

@@ -45,7 +45,7 @@ COLUMNS: Mapping[str, tuple[Any, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NodeNames:
     """``hints``: where the machines of a message began that came in one piece, by the first of them."""
 
     version: str = ""
@@ -53,7 +53,7 @@ class Names:
     hints: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, array: pa.StringArray) -> Names:
+    def of(cls, array: pa.StringArray) -> NodeNames:
         return cls(uuid.uuid4().hex, array)
 
     def __len__(self) -> int:
@@ -80,17 +80,17 @@ class Names:
         return packed
 
     @classmethod
-    def unpack(cls, version: str, packed: bytes) -> Names:
+    def unpack(cls, version: str, packed: bytes) -> NodeNames:
         with pa.ipc.open_stream(packed) as reader:
             return cls(version, reader.read_next_batch().column(0))
 
 
 @dataclass(slots=True)
-class Roll:
+class NodeColumns:
     """``wanted``: the columns of this plan, `COLUMNS` and those of its rules."""
 
     wanted: Mapping[str, tuple[Any, float]] = field(default_factory=lambda: COLUMNS)
-    names: Names = field(default_factory=Names)
+    names: NodeNames = field(default_factory=NodeNames)
     of: dict[str, Array] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)  # names, and their codes in the column
     zones: dict[str, int] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Roll:
 
     def _grow(self, names: pa.StringArray) -> None:
         hints = self.names.hints
-        self.names = Names(
+        self.names = NodeNames(
             uuid.uuid4().hex, pa.concat_arrays([self.names.array, names.cast(pa.string())]), hints
         )
         self.of = {
@@ -142,7 +142,7 @@ class Roll:
     def keep(self, kept: Bools) -> Ints:
         """Forget the others. Where each machine stands then; -1 for those that are gone."""
         moved = np.where(kept, np.cumsum(kept) - 1, -1)
-        self.names = Names.of(self.names.array.filter(pa.array(kept)))
+        self.names = NodeNames.of(self.names.array.filter(pa.array(kept)))
         self.of = {name: column[kept] for name, column in self.of.items()}
         return moved
 
@@ -193,7 +193,9 @@ class Roll:
         return [self.names.version, len(self.names), list(self.groups), list(self.zones), columns]
 
     @classmethod
-    def unpack(cls, packed: Sequence[Any], names: Names, wanted: Mapping[str, tuple[Any, float]]) -> Roll:
+    def unpack(
+        cls, packed: Sequence[Any], names: NodeNames, wanted: Mapping[str, tuple[Any, float]]
+    ) -> NodeColumns:
         """A column that is new begins as for a new machine; one that is gone leaves nothing."""
         _, rows, groups, zones, columns = packed
         of = {}
@@ -206,7 +208,7 @@ class Roll:
         return cls(wanted, names, of, *codes)
 
 
-def rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
+def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
     """Rows in rounds, so that no machine occurs twice in one, and each machine's in the order of sequence."""
     if len(place) == 0:
         return

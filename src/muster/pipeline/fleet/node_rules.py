@@ -36,7 +36,7 @@ _TO_SIGMA = 1.2533  # from the mean absolute deviation, of a normal distribution
 _LEAST_SPREAD = 0.01  # of the level: what never changed at all would make any change infinitely odd
 
 
-class Change(msgspec.Struct, array_like=True, frozen=True):
+class NodeRuleChange(msgspec.Struct, array_like=True, frozen=True):
     """A rule began or ceased to be true of a machine."""
 
     rule: str
@@ -52,7 +52,7 @@ class Changes:
     machines are judged again in the next batch.  Ends are never deferred."""
 
     def __init__(self, most: int) -> None:
-        self.reported: list[Change] = []
+        self.reported: list[NodeRuleChange] = []
         self.deferred: collections.Counter[str] = collections.Counter()  # by rule
         self._most = most
         self._begun: collections.Counter[str] = collections.Counter()
@@ -66,8 +66,8 @@ class Changes:
         return admitted
 
 
-class Judge:
-    def __init__(self, known: Iterable[rules.Rule]) -> None:
+class NodeRuleEvaluator:
+    def __init__(self, known: Iterable[rules.AlertRule]) -> None:
         self._rules = [rule for rule in known if rule.level == "node"]
         self._about_silence = [rule for rule in self._rules if rule.names <= rules.ALWAYS_KNOWN]
         self._about_reports = [rule for rule in self._rules if not rule.names <= rules.ALWAYS_KNOWN]
@@ -99,8 +99,8 @@ class Judge:
 
     def reports(
         self,
-        known: node_columns.Roll,
-        block: blocks.Block,
+        known: node_columns.NodeColumns,
+        block: blocks.ReportBlock,
         place: Array,
         words: Sequence[str],
         changes: Changes,
@@ -114,7 +114,7 @@ class Judge:
         """
         if not self._about_reports:
             return
-        rounds = list(node_columns.rounds(place, block.sequence))
+        rounds = list(node_columns.split_rounds(place, block.sequence))
         at_ms = np.maximum(block.stored_ms, judged_ms)
         if len(rounds) > 1:
             latest_ms = np.full(len(known), judged_ms)
@@ -126,7 +126,7 @@ class Judge:
             for rows in rounds:
                 self._compare(known, rule, table, rows, place[rows], at_ms, value, changes)
 
-    def look(self, known: node_columns.Roll, clock_ms: int, changes: Changes) -> None:
+    def look(self, known: node_columns.NodeColumns, clock_ms: int, changes: Changes) -> None:
         """Rules about silence: of every machine, whether or not it was heard of just now."""
         rows = len(known)
         if not rows or not self._about_silence:
@@ -136,8 +136,8 @@ class Judge:
         found = {
             "group": _coded(of["group"], known.groups),
             "zone": _coded(of["zone"], known.zones),
-            "period_s": columns.Column(types.Kind.FLOAT, of["period_ms"] / 1000),
-            "age_s": columns.Column(types.Kind.FLOAT, age_s),
+            "period_s": columns.Column(types.ValueKind.FLOAT, of["period_ms"] / 1000),
+            "age_s": columns.Column(types.ValueKind.FLOAT, age_s),
         }
         if any("machine" in rule.names for rule in self._about_silence):
             found["machine"] = _strings(known.names.array)
@@ -148,18 +148,20 @@ class Judge:
             at_ms = np.full(rows, clock_ms)
             self._compare(known, rule, table, slice(None), every, at_ms, value, changes)
 
-    def forget(self, known: node_columns.Roll, gone: Array, clock_ms: int, changes: Changes) -> None:
+    def forget(self, known: node_columns.NodeColumns, gone: Array, clock_ms: int, changes: Changes) -> None:
         """No rule is true of a machine that is forgotten."""
         groups = list(known.groups)
         for rule in self._rules:
             for at in np.flatnonzero(gone & known.of[f"on {rule.name}"]).tolist():
                 group = groups[int(known.of["group"][at])]
-                changes.reported.append(Change(rule.name, known.names[at], group, False, clock_ms, None))
+                changes.reported.append(
+                    NodeRuleChange(rule.name, known.names[at], group, False, clock_ms, None)
+                )
 
     def _table(
         self,
-        known: node_columns.Roll,
-        block: blocks.Block,
+        known: node_columns.NodeColumns,
+        block: blocks.ReportBlock,
         place: Array,
         words: Sequence[str],
         rounds: list[Any],
@@ -170,9 +172,9 @@ class Judge:
             match name:
                 case "age_s":
                     values: Array = (block.stored_ms - block.reported_ms) / 1000
-                    found[name] = columns.Column(types.Kind.FLOAT, values)
+                    found[name] = columns.Column(types.ValueKind.FLOAT, values)
                 case "period_s":
-                    found[name] = columns.Column(types.Kind.FLOAT, block.period_ms / 1000)
+                    found[name] = columns.Column(types.ValueKind.FLOAT, block.period_ms / 1000)
                 case "machine":
                     found[name] = _strings(known.names.array.take(pa.array(place)))
                 case "group" | "zone":
@@ -181,21 +183,28 @@ class Judge:
                     )
                 case "state":
                     found[name] = columns.Column(
-                        types.Kind.STRING, block.state + 1, (*blocks.STATES, "other")
+                        types.ValueKind.STRING, block.state + 1, (*blocks.STATES, "other")
                     )
                 case _ if name.startswith(f"{rules.OWN}."):
                     own = _own(block, words, name.removeprefix(f"{rules.OWN}."))
-                    found[name] = columns.Column(types.Kind.FLOAT, own)
+                    found[name] = columns.Column(types.ValueKind.FLOAT, own)
                 case _ if name.endswith(rules.Z):
                     metric = name[: -len(rules.Z)]
                     scores = self._scores(known, metric, block, place, rounds)
-                    found[name] = columns.Column(types.Kind.FLOAT, scores)
+                    found[name] = columns.Column(types.ValueKind.FLOAT, scores)
                 case _:
-                    found[name] = columns.Column(types.Kind.FLOAT, block.metrics[cells.METRICS.index(name)])
+                    found[name] = columns.Column(
+                        types.ValueKind.FLOAT, block.metrics[cells.METRICS.index(name)]
+                    )
         return columns.Table(found, rows=len(block))
 
     def _scores(
-        self, known: node_columns.Roll, metric: str, block: blocks.Block, place: Array, rounds: list[Any]
+        self,
+        known: node_columns.NodeColumns,
+        metric: str,
+        block: blocks.ReportBlock,
+        place: Array,
+        rounds: list[Any],
     ) -> Array:
         """How far each value is from what its machine mostly says, in standard deviations; and learn it."""
         values = block.metrics[cells.METRICS.index(metric)]
@@ -222,8 +231,8 @@ class Judge:
 
     def _compare(
         self,
-        known: node_columns.Roll,
-        rule: rules.Rule,
+        known: node_columns.NodeColumns,
+        rule: rules.AlertRule,
         table: columns.Table,
         rows: Any,
         place: Array,
@@ -257,21 +266,21 @@ class Judge:
             figure = None if measured is None or not np.isfinite(measured[row]) else float(measured[row])
             group = groups[int(known.of["group"][at])]
             changes.reported.append(
-                Change(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
+                NodeRuleChange(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
             )
 
 
 def _coded(codes: Array, words: Mapping[str, int]) -> columns.Column:
-    return columns.Column(types.Kind.STRING, codes + 1, tuple(words))
+    return columns.Column(types.ValueKind.STRING, codes + 1, tuple(words))
 
 
 def _strings(words: pa.StringArray) -> columns.Column:
     encoded = words.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1
-    return columns.Column(types.Kind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
+    return columns.Column(types.ValueKind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
 
 
-def _own(block: blocks.Block, words: Sequence[str], name: str) -> Array:
+def _own(block: blocks.ReportBlock, words: Sequence[str], name: str) -> Array:
     """The values of a metric that is not standard; NaN where a report has none."""
     values = np.full(len(block), np.nan)
     if name in words:

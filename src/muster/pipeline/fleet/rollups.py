@@ -29,13 +29,13 @@ _LEAST_SPREAD = 0.01  # of the median: what never changed at all would make any 
 
 
 @dataclass(slots=True)
-class Many:
+class ScopeTotals:
     """A level's sums over one window."""
 
     level: str
     name: str
     from_ms: int
-    cell: cells.Cell = field(default_factory=cells.Cell)
+    cell: cells.WindowCell = field(default_factory=cells.WindowCell)
     known: int = 0
     stale: int = 0
     top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values, and whose
@@ -53,22 +53,22 @@ class Many:
             self._figures = self.cell.figures()
         return self._figures
 
-    def add(self, closed: state.Closed, most: int) -> None:
-        self.cell.add(cells.Cell.unpack(closed.cell))
+    def add(self, closed: state.ClosedWindow, most: int) -> None:
+        self.cell.add(cells.WindowCell.unpack(closed.cell))
         self.known += closed.known
         self.stale += closed.stale
         for name, found in closed.top.items():
             self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
 
 
-def levels(closed: Iterable[state.Closed], top: int = 10) -> list[Many]:
+def levels(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
     """Groups, zones and the system, for each window in turn."""
-    found: dict[tuple[int, str, str], Many] = {}
+    found: dict[tuple[int, str, str], ScopeTotals] = {}
     for one in closed:
         key = (one.from_ms, one.level, one.name)
         many = found.get(key)
         if many is None:
-            many = found[key] = Many(one.level, one.name, one.from_ms, gone=one.gone)
+            many = found[key] = ScopeTotals(one.level, one.name, one.from_ms, gone=one.gone)
         many.gone &= one.gone
         many.add(one, top)
     return [found[key] for key in sorted(found)]
@@ -106,7 +106,7 @@ class Baselines:
         return scores
 
 
-def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
+def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
     """What rules may ask about this level: the attributes of `rules.MODELS`."""
     cell = many.cell
     found: dict[str, Any] = {
@@ -144,15 +144,15 @@ def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, A
     return found
 
 
-def means(cell: cells.Cell) -> np.ndarray[Any, Any]:
+def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
 
 
-def rollups(many: Many) -> dict[str, columns.Rollup]:
+def rollups(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
     counts, sums, *rest = many.figures.tolist()
     found = {
-        name: columns.Rollup(
+        name: columns.MetricRollup(
             count=int(counts[at]),
             sum=sums[at],
             **{
@@ -165,14 +165,14 @@ def rollups(many: Many) -> dict[str, columns.Rollup]:
         if counts[at]
     }
     for name, one in many.cell.extra.items():
-        found[name] = columns.Rollup(count=one.count, sum=one.sum, min=one.min, max=one.max)
+        found[name] = columns.MetricRollup(count=one.count, sum=one.sum, min=one.min, max=one.max)
     return found
 
 
-class Judge:
+class ScopeRuleEvaluator:
     """Applies the rules about groups, zones and the system, and passes on what shards said of machines."""
 
-    def __init__(self, known: Sequence[rules.Rule], baselines: Baselines, window_ms: int) -> None:
+    def __init__(self, known: Sequence[rules.AlertRule], baselines: Baselines, window_ms: int) -> None:
         self._rules = [
             (rule, python.compile(rule.condition), python.compile(rule.release))
             for rule in known
@@ -184,9 +184,11 @@ class Judge:
         self._baselines = baselines
         self._window_ms = window_ms
 
-    def judge(self, found: Sequence[Many], on_before: Set[tuple[str, str]]) -> list[tracker.Judgement]:
+    def judge(
+        self, found: Sequence[ScopeTotals], on_before: Set[tuple[str, str]]
+    ) -> list[tracker.RuleVerdict]:
         """``on_before``: which rules were true of what, so far."""
-        judgements: list[tracker.Judgement] = []
+        judgements: list[tracker.RuleVerdict] = []
         is_on = dict.fromkeys(on_before, True)
         for many in self._expected(found):
             applying = [one for one in self._rules if _applies(one[0], many)]
@@ -205,7 +207,7 @@ class Judge:
                 is_on[key] = on
                 value = known.get(rule.measured) if rule.measured else None
                 judgements.append(
-                    tracker.Judgement(
+                    tracker.RuleVerdict(
                         rule.name,
                         many.about,
                         on,
@@ -216,7 +218,7 @@ class Judge:
                 )
         return judgements
 
-    def _expected(self, found: Sequence[Many]) -> list[Many]:
+    def _expected(self, found: Sequence[ScopeTotals]) -> list[ScopeTotals]:
         """With those that rules name and of which nothing was heard."""
         there = {(many.level, many.name, many.from_ms) for many in found}
         windows = {many.from_ms for many in found}
@@ -227,30 +229,30 @@ class Judge:
             for from_ms in windows
         } - there
         return sorted(
-            [*found, *(Many(level, name, from_ms) for level, name, from_ms in missing)],
+            [*found, *(ScopeTotals(level, name, from_ms) for level, name, from_ms in missing)],
             key=lambda many: (many.from_ms, many.level, many.name),
         )
 
 
-def _applies(rule: rules.Rule, many: Many) -> bool:
+def _applies(rule: rules.AlertRule, many: ScopeTotals) -> bool:
     return rule.level == many.level and (not rule.only or many.name in rule.only)
 
 
-def of_machines(changes: Iterable[node_rules.Change]) -> list[tracker.Judgement]:
+def of_machines(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.RuleVerdict]:
     return [
-        tracker.Judgement(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
+        tracker.RuleVerdict(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
         for one in changes
     ]
 
 
-def group_report(many: Many, window_ms: int) -> columns.GroupReport:
+def group_report(many: ScopeTotals, window_ms: int) -> columns.GroupReport:
     zone = many.name if many.level == "zone" else None
     return columns.GroupReport(
         group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many, window_ms)
     )
 
 
-def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> columns.SystemReport:
+def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals], window_ms: int) -> columns.SystemReport:
     """With its groups in short: the rest of their metrics is in their own reports."""
     listed = tuple(
         columns.GroupReport(
@@ -268,32 +270,32 @@ def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> columns
     return columns.SystemReport(groups=listed, **_common(many, window_ms))
 
 
-def _in_short(many: Many) -> dict[str, columns.Rollup]:
+def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
     found = {}
     for name in METRICS_LISTED:
         count, total, *_, p95, _ = many.figures[:, cells.METRICS.index(name)].tolist()
         if count:
             p95 = None if p95 != p95 else round(p95, 4)
-            found[name] = columns.Rollup(count=int(count), sum=round(total, 4), p95=p95)
+            found[name] = columns.MetricRollup(count=int(count), sum=round(total, 4), p95=p95)
     return found
 
 
-def top(many: Many, window_ms: int) -> protocol.Top:
-    return protocol.Top(
+def top_nodes(many: ScopeTotals, window_ms: int) -> protocol.TopNodes:
+    return protocol.TopNodes(
         from_ms=many.from_ms,
         to_ms=many.from_ms + window_ms,
         metrics={name: list(found) for name, found in _ranked(many).items()},
     )
 
 
-def _ranked(many: Many) -> dict[str, tuple[columns.Ranked, ...]]:
+def _ranked(many: ScopeTotals) -> dict[str, tuple[columns.RankedNode, ...]]:
     return {
-        name: tuple(columns.Ranked(machine, value) for value, machine in found)
+        name: tuple(columns.RankedNode(machine, value) for value, machine in found)
         for name, found in many.top.items()
     }
 
 
-def _common(many: Many, window_ms: int) -> Mapping[str, Any]:
+def _common(many: ScopeTotals, window_ms: int) -> Mapping[str, Any]:
     cell = many.cell
     return {
         "from_ms": many.from_ms,

@@ -45,11 +45,11 @@ _CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
-Arrival = blocks.Arrival
+Arrival = blocks.DecodedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetStatePlan:
     """What is fixed while a job runs: plain data, since it travels to the executors."""
 
     window_s: float = 10.0
@@ -59,7 +59,7 @@ class Plan:
     forget_s: float = 86400.0
     top: int = 10
     top_metrics: tuple[str, ...] = ("cpu_percent", "memory_percent")
-    rules: tuple[rules.Rule, ...] = ()
+    rules: tuple[rules.AlertRule, ...] = ()
     changes_max: int = 1000  # beginnings of one rule by one shard in one batch; the rest is deferred
 
     @property
@@ -67,7 +67,7 @@ class Plan:
         return max(1, int(self.window_s * 1000))
 
 
-class Closed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A window that is over: of a group, whole; of a zone or the system, this shard's share of it."""
 
     level: str
@@ -80,10 +80,10 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     gone: bool = False  # its last machine here was forgotten: nothing more will be reported of it
 
 
-class Output(msgspec.Struct, array_like=True):
+class ShardOutput(msgspec.Struct, array_like=True):
     clock_ms: int
-    closed: list[Closed] = msgspec.field(default_factory=list)
-    changes: list[node_rules.Change] = msgspec.field(default_factory=list)
+    closed: list[ClosedWindow] = msgspec.field(default_factory=list)
+    changes: list[node_rules.NodeRuleChange] = msgspec.field(default_factory=list)
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     machines: int = 0
     summaries: int = 0  # the last that was read of their stream
@@ -93,7 +93,7 @@ class Output(msgspec.Struct, array_like=True):
             self.counts[reason] = self.counts.get(reason, 0) + number
 
 
-class Unreadable(errors.Conflict):
+class StateUnreadable(errors.Conflict):
     """State that another version wrote, under a label that does not say so."""
 
     code = "state-unreadable"
@@ -103,27 +103,29 @@ def shard_of(group: str, shards: int) -> int:
     return zlib.crc32(group.encode()) % shards
 
 
-class Fleet:
+class FleetState:
     """The groups of one shard."""
 
-    def __init__(self, plan: Plan, known: node_columns.Roll | None = None) -> None:
+    def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
         self._plan = plan
-        self._judge = node_rules.Judge(plan.rules)
-        self.roll = node_columns.Roll(self._judge.wanted) if known is None else known
+        self._judge = node_rules.NodeRuleEvaluator(plan.rules)
+        self.roll = node_columns.NodeColumns(self._judge.wanted) if known is None else known
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
-        self._open: dict[tuple[int, str, int], cells.Cell] = {}  # by window's start, level, code in the roll
-        self._heard = duplicates.Windows(_CHANNELS_MAX)  # messages of channels that merge
+        self._open: dict[
+            tuple[int, str, int], cells.WindowCell
+        ] = {}  # by window's start, level, code in the roll
+        self._heard = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
         self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
-    ) -> Output:
+    ) -> ShardOutput:
         """All that one micro-batch brought to this shard; ``clock_ms`` is the latest `stored_ms` in it."""
-        output = Output(max(clock_ms, self._clock_ms))
+        output = ShardOutput(max(clock_ms, self._clock_ms))
         changes = node_rules.Changes(self._plan.changes_max)
         words: dict[str, int] = {}
         judged_ms = self._clock_ms
-        for block in blocks.joined(self._apart(arrivals, words, output)):
+        for block in blocks.concat_blocks(self._apart(arrivals, words, output)):
             self._take(block, list(words), output, changes, judged_ms)
             judged_ms = max(judged_ms, int(block.stored_ms.max()))
         for one in sorted(summaries, key=lambda one: one.sequence):
@@ -140,20 +142,20 @@ class Fleet:
     # Taking reports in
 
     def _apart(
-        self, arrivals: Iterable[Arrival], words: dict[str, int], output: Output
-    ) -> Iterator[blocks.Block]:
+        self, arrivals: Iterable[Arrival], words: dict[str, int], output: ShardOutput
+    ) -> Iterator[blocks.ReportBlock]:
         for arrival in sorted(arrivals, key=lambda one: one.sequence):
             try:
-                yield blocks.Block.of(arrival, self.roll, words)
+                yield blocks.ReportBlock.of(arrival, self.roll, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
                 # One message that nobody foresaw must not stop the whole fleet's query for good.
                 output.count(UNUSABLE, arrival.batch.num_rows)
 
     def _take(
         self,
-        block: blocks.Block,
+        block: blocks.ReportBlock,
         words: Sequence[str],
-        output: Output,
+        output: ShardOutput,
         changes: node_rules.Changes,
         judged_ms: int,
     ) -> None:
@@ -169,7 +171,7 @@ class Fleet:
         fresh = np.ones(len(block), np.bool_)
         new = np.zeros(len(block), np.bool_)  # the first of its machine in its window
         of = self.roll.of
-        for some in node_columns.rounds(place, block.sequence):
+        for some in node_columns.split_rounds(place, block.sequence):
             at = place[some]
             fresh[some] = self.roll.unseen(at, block.boot[some], block.sequence[some])
             counted = fresh[some] & ~late[some]
@@ -192,7 +194,7 @@ class Fleet:
     def _roll_up(
         self,
         level: str,
-        block: blocks.Block,
+        block: blocks.ReportBlock,
         code: Ints,
         window: Ints,
         place: Ints,
@@ -210,10 +212,10 @@ class Fleet:
             reported, state, partial = reported[order], state[order], partial[order]
         starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
         targets = [
-            self._open.setdefault((one // stride, level, one % stride), cells.Cell())
+            self._open.setdefault((one // stride, level, one % stride), cells.WindowCell())
             for one in key[starts].tolist()
         ]
-        cells.fold(targets, metrics, starts)
+        cells.aggregate(targets, metrics, starts)
         sizes = np.diff(starts, append=len(key))
         cell_of = np.repeat(np.arange(len(starts)), sizes)
         stated = np.bincount(
@@ -245,7 +247,9 @@ class Fleet:
             at = first if order is None else int(np.flatnonzero(order == first)[0])
             cells.add_counts(targets[cell_of[at]].dropped, facts.dropped)
 
-    def _rank(self, targets: Sequence[cells.Cell], metrics: cells.Floats, cell_of: Ints, place: Ints) -> None:
+    def _rank(
+        self, targets: Sequence[cells.WindowCell], metrics: cells.Floats, cell_of: Ints, place: Ints
+    ) -> None:
         most = self._plan.top
         for name in self._plan.top_metrics:
             values = metrics[cells.METRICS.index(name)]
@@ -261,11 +265,11 @@ class Fleet:
 
     # Summaries
 
-    def _take_summaries(self, arrival: Arrival, output: Output) -> None:
+    def _take_summaries(self, arrival: Arrival, output: ShardOutput) -> None:
         facts = arrival.facts
         verdict = self._heard.observe(facts.channel, facts.boot, facts.sequence)
-        if verdict is not duplicates.Verdict.NEW:
-            reason = LATE if verdict is duplicates.Verdict.LATE else DUPLICATED
+        if verdict is not duplicates.DuplicateVerdict.NEW:
+            reason = LATE if verdict is duplicates.DuplicateVerdict.LATE else DUPLICATED
             output.count(reason, arrival.batch.num_rows)
             return
         try:
@@ -273,8 +277,8 @@ class Fleet:
                 codes(arrival.batch.column(name)).tolist()
                 for name, codes in (("group", self.roll.group_codes), ("zone", self.roll.zone_codes))
             )
-            rows = [summaries.Summary.of(row) for row in arrival.batch.to_pylist()]
-        except (messages.Malformed, pa.ArrowException, ValueError, TypeError, LookupError):
+            rows = [summaries.ChannelSummary.of(row) for row in arrival.batch.to_pylist()]
+        except (messages.MalformedMessage, pa.ArrowException, ValueError, TypeError, LookupError):
             output.count(UNUSABLE, arrival.batch.num_rows)
             return
         lost = dict(facts.dropped)
@@ -287,7 +291,7 @@ class Fleet:
             else:
                 output.count("summaries", 1)
                 for level, code in (("group", group_code), ("zone", zone_code)):
-                    cell = self._open.setdefault((window, level, code), cells.Cell())
+                    cell = self._open.setdefault((window, level, code), cells.WindowCell())
                     row.add_to(cell)
                     cell.partial |= facts.partial
                     cells.add_counts(cell.dropped, lost)
@@ -295,7 +299,7 @@ class Fleet:
 
     # Closing windows
 
-    def _close(self, output: Output, changes: node_rules.Changes) -> None:
+    def _close(self, output: ShardOutput, changes: node_rules.Changes) -> None:
         width = self._plan.window_ms
         closing_ms = (self._clock_ms - int(self._plan.delay_s * 1000)) // width * width
         if closing_ms <= self._closed_ms:
@@ -311,7 +315,7 @@ class Fleet:
             # The last window, whether or not anything was reported in it.
             if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
                 for code in np.flatnonzero(known).tolist():
-                    self._open.setdefault((last, level, code), cells.Cell())
+                    self._open.setdefault((last, level, code), cells.WindowCell())
             ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
             whole: dict[int, _Whole] = {}
             for key in ready:
@@ -323,7 +327,7 @@ class Fleet:
                     whole.setdefault(start_ms, _Whole()).add(cell, told, top, self._plan.top)
                 output.closed.append(_closed(level, names[code], start_ms, told, cell, top))
             for name in gone[level]:
-                output.closed.append(_closed(level, name, last, (0, 0), cells.Cell(), {}, gone=True))
+                output.closed.append(_closed(level, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
             if level == "group" and gone[level]:
                 whole.setdefault(last, _Whole())  # an empty system is one, too
             for start_ms, one in whole.items():
@@ -331,7 +335,7 @@ class Fleet:
                 output.closed.append(_closed("system", "", start_ms, told, one.cell, one.top))
         self._closed_ms = closing_ms
 
-    def _named(self, cell: cells.Cell) -> dict[str, list[tuple[float, str]]]:
+    def _named(self, cell: cells.WindowCell) -> dict[str, list[tuple[float, str]]]:
         """Its ranks, with the names of the machines."""
         found = {
             name: [
@@ -392,24 +396,29 @@ class Fleet:
         )
 
     @classmethod
-    def unpack(cls, data: bytes, plan: Plan, names: node_columns.Names) -> Fleet:
+    def unpack(cls, data: bytes, plan: FleetStatePlan, names: node_columns.NodeNames) -> FleetState:
         try:
             return cls._unpacked(msgspec.msgpack.decode(data), plan, names)
         except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
-            raise Unreadable(f"{UNREADABLE}: {error}") from error
+            raise StateUnreadable(f"{UNREADABLE}: {error}") from error
 
     @classmethod
-    def _unpacked(cls, told: Sequence[Any], plan: Plan, names: node_columns.Names) -> Fleet:
+    def _unpacked(
+        cls, told: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
+    ) -> FleetState:
         if told[0] != LAYOUT:
             raise ValueError(f"it is of layout {told[0]!r:.20}, and this is layout {LAYOUT}")
         _, clock_ms, closed_ms, heard, packed, open_cells = told
-        fleet = cls(plan, node_columns.Roll.unpack(packed, names, node_rules.Judge(plan.rules).wanted))
+        fleet = cls(
+            plan,
+            node_columns.NodeColumns.unpack(packed, names, node_rules.NodeRuleEvaluator(plan.rules).wanted),
+        )
         fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
-        fleet._heard = duplicates.Windows(
+        fleet._heard = duplicates.DuplicateWindows(
             _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in heard.items()}
         )
         fleet._open = {
-            (start, level, code): cells.Cell.unpack(cell) for start, level, code, cell in open_cells
+            (start, level, code): cells.WindowCell.unpack(cell) for start, level, code, cell in open_cells
         }
         return fleet
 
@@ -418,12 +427,16 @@ class _Whole:
     """The system's share in one shard: the sum of its groups."""
 
     def __init__(self) -> None:
-        self.cell = cells.Cell()
+        self.cell = cells.WindowCell()
         self.known = self.stale = 0
         self.top: dict[str, list[tuple[float, str]]] = {}
 
     def add(
-        self, cell: cells.Cell, told: tuple[int, int], top: Mapping[str, list[tuple[float, str]]], most: int
+        self,
+        cell: cells.WindowCell,
+        told: tuple[int, int],
+        top: Mapping[str, list[tuple[float, str]]],
+        most: int,
     ) -> None:
         self.cell.add(cell)
         self.known += told[0]
@@ -437,13 +450,13 @@ def _closed(
     name: str,
     start_ms: int,
     told: tuple[int, int],
-    cell: cells.Cell,
+    cell: cells.WindowCell,
     top: dict[str, list[tuple[float, str]]],
     *,
     gone: bool = False,
-) -> Closed:
+) -> ClosedWindow:
     known, stale = told
-    return Closed(
+    return ClosedWindow(
         level=level,
         name=name,
         from_ms=start_ms,
@@ -455,14 +468,14 @@ def _closed(
     )
 
 
-def _least(cell: cells.Cell, name: str, most: int) -> float:
+def _least(cell: cells.WindowCell, name: str, most: int) -> float:
     """What a value must be above to be ranked."""
     ranked = cell.ranks.get(name)
     return float(ranked[0][-1]) if ranked is not None and len(ranked[0]) >= most else -np.inf
 
 
 def _fold_extra(
-    targets: Sequence[cells.Cell], cell_of: Ints, word: Ints, value: cells.Floats, words: Sequence[str]
+    targets: Sequence[cells.WindowCell], cell_of: Ints, word: Ints, value: cells.Floats, words: Sequence[str]
 ) -> None:
     key = cell_of * len(words) + word
     order = np.argsort(key, kind="stable")
@@ -480,4 +493,6 @@ def _fold_extra(
         *(part.tolist() for part in parts),
         strict=True,  # equivalent: of equal length
     ):
-        targets[one // len(words)].fold_extra(words[one % len(words)], cells.Extra(count, total, least, most))
+        targets[one // len(words)].fold_extra(
+            words[one % len(words)], cells.ExtraMetric(count, total, least, most)
+        )

@@ -11,19 +11,19 @@ from muster.core.reports import sketches
 from muster.pipeline.fleet import blocks, cells
 
 
-class Summary(msgspec.Struct, frozen=True):
+class ChannelSummary(msgspec.Struct, frozen=True):
     """A row of `reports.summary_schema`, checked."""
 
     metric: str
     from_ms: int
     count: int
     figures: tuple[float, float, float]
-    sketch: sketches.Quantiles
-    machines: sketches.Distinct
+    sketch: sketches.QuantileSketch
+    machines: sketches.DistinctSketch
     partial: bool
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> Summary:
+    def of(cls, row: dict[str, Any]) -> ChannelSummary:
         least, most = (row[name] for name in ("min", "max"))
         figures = (row["sum"], np.inf if least is None else least, -np.inf if most is None else most)
         if row["count"] < 0 or np.isnan(figures).any() or not np.isfinite(figures[0]):
@@ -33,17 +33,17 @@ class Summary(msgspec.Struct, frozen=True):
             int(row["from"].timestamp() * 1000),
             row["count"],
             figures,
-            sketches.Quantiles.from_bytes(row["sketch"]),
-            sketches.Distinct.from_bytes(row["machines"]),
+            sketches.QuantileSketch.from_bytes(row["sketch"]),
+            sketches.DistinctSketch.from_bytes(row["machines"]),
             row["partial"],
         )
 
-    def add_to(self, cell: cells.Cell) -> None:
+    def add_to(self, cell: cells.WindowCell) -> None:
         total, least, most = self.figures
         cell.partial |= self.partial
         if not self.metric:  # the row that counts reports and machines
             cell.total += self.count
-            cell.merged = cell.merged or sketches.Distinct()
+            cell.merged = cell.merged or sketches.DistinctSketch()
             cell.merged.merge(self.machines)
             cell.oldest_ms = min(self.from_ms, cell.oldest_ms or self.from_ms)
         elif self.metric in cells.METRICS:
@@ -54,4 +54,4 @@ class Summary(msgspec.Struct, frozen=True):
             cell.max = np.maximum(cell.max, np.where(np.arange(len(cell.max)) == at, most, -np.inf))
             cells.fold_sketch(cell, at, self.sketch)
         elif self.metric in cell.extra or len(cell.extra) < blocks.EXTRA_MAX:
-            cell.fold_extra(self.metric, cells.Extra(self.count, total, least, most))
+            cell.fold_extra(self.metric, cells.ExtraMetric(self.count, total, least, most))

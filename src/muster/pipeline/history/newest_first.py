@@ -34,7 +34,7 @@ TELLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PageCursor:
     """Where a page ended: the millisecond of its last row, and how many rows of that one were shown."""
 
     at_ms: int
@@ -44,7 +44,7 @@ class Mark:
         return f"{self.at_ms}.{self.shown}"
 
     @classmethod
-    def parse(cls, text: str) -> Mark:
+    def parse(cls, text: str) -> PageCursor:
         at_ms, _, shown = text.partition(".")
         if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in (at_ms, shown)):
             raise errors.InvalidInput(
@@ -55,9 +55,9 @@ class Mark:
         return cls(int(at_ms), int(shown))
 
 
-def page(
-    root: Path, asked: search.Query, limit: int, after: Mark | None = None
-) -> tuple[pa.Table, Mark | None]:
+def read_page(
+    root: Path, asked: search.HistorySearch, limit: int, after: PageCursor | None = None
+) -> tuple[pa.Table, PageCursor | None]:
     """At most ``limit`` rows behind the mark of the page before, and the mark of this one if there are more.
 
     Rows that are written meanwhile are newer, and move nothing.
@@ -68,7 +68,9 @@ def page(
         return _page(root, asked, limit, after)
 
 
-def _page(root: Path, asked: search.Query, limit: int, after: Mark | None) -> tuple[pa.Table, Mark | None]:
+def _page(
+    root: Path, asked: search.HistorySearch, limit: int, after: PageCursor | None
+) -> tuple[pa.Table, PageCursor | None]:
     time = search.KINDS.get(asked.kind, "")
     files = sorted(((_end(path, time), path) for path in search.paths(root, asked.kind)), reverse=True)
     whole = search.dataset_of([path for _, path in files])
@@ -87,11 +89,15 @@ def _page(root: Path, asked: search.Query, limit: int, after: Mark | None) -> tu
         return rows.select(shown), None
     moments = [_ms(moment) for moment in rows.column(time).to_pylist()]
     before = skip if after is not None and moments[-1] == after.at_ms else 0
-    return rows.select(shown), Mark(moments[-1], before + moments.count(moments[-1]))
+    return rows.select(shown), PageCursor(moments[-1], before + moments.count(moments[-1]))
 
 
 def _gather(
-    files: list[tuple[datetime.datetime, str]], schema: pa.Schema, wanted: search.Query, keys: Any, most: int
+    files: list[tuple[datetime.datetime, str]],
+    schema: pa.Schema,
+    wanted: search.HistorySearch,
+    keys: Any,
+    most: int,
 ) -> pa.Table:
     """The first ``most`` rows in the order of ``keys``, the first of which is a time and goes backwards."""
     time, *telling = keys

@@ -55,7 +55,7 @@ ALERT_SCHEMA = pa.schema(
 )
 
 
-def rows(found: Sequence[rollups.Many], window_ms: int) -> pa.Table:
+def rows(found: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     """One row for each metric; one without a metric where nothing was reported."""
     figures = np.stack([many.figures for many in found])  # level by figure by metric
     which, metric = np.nonzero(figures[:, 0])
@@ -98,7 +98,7 @@ def rows(found: Sequence[rollups.Many], window_ms: int) -> pa.Table:
     return pa.Table.from_arrays([known[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def write(found: Sequence[rollups.Many], window_ms: int, root: Path, run: str, batch: int) -> None:
+def write(found: Sequence[rollups.ScopeTotals], window_ms: int, root: Path, run: str, batch: int) -> None:
     if found:
         folder = tables.batch_folder(root, tables.LEVELS, run, batch)
         tables.write(rows(found, window_ms), folder / "part-0.parquet")
@@ -124,7 +124,9 @@ def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch:
         tables.write(_table(listed, ALERT_SCHEMA), folder / "part-0.parquet")
 
 
-def teach(baselines: rollups.Baselines, root: Path, wanted: Collection[str], *, files: int = 200) -> None:
+def load_baselines(
+    baselines: rollups.Baselines, root: Path, wanted: Collection[str], *, files: int = 200
+) -> None:
     """What is usual at these levels, from the latest of the history: nothing has to be learnt anew."""
     if not wanted:
         return

@@ -31,7 +31,7 @@ STATISTICS = ("count", "mean", "min", "max")
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class HistorySearch:
     kind: str = tables.NODES
     where: str = "TRUE"
     from_ms: int | None = None
@@ -40,20 +40,20 @@ class Query:
     limit: int | None = None
 
 
-def search(root: Path, query: Query) -> Iterator[pa.RecordBatch]:
+def search(root: Path, query: HistorySearch) -> Iterator[pa.RecordBatch]:
     """The rows where the predicate is true, in no particular order."""
     dataset = dataset_of(paths(root, query.kind))
     if dataset is not None:
         yield from scan(dataset, query)
 
 
-def scan(dataset: ds.Dataset, query: Query) -> Iterator[pa.RecordBatch]:
+def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
     model = _model(dataset.schema)
     condition = parser.parse(query.where)
     type_check.require(condition, model, query.where)
     for name in query.columns:
         if name not in dataset.schema.names:
-            hint = type_check.nearest(name, dataset.schema.names)
+            hint = type_check.closest_name(name, dataset.schema.names)
             raise errors.InvalidInput(f"{query.kind} have no column {name!r}", hint=hint)
     asked = {name.key for name in ast.names(condition)}
     shown = query.columns or tuple(dataset.schema.names)
@@ -75,10 +75,10 @@ def scan(dataset: ds.Dataset, query: Query) -> Iterator[pa.RecordBatch]:
             return
 
 
-def summarise(root: Path, query: Query, *, of: str, by: Sequence[str]) -> pa.Table:
+def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
     """Count, mean, least and greatest of ``of`` for each combination of ``by``, most first."""
     wanted = tuple(dict.fromkeys((*by, of)))
-    narrowed = Query(query.kind, query.where, query.from_ms, query.to_ms, wanted)
+    narrowed = HistorySearch(query.kind, query.where, query.from_ms, query.to_ms, wanted)
     parts = []
     for batch in search(root, narrowed):
         part = pa.Table.from_batches([batch])
@@ -127,7 +127,7 @@ def dataset_of(files: Sequence[str]) -> Any:
     return ds.dataset(list(files), schema=schema, format="parquet")
 
 
-def _period(query: Query, schema: pa.Schema) -> Any:
+def _period(query: HistorySearch, schema: pa.Schema) -> Any:
     name = KINDS[query.kind]
     kind = schema.field(name).type
     found = None
@@ -139,9 +139,9 @@ def _period(query: Query, schema: pa.Schema) -> Any:
     return found
 
 
-def _model(schema: pa.Schema) -> dict[str, types.Type]:
+def _model(schema: pa.Schema) -> dict[str, types.AttributeType]:
     """The columns that a predicate can ask about; a list or a map is none of them."""
-    known: dict[str, types.Type] = {}
+    known: dict[str, types.AttributeType] = {}
     for field in schema:
         kind = field.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
@@ -155,22 +155,22 @@ def _model(schema: pa.Schema) -> dict[str, types.Type]:
     return known
 
 
-def _table(batch: pa.RecordBatch, asked: set[str], model: dict[str, types.Type]) -> columns.Table:
+def _table(batch: pa.RecordBatch, asked: set[str], model: dict[str, types.AttributeType]) -> columns.Table:
     return columns.Table(
         {name: _column(batch.column(name), model[name].kind) for name in asked}, rows=batch.num_rows
     )
 
 
-def _column(cells: Any, kind: types.Kind) -> columns.Column:
+def _column(cells: Any, kind: types.ValueKind) -> columns.Column:
     null = cells.is_null().to_numpy(zero_copy_only=False)
     match kind:
-        case types.Kind.STRING:
+        case types.ValueKind.STRING:
             encoded = cells if pa.types.is_dictionary(cells.type) else cells.dictionary_encode()
             codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
             return columns.Column(kind, codes, tuple(encoded.dictionary.to_pylist()))
-        case types.Kind.FLOAT:
+        case types.ValueKind.FLOAT:
             return columns.Column(kind, cells.to_numpy(zero_copy_only=False).astype(np.float64))
-        case types.Kind.BOOL:
+        case types.ValueKind.BOOL:
             truth = cells.fill_null(False).to_numpy(zero_copy_only=False)
             codes = np.where(truth, columns.TRUE_CODE, columns.FALSE_CODE)
             return columns.Column(kind, np.where(null, 0, codes).astype(np.uint8))

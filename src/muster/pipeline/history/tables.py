@@ -42,30 +42,30 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
 
 
-class Full(errors.LimitExceeded):
+class HistoryFull(errors.LimitExceeded):
     """There is no room for the history. The pipeline goes on without, and counts."""
 
     code = "history-full"
 
 
-class Kept(msgspec.Struct):
+class BatchInventory(msgspec.Struct):
     """Of levels and of alerts: batches that were taken in and are still there, and the files made of them."""
 
     batches: list[str] = msgspec.field(default_factory=list)
     files: list[str] = msgspec.field(default_factory=list)
 
 
-class Compacted(msgspec.Struct):
+class CompactedFiles(msgspec.Struct):
     version: int = 1
     turns: int = 0
     sequence: int = 0  # the highest position in the stream that was ever taken in
     batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
     hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
     days: list[str] = msgspec.field(default_factory=list)
-    levels: Kept = msgspec.field(default_factory=Kept)
-    alerts: Kept = msgspec.field(default_factory=Kept)
+    levels: BatchInventory = msgspec.field(default_factory=BatchInventory)
+    alerts: BatchInventory = msgspec.field(default_factory=BatchInventory)
 
-    def kept(self, kind: str) -> Kept:
+    def kept(self, kind: str) -> BatchInventory:
         return self.levels if kind == LEVELS else self.alerts
 
 
@@ -94,18 +94,18 @@ def write(table: pa.Table, path: Path) -> None:
     except OSError as error:
         fresh.unlink(missing_ok=True)
         if error.errno in _FULL or "No space left" in str(error):
-            raise Full(f"no room for the history in {path.parent}: {error}") from error
+            raise HistoryFull(f"no room for the history in {path.parent}: {error}") from error
         raise
 
 
-def compacted(root: Path) -> Compacted:
+def compacted(root: Path) -> CompactedFiles:
     try:
-        return msgspec.json.decode((root / "compacted.json").read_bytes(), type=Compacted)
+        return msgspec.json.decode((root / "compacted.json").read_bytes(), type=CompactedFiles)
     except (FileNotFoundError, NotADirectoryError):
-        return Compacted()
+        return CompactedFiles()
 
 
-def save_compacted(root: Path, told: Compacted) -> None:
+def save_compacted(root: Path, told: CompactedFiles) -> None:
     fresh = root / f".compacted.json.{os.getpid()}"
     with fresh.open("wb") as file:
         file.write(msgspec.json.encode(told))
@@ -121,14 +121,14 @@ def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
             yield found[0], folder
 
 
-class Done(msgspec.Struct, frozen=True):
+class BatchMarker(msgspec.Struct, frozen=True):
     """How far a run got: all that will ever be in the history of this batch is there."""
 
     batch: int  # -1: none yet
     summaries: int  # the last of the other stream that was read; -1: nobody knows
 
 
-def mark_done(root: Path, run: str, told: Done) -> None:
+def mark_done(root: Path, run: str, told: BatchMarker) -> None:
     folder = root / NODES / f"run={run}"
     fresh = folder / f".{_DONE}.{os.getpid()}"
     try:
@@ -144,10 +144,10 @@ def mark_done(root: Path, run: str, told: Done) -> None:
         raise
 
 
-def done(root: Path, run: str) -> Done | None:
+def done(root: Path, run: str) -> BatchMarker | None:
     """None of a run of a version that marked nothing."""
     try:
-        return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=Done)
+        return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=BatchMarker)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
         return None
 

@@ -34,31 +34,31 @@ PUBLISH_AT_ONCE = 500
 MEMORY_NAME = "alerts.json"
 
 #: The pipeline's own rule: judged here, not by its condition.
-HISTORY = rules.Rule(
+HISTORY = rules.AlertRule(
     name="history-full",
     level="system",
     when="FALSE",
-    severity=messages.Level.CRITICAL,
+    severity=messages.Severity.CRITICAL,
     summary="{value:.0f} rows of the last batch could not be written to the history",
 )
 
 
-class Remembered(msgspec.Struct):
+class CommitState(msgspec.Struct):
     """What survives the process besides Spark's checkpoint."""
 
-    book: tracker.Memory
-    unsent: list[tracker.Notice] = msgspec.field(default_factory=list)
+    book: tracker.AlertTrackerState
+    unsent: list[tracker.AlertNotification] = msgspec.field(default_factory=list)
     unsaid: list[messages.Alert] = msgspec.field(default_factory=list)
 
 
-class Outcomes:
+class BatchCommitter:
     def __init__(
-        self, bus: api.Bus, settings: settings_.Pipeline, *, history: Path, run: str, memory: Path
+        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: Path, run: str, memory: Path
     ) -> None:
         known, receivers = _load_rules(settings)
         self.rules = known
         self.counts: dict[str, int] = {}  # by reason, since the start
-        self.latest: dict[tuple[str, str], messages.Message] = {}
+        self.latest: dict[tuple[str, str], messages.WireMessage] = {}
         self.machines = 0
         self.total_rows = 0
         self.clock_ms = 0  # the broker's, at the newest message read
@@ -68,18 +68,20 @@ class Outcomes:
         self._history = history
         self._run = run
         self._memory_path = memory
-        self._log = log.Events("pipeline", pipeline=bus.identity)
+        self._log = log.EventLog("pipeline", pipeline=bus.identity)
         remembered = self._remember()
-        self.book = tracker.Book((*known, HISTORY), remembered.book, forget_s=settings.forget_s)
-        self.sender = notifications.Sender(receivers, settings, unsent=remembered.unsent, count=self.count)
+        self.book = tracker.AlertTracker((*known, HISTORY), remembered.book, forget_s=settings.forget_s)
+        self.sender = notifications.AlertNotificationSender(
+            receivers, settings, unsent=remembered.unsent, count=self.count
+        )
         self._unsaid = remembered.unsaid  # changes of alerts that the brokers do not have yet
         self._unkept: list[messages.Alert] = []  # that they have, and the history does not
         self._window_ms = int(settings.window_s * 1000)
         mark = history_.done(history, run)
         self._summaries = mark.summaries if mark is not None else -1  # the last that was read
         baselines = rollups.Baselines()
-        self._judge = rollups.Judge(known, baselines, self._window_ms)
-        rollup_rows.teach(baselines, history, self._judge.scored)
+        self._judge = rollups.ScopeRuleEvaluator(known, baselines, self._window_ms)
+        rollup_rows.load_baselines(baselines, history, self._judge.scored)
         self._loop: asyncio.AbstractEventLoop
         self._results: api.Stream
         self._alerts: api.Stream
@@ -92,7 +94,7 @@ class Outcomes:
     def count(self, reason: str, count: int = 1) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
-    def take(self, number: int, outputs: list[state.Output], counts: dict[str, int]) -> None:
+    def take(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
         found = rollups.levels((one for output in outputs for one in output.closed), self._top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         judgements = [
@@ -108,7 +110,7 @@ class Outcomes:
             rollup_rows.write(found, self._window_ms, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
             counts["levels-not-in-history"] = len(found)
-            counts[query.failure(error)] = counts.get(query.failure(error), 0) + 1
+            counts[query.explain_failure(error)] = counts.get(query.explain_failure(error), 0) + 1
             self._log.error("history-not-written", error=error)
         if found or counts.get("rows"):  # something was to be written
             judgements.append(_about_history(counts, clock_ms))
@@ -122,21 +124,21 @@ class Outcomes:
         """Say in the history that this batch is whole."""
         self._summaries = max(self._summaries, summaries)
         try:
-            history_.mark_done(self._history, self._run, history_.Done(number, self._summaries))
+            history_.mark_done(self._history, self._run, history_.BatchMarker(number, self._summaries))
         except OSError as error:  # there is no room: the mark of the next batch will do
             self._log.warning("batch-not-marked", batch=number, error=error)
 
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.book.on()
 
-    def _make(self, found: list[rollups.Many]) -> list[tuple[str, str, messages.Message]]:
-        made: list[tuple[str, str, messages.Message]] = []
+    def _make(self, found: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
+        made: list[tuple[str, str, messages.WireMessage]] = []
         for many in found:
             if many.level == "system":
                 groups = [one for one in found if one.level == "group" and one.from_ms == many.from_ms]
                 made.append(("system", "", rollups.system_report(many, groups, self._window_ms)))
                 if many.top:
-                    made.append(("top", "", rollups.top(many, self._window_ms)))
+                    made.append(("top", "", rollups.top_nodes(many, self._window_ms)))
             else:
                 made.append((many.level, many.name, rollups.group_report(many, self._window_ms)))
         return made
@@ -144,9 +146,9 @@ class Outcomes:
     async def _finish(
         self,
         number: int,
-        judgements: list[tracker.Judgement],
+        judgements: list[tracker.RuleVerdict],
         clock_ms: int,
-        made: list[tuple[str, str, messages.Message]],
+        made: list[tuple[str, str, messages.WireMessage]],
         counts: dict[str, int],
         machines: int,
     ) -> None:
@@ -165,7 +167,7 @@ class Outcomes:
         for reason, count in counts.items():
             self.count(reason, count)
 
-    async def _publish(self, level: str, name: str, message: messages.Message) -> None:
+    async def _publish(self, level: str, name: str, message: messages.WireMessage) -> None:
         try:
             subject = columns.result_subject(self._bus.identity, level, name)
             data = messages.encode(message)
@@ -182,7 +184,7 @@ class Outcomes:
             self.count("alerts-not-in-history", len(changed))
             self._log.error("history-not-written", error=error)
 
-    async def obey(self, outcome: tracker.Outcome) -> None:
+    async def obey(self, outcome: tracker.AlertUpdates) -> None:
         """Publish what changed, and queue what people are to be told. What fails is said by the next."""
         for notice in outcome.notices:
             self.sender.add(notice)
@@ -207,11 +209,11 @@ class Outcomes:
             await self.obey(outcome)
             await asyncio.to_thread(self.save)
 
-    def _remember(self) -> Remembered:
+    def _remember(self) -> CommitState:
         try:
-            return msgspec.json.decode(self._memory_path.read_bytes(), type=Remembered)
+            return msgspec.json.decode(self._memory_path.read_bytes(), type=CommitState)
         except FileNotFoundError:
-            return Remembered(tracker.Memory())
+            return CommitState(tracker.AlertTrackerState())
         except msgspec.MsgspecError as error:
             raise errors.Conflict(
                 f"the book of alerts {self._memory_path} cannot be read: {error}",
@@ -219,7 +221,7 @@ class Outcomes:
             ) from error
 
     def save(self) -> None:
-        data = msgspec.json.encode(Remembered(self.book.memory(), self.sender.unsent(), self._unsaid))
+        data = msgspec.json.encode(CommitState(self.book.memory(), self.sender.unsent(), self._unsaid))
         fresh = self._memory_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:
             with fresh.open("wb") as file:
@@ -234,8 +236,8 @@ class Outcomes:
 
 
 def _load_rules(
-    settings: settings_.Pipeline,
-) -> tuple[tuple[rules.Rule, ...], dict[str, notifications.Receiver]]:
+    settings: settings_.PipelineSettings,
+) -> tuple[tuple[rules.AlertRule, ...], dict[str, notifications.AlertContact]]:
     if not settings.rules:
         return (), {}
     path = Path(settings.rules).expanduser()
@@ -250,9 +252,9 @@ def _load_rules(
     return found, receivers
 
 
-def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.Judgement:
+def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
     missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "levels-not-in-history"))
-    return tracker.Judgement(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
+    return tracker.RuleVerdict(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
 
 
 async def _in_groups(work: Iterable[Any]) -> None:

@@ -21,13 +21,13 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.pipeline import settings as settings_
 
-events = log.Events("pipeline")
+events = log.EventLog("pipeline")
 
 VERSION = 3  # of the query's shape and of the state; raise it with any change that old state cannot follow
 LABEL = "muster-checkpoint.json"
 
 
-class Label(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointLabel(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     run: str
     shards: int
@@ -36,7 +36,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
 
 
-class Unusable(errors.Conflict):
+class CheckpointUnusable(errors.Conflict):
     code = "checkpoint-unusable"
 
 
@@ -47,23 +47,23 @@ def advice(folder: Path) -> str:
     )
 
 
-def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
+def open_(folder: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
     """The label of the checkpoint in ``folder``, which is made if there is none."""
     path = folder / LABEL
     try:
-        label = msgspec.json.decode(path.read_bytes(), type=Label)
+        label = msgspec.json.decode(path.read_bytes(), type=CheckpointLabel)
     except FileNotFoundError:
         if folder.exists() and any(folder.iterdir()):
-            raise Unusable(
+            raise CheckpointUnusable(
                 f"{folder} is a checkpoint that Muster did not make", hint=advice(folder)
             ) from None
         return _make(folder, path, wanted)
     except msgspec.MsgspecError as error:
-        raise Unusable(
+        raise CheckpointUnusable(
             f"the checkpoint's label {path} cannot be read: {error}", hint=advice(folder)
         ) from error
     if label.version > VERSION:
-        raise Unusable(
+        raise CheckpointUnusable(
             f"the checkpoint in {folder} is of version {label.version}, and this is version {VERSION}",
             hint=f"run a newer Muster, or {advice(folder)}",
         )
@@ -75,15 +75,15 @@ def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
     for name in ("shards", "splits", "partitions", "window_s"):
         was, now = getattr(label, name), getattr(wanted, name)
         if was != now:
-            raise Unusable(
+            raise CheckpointUnusable(
                 f"the checkpoint in {folder} was made with pipeline.{name} = {was}, and {now} is wanted",
                 hint=f"set pipeline.{name} = {was}, or {advice(folder)}",
             )
     return label
 
 
-def _make(folder: Path, path: Path, wanted: settings_.Pipeline) -> Label:
-    label = Label(
+def _make(folder: Path, path: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
+    label = CheckpointLabel(
         version=VERSION,
         run=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
         shards=wanted.shards,

@@ -28,7 +28,7 @@ from muster.pipeline import settings as settings_
 from muster.pipeline.job import progress_metrics, service
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     servers: tuple[str, ...]
     credentials: str | None = None
@@ -39,14 +39,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     alerts_max_bytes: int = 256 << 20
     alerts_max_age_s: float = 30 * 86400.0
     replicas: int = 1
-    health: domain.Health = msgspec.field(default_factory=domain.Health)
+    health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
     pages: str | None = None  # the folder in which it tells where its pages are
     leashed: bool = False  # ends with its standard input: nobody starts a second one beside an orphan
-    settings: settings_.Pipeline = msgspec.field(default_factory=settings_.Pipeline)
+    settings: settings_.PipelineSettings = msgspec.field(default_factory=settings_.PipelineSettings)
 
 
-async def run(options: Options, *, on_progress: Callable[[protocol.Progress], None] | None = None) -> None:
-    places = service.Places(
+async def run(
+    options: PipelineOptions, *, on_progress: Callable[[protocol.BatchProgress], None] | None = None
+) -> None:
+    places = service.PipelinePaths(
         Path(options.folder),
         options.servers,
         options.credentials,
@@ -65,15 +67,15 @@ async def run(options: Options, *, on_progress: Callable[[protocol.Progress], No
     tls = ssl.create_default_context(cafile=options.ca) if options.ca else None
     identity = None if options.credentials else options.settings.name
     measure = metrics.Metrics(process=True)
-    measured = progress_metrics.Measured(measure)
-    bus: client.Client | None = None
+    measured = progress_metrics.ProgressMetrics(measure)
+    bus: client.NatsBus | None = None
 
-    def hear(progress: protocol.Progress) -> None:
+    def hear(progress: protocol.BatchProgress) -> None:
         measured.take(progress)
         if on_progress is not None:
             on_progress(progress)
 
-    async with http_health.of_process(
+    async with http_health.serve_process(
         options.health,
         process=options.settings.name,
         conditions=lambda: measured.conditions(bus),
@@ -85,7 +87,7 @@ async def run(options: Options, *, on_progress: Callable[[protocol.Progress], No
         )
         async with bus:
             running = await asyncio.to_thread(
-                service.Service, bus, options.settings, places, on_progress=hear
+                service.PipelineService, bus, options.settings, places, on_progress=hear
             )
             with _stopping(running):
                 holding = asyncio.create_task(_leash(running)) if options.leashed else None
@@ -97,7 +99,7 @@ async def run(options: Options, *, on_progress: Callable[[protocol.Progress], No
                         await asyncio.gather(holding, return_exceptions=True)
 
 
-async def _leash(running: service.Service) -> None:
+async def _leash(running: service.PipelineService) -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -109,7 +111,7 @@ async def _leash(running: service.Service) -> None:
 
 
 @contextlib.contextmanager
-def _stopping(running: service.Service) -> Iterator[None]:
+def _stopping(running: service.PipelineService) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     asked = 0
 
@@ -132,7 +134,7 @@ def _stopping(running: service.Service) -> Iterator[None]:
 def main(path: str) -> int:
     end_log = log.configure(sys.stderr)
     try:
-        asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=Options)))
+        asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=PipelineOptions)))
     except errors.MusterError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code

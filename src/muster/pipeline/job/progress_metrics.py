@@ -8,14 +8,18 @@ from muster.core import health
 from muster.core.telemetry import metrics
 from muster.pipeline import protocol
 
-_STATES = {"running": health.State.UP, "stopping": health.State.DRAINING, "failed": health.State.LATE}
+_STATES = {
+    "running": health.HealthState.UP,
+    "stopping": health.HealthState.DRAINING,
+    "failed": health.HealthState.LATE,
+}
 
 
-class Measured:
+class ProgressMetrics:
     """Hears of progress, and says how the process is."""
 
     def __init__(self, to: metrics.Metrics) -> None:
-        self._last = protocol.Progress(state="starting")
+        self._last = protocol.BatchProgress(state="starting")
         self._before: dict[str, int] = {}
         self._counts = to.counter("pipeline_counts", "What happened to reports and results.", ("reason",))
         self._rows = to.counter("pipeline_rows", "Reports taken.")
@@ -31,7 +35,7 @@ class Measured:
             )
         }
 
-    def take(self, progress: protocol.Progress) -> None:
+    def take(self, progress: protocol.BatchProgress) -> None:
         self._last = progress
         for name, gauge in self._gauges.items():
             gauge.set(getattr(progress, name))
@@ -44,10 +48,12 @@ class Measured:
                 self._rows.add(grown)
         self._before = now
 
-    def conditions(self, bus: api.Bus | None) -> dict[str, http_health.Told]:
+    def conditions(self, bus: api.Bus | None) -> dict[str, http_health.HealthReport]:
         last = self._last
-        spark = http_health.Told(_STATES.get(last.state, health.State.STARTING), last.reason)
+        spark = http_health.HealthReport(_STATES.get(last.state, health.HealthState.STARTING), last.reason)
         return {
-            "bus": http_health.Told(health.State.STARTING) if bus is None else http_health.of_bus(bus),
+            "bus": http_health.HealthReport(health.HealthState.STARTING)
+            if bus is None
+            else http_health.bus_health(bus),
             "spark": spark,
         }

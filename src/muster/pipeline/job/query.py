@@ -43,10 +43,10 @@ CPU = "cpu-us "  # begins the names of counters that say where time goes
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QueryPlan:
     """Everything a query needs: plain data, since it travels to the executors."""
 
-    plan: state.Plan
+    plan: state.FleetStatePlan
     servers: tuple[str, ...]
     checkpoint: str
     history: str
@@ -61,10 +61,10 @@ class Job:
     after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: behind all there is
 
 
-Take = Callable[[int, list[state.Output], dict[str, int]], None]
+Take = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
 
 
-def start(spark: SparkSession, job: Job, take: Take, *, trigger_s: float | None) -> StreamingQuery:
+def start(spark: SparkSession, job: QueryPlan, take: Take, *, trigger_s: float | None) -> StreamingQuery:
     """Run until stopped, a batch every ``trigger_s``; None: what is there now, and then end.
 
     ``take`` gets the number of the batch, what the shards said and what was counted; when it returns, the
@@ -101,7 +101,7 @@ def start(spark: SparkSession, job: Job, take: Take, *, trigger_s: float | None)
 
 
 def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
-    found = [msgspec.msgpack.decode(row["data"], type=state.Output) for row in frame.collect()]
+    found = [msgspec.msgpack.decode(row["data"], type=state.ShardOutput) for row in frame.collect()]
     counts: dict[str, int] = {}
     for output in found:
         for reason, count in output.counts.items():
@@ -109,15 +109,15 @@ def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
     take(number, found, counts)
 
 
-def failure(error: Exception) -> str:
+def explain_failure(error: Exception) -> str:
     """Why something is not in the history."""
-    return HISTORY_FULL if isinstance(error, tables.Full) else HISTORY_FAILED
+    return HISTORY_FULL if isinstance(error, tables.HistoryFull) else HISTORY_FAILED
 
 
-class Watched:
+class ShardProcessor:
     """One shard in one micro-batch: what came is opened, written to the history, and fed to the fleet."""
 
-    def __init__(self, known: state.Fleet) -> None:
+    def __init__(self, known: state.FleetState) -> None:
         self._known = known
         self._counts: dict[str, int] = {}
         self._clock_ms = 0
@@ -159,10 +159,10 @@ class Watched:
             tables.write(table, path)
         except (errors.MusterError, OSError) as error:
             self._count(HISTORY_LOST, table.num_rows)
-            self._count(failure(error), 1)
+            self._count(explain_failure(error), 1)
         self._spent("history")
 
-    def feed(self, nodes: list[state.Arrival], summaries: list[state.Arrival]) -> state.Output:
+    def feed(self, nodes: list[state.Arrival], summaries: list[state.Arrival]) -> state.ShardOutput:
         output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
         output.summaries = self._summaries
         self._spent("fleet")
@@ -184,12 +184,12 @@ def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) ->
     for column in ("machine", "group", "zone") if detail else ("group", "zone"):
         found = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
         if found["min"] < 1 or found["max"] > 256:
-            raise columns.WrongSchema(f"a name of no or too many characters in the column {column}")
+            raise columns.ReportSchemaMismatch(f"a name of no or too many characters in the column {column}")
     if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
-        raise Forged("a message whose header names another group than its rows")
+        raise ForgedReport("a message whose header names another group than its rows")
 
 
-class Forged(errors.InvalidInput):
+class ForgedReport(errors.InvalidInput):
     code = "forged"
 
 
@@ -199,10 +199,10 @@ def _with_sequence(one: state.Arrival) -> pa.RecordBatch:
 
 
 #: Names of machines that this worker has seen last, by run and shard: most micro-batches change none.
-_NAMES: dict[tuple[str, int], node_columns.Names] = {}
+_NAMES: dict[tuple[str, int], node_columns.NodeNames] = {}
 
 
-def processor(job: Job) -> Any:
+def processor(job: QueryPlan) -> Any:
     """The second step. A function, since its base class needs Spark."""
     from pyspark import TaskContext
     from pyspark.sql import Row
@@ -217,7 +217,7 @@ def processor(job: Job) -> Any:
             shard = (job.run, key[0])
             known = self._load(shard)
             before = known.roll.names.version
-            watched = Watched(known)
+            watched = ShardProcessor(known)
             nodes, summaries = watched.open(rows)
             watched.keep(nodes, self._path(key[0]))
             output = watched.feed(nodes, summaries)
@@ -230,20 +230,20 @@ def processor(job: Job) -> Any:
             output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
             yield Row(shard=key[0], data=msgspec.msgpack.encode(output))
 
-        def _load(self, shard: tuple[str, int]) -> state.Fleet:
+        def _load(self, shard: tuple[str, int]) -> state.FleetState:
             stored = self._state.get()
             if not stored:
-                return state.Fleet(job.plan)
+                return state.FleetState(job.plan)
             version, packed = stored
             names = _NAMES.get(shard)
             if names is None or names.version != version:
                 told = self._names.get()
                 names = (
-                    node_columns.Names.unpack(version, bytes(told[0]))
+                    node_columns.NodeNames.unpack(version, bytes(told[0]))
                     if told
-                    else node_columns.Names(version)
+                    else node_columns.NodeNames(version)
                 )
-            return state.Fleet.unpack(bytes(packed), job.plan, names)
+            return state.FleetState.unpack(bytes(packed), job.plan, names)
 
         def _path(self, shard: int) -> Path:
             task = TaskContext.get()

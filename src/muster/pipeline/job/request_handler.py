@@ -19,16 +19,16 @@ from muster.pipeline.job import batch_commit
 SILENCE_S_MAX = 10 * 365 * 86400.0
 
 
-class Desk:
+class PipelineRequestHandler:
     """``batches``: the progress of the last ones, newest last; ``stop`` ends the service."""
 
     def __init__(
         self,
-        known: batch_commit.Outcomes,
+        known: batch_commit.BatchCommitter,
         operators: tuple[str, ...],
         *,
-        progress: Callable[[], protocol.Progress],
-        batches: Callable[[], list[protocol.Progress]],
+        progress: Callable[[], protocol.BatchProgress],
+        batches: Callable[[], list[protocol.BatchProgress]],
         stop: Callable[[], None],
     ) -> None:
         self._outcomes = known
@@ -38,21 +38,21 @@ class Desk:
         self._stop = stop
         self._changing = asyncio.Lock()
 
-    def operations(self) -> list[server.Operation]:
+    def operations(self) -> list[server.RpcOperation]:
         return [
-            server.Operation("read.status", self._read_status),
-            server.Operation("read.batches", self._read_batches),
-            server.Operation("read.alerts", self._read_alerts),
-            server.Operation("read.silences", self._read_silences),
-            server.Operation("read.latest", self._read_latest),
-            server.Operation("request.acknowledge", self._acknowledge, target=_target),
-            server.Operation("request.silence", self._silence, target=_target),
-            server.Operation("request.unsilence", self._unsilence),
-            server.Operation("request.stop", self._end, what="pipeline-stop"),
+            server.RpcOperation("read.status", self._read_status),
+            server.RpcOperation("read.batches", self._read_batches),
+            server.RpcOperation("read.alerts", self._read_alerts),
+            server.RpcOperation("read.silences", self._read_silences),
+            server.RpcOperation("read.latest", self._read_latest),
+            server.RpcOperation("request.acknowledge", self._acknowledge, target=_target),
+            server.RpcOperation("request.silence", self._silence, target=_target),
+            server.RpcOperation("request.unsilence", self._unsilence),
+            server.RpcOperation("request.stop", self._end, what="pipeline-stop"),
         ]
 
     async def authorize(
-        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+        self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
         if operation.kind == server.READ or "*" in self._operators or call.identity in self._operators:
             return
@@ -63,37 +63,39 @@ class Desk:
 
     # Reads
 
-    async def _read_status(self, call: server.Call) -> protocol.Progress:
+    async def _read_status(self, call: server.RpcCall) -> protocol.BatchProgress:
         return self._progress()
 
-    async def _read_batches(self, call: server.Call) -> list[protocol.Progress]:
+    async def _read_batches(self, call: server.RpcCall) -> list[protocol.BatchProgress]:
         return self._batches()
 
     async def _read_alerts(
-        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+        self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS
     ) -> dict[str, Any]:
         """In pages: thousands may be open at once."""
         rows = sorted(self._outcomes.book.alerts(), key=tracker.key_of)
         return server.page(rows, tracker.key_of, after, limit)
 
     async def _read_silences(
-        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+        self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS
     ) -> dict[str, Any]:
         rows = sorted(self._outcomes.book.silences(), key=_id)
         return server.page(rows, _id, after, limit)
 
-    async def _read_latest(self, call: server.Call, level: str, name: str = "") -> messages.Message | None:
+    async def _read_latest(
+        self, call: server.RpcCall, level: str, name: str = ""
+    ) -> messages.WireMessage | None:
         return self._outcomes.latest.get((level, name))
 
     # Changes
 
-    async def _acknowledge(self, call: server.Call, rule: str, about: str) -> None:
+    async def _acknowledge(self, call: server.RpcCall, rule: str, about: str) -> None:
         async with self._changing:
             await self._store(self._outcomes.book.acknowledge(rule, about, call.identity, _now_ms()))
 
     async def _silence(
         self,
-        call: server.Call,
+        call: server.RpcCall,
         covers: str,
         for_s: Annotated[float, msgspec.Meta(gt=0, le=SILENCE_S_MAX)],
         from_ms: messages.TimeMs | None = None,
@@ -114,14 +116,14 @@ class Desk:
             await self._store(self._outcomes.book.silence(made, now_ms))
             return made
 
-    async def _unsilence(self, call: server.Call, id: str) -> None:
+    async def _unsilence(self, call: server.RpcCall, id: str) -> None:
         async with self._changing:
             await self._store(self._outcomes.book.unsilence(id))
 
-    async def _end(self, call: server.Call) -> None:
+    async def _end(self, call: server.RpcCall) -> None:
         self._stop()
 
-    async def _store(self, outcome: tracker.Outcome) -> None:
+    async def _store(self, outcome: tracker.AlertUpdates) -> None:
         await self._outcomes.obey(outcome)
         await asyncio.to_thread(self._outcomes.save)
 

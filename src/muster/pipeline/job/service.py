@@ -44,7 +44,7 @@ BATCHES_KEPT = 400  # of which the desk can tell
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PipelinePaths:
     """Where things lie. ``servers``, ``credentials`` and ``ca`` are for Spark's own connections."""
 
     folder: Path
@@ -55,42 +55,42 @@ class Places:
     history_max_age_s: float = 0.0
     streams: tuple[api.StreamSettings, ...] = field(default_factory=lambda: tuple(protocol.streams()))
 
-    def checkpoint(self, settings: settings_.Pipeline) -> Path:
+    def checkpoint(self, settings: settings_.PipelineSettings) -> Path:
         return Path(settings.checkpoint_dir or self.folder / "pipeline" / "checkpoint")
 
-    def history(self, settings: settings_.Pipeline) -> Path:
+    def history(self, settings: settings_.PipelineSettings) -> Path:
         return Path(settings.history_dir or self.folder / "history")
 
 
-class Service:
+class PipelineService:
     def __init__(
         self,
         bus: api.Bus,
-        settings: settings_.Pipeline,
-        places: Places,
+        settings: settings_.PipelineSettings,
+        places: PipelinePaths,
         *,
         spark: SparkSession | None = None,
-        on_progress: Callable[[protocol.Progress], None] | None = None,
+        on_progress: Callable[[protocol.BatchProgress], None] | None = None,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._places = places
         self._given_spark = spark
         self._on_progress = on_progress
-        self._log = log.Events("pipeline", pipeline=bus.identity)
+        self._log = log.EventLog("pipeline", pipeline=bus.identity)
         self._label = checkpoint_label.open_(places.checkpoint(settings), settings)
         self._history = places.history(settings)
         self._folder = places.checkpoint(settings).parent
-        self._outcomes = batch_commit.Outcomes(
+        self._outcomes = batch_commit.BatchCommitter(
             bus,
             settings,
             history=self._history,
             run=self._label.run,
             memory=self._folder / batch_commit.MEMORY_NAME,
         )
-        self._progress = protocol.Progress(state="starting")
-        self._batches: collections.deque[protocol.Progress] = collections.deque(maxlen=BATCHES_KEPT)
-        self._desk = request_handler.Desk(
+        self._progress = protocol.BatchProgress(state="starting")
+        self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
+        self._desk = request_handler.PipelineRequestHandler(
             self._outcomes,
             settings.operators,
             progress=lambda: self._progress,
@@ -109,7 +109,7 @@ class Service:
         await self._outcomes.open(self._places.streams)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(
-                server.Server(
+                server.RpcServer(
                     self._bus, protocol.PART, self._desk.operations(), authorize=self._desk.authorize
                 )
             )
@@ -161,7 +161,7 @@ class Service:
                 await self._say_progress()
                 if state.UNREADABLE in reason:  # trying again would not help
                     folder = self._places.checkpoint(self._settings)
-                    raise checkpoint_label.Unusable(
+                    raise checkpoint_label.CheckpointUnusable(
                         f"the checkpoint in {folder} was not written by this version of Muster: "
                         f"{state.UNREADABLE}",
                         hint=checkpoint_label.advice(folder),
@@ -213,8 +213,8 @@ class Service:
         if not any(spark_checkpoint.glob("offsets/[0-9]*")):  # once Spark has planned a batch, its own hold
             after = tables.settle(self._history, first=self._first_sequence)
             self._outcomes.mark_done(-1, after[1])
-        wanted = job_query.Job(
-            plan=state.Plan(
+        wanted = job_query.QueryPlan(
+            plan=state.FleetStatePlan(
                 window_s=settings.window_s,
                 delay_s=settings.delay_s,
                 skew_s=settings.skew_s,
@@ -279,7 +279,7 @@ class Service:
 
     def _keep_progress(self) -> None:
         try:
-            cost_fit.keep(self._folder / cost_fit.PROGRESS_NAME, self._progress)
+            cost_fit.append_sample(self._folder / cost_fit.PROGRESS_NAME, self._progress)
         except OSError as error:
             self._outcomes.count("progress-not-kept")
             self._log.warning("progress-not-kept", error=error)
@@ -303,7 +303,7 @@ class Service:
                 self._outcomes.count("not-compacted")
                 self._log.error("not-compacted", error=error)
 
-    def _measure(self, found: dict[str, Any]) -> protocol.Progress:
+    def _measure(self, found: dict[str, Any]) -> protocol.BatchProgress:
         """Spark's own account of a batch, in our words."""
         source = found["sources"][0]
         states = found.get("stateOperators") or [{}]
@@ -321,7 +321,7 @@ class Service:
             for name, count in done.counts.items()
             if name.startswith(job_query.CPU)
         }
-        return protocol.Progress(
+        return protocol.BatchProgress(
             state="running",
             at_ms=done.done_ms or int(time.time() * 1000),
             newest_ms=done.clock_ms,

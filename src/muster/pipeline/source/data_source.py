@@ -10,7 +10,7 @@ from muster.pipeline.source import reader as source_reader
 from muster.pipeline.source import shard_keys, writer
 
 
-class Muster(DataSource):
+class MusterDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "muster"
@@ -22,11 +22,11 @@ class Muster(DataSource):
             return shard_keys.COLUMNS
         return source_reader.RAW_SCHEMA
 
-    def reader(self, schema: StructType) -> source_reader.Reader:
-        return source_reader.Reader(self.options, schema)
+    def reader(self, schema: StructType) -> source_reader.BusBatchReader:
+        return source_reader.BusBatchReader(self.options, schema)
 
-    def streamReader(self, schema: StructType) -> source_reader.StreamReader:
-        return source_reader.StreamReader(self.options, schema)
+    def streamReader(self, schema: StructType) -> source_reader.BusStreamReader:
+        return source_reader.BusStreamReader(self.options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> writer.StreamWriter:
-        return writer.StreamWriter(self.options, schema)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> writer.BusStreamWriter:
+        return writer.BusStreamWriter(self.options, schema)

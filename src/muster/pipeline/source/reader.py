@@ -67,14 +67,14 @@ ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can clai
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class StreamAccess:
     """How to reach the streams: plain data, since it travels to the executors."""
 
     servers: tuple[str, ...]
     credentials: str | None
     ca: str | None = None
 
-    async def connect(self) -> client.Client:
+    async def connect(self) -> client.NatsBus:
         """With patience: a call that fails ends the query, and brokers come back within seconds."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
@@ -91,13 +91,13 @@ class Access:
             await asyncio.sleep(RETRY_S)
 
     @classmethod
-    def of(cls, options: MutableMapping[str, str]) -> Access:
+    def of(cls, options: MutableMapping[str, str]) -> StreamAccess:
         servers = _names(options, "servers")
         return cls(servers, options.get("credentials") or None, options.get("ca") or None)
 
 
 @dataclass
-class Range(InputPartition):
+class SequenceRange(InputPartition):
     stream: str
     first: int
     last: int
@@ -107,9 +107,9 @@ class Range(InputPartition):
         self.stream, self.first, self.last = stream, first, last
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
-        self._access = Access.of(options)
+        self._access = StreamAccess.of(options)
         self._streams = _names(options, "streams")
         self._payload = _choice(options, "payload", "raw", "arrow", "shards")
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
@@ -145,14 +145,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(limit, ReadMaxRows)
         return _together(start, available, limit.max_rows)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SequenceRange]:
         return [
             part
             for name in sorted(end)
             for part in _split(name, start.get(name, 0) + 1, end[name], self._splits)
         ]
 
-    def all_there(self) -> Sequence[Range]:
+    def all_there(self) -> Sequence[SequenceRange]:
         return [
             part
             for name, state in self._states().items()
@@ -164,17 +164,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return max(self._splits, -(-state.messages // self._max_messages))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, SequenceRange)
         messages = asyncio.run(self._fetch(partition))
         if self._payload == "raw":
             yield _raw_batch(messages, self._schema)
         elif self._payload == "shards":
-            yield from shard_keys.opened(messages, self._keys)
+            yield from shard_keys.with_shard_key(messages, self._keys)
         else:
             for message in messages:
                 yield from decode(message, self._schema)
 
-    async def _fetch(self, part: Range) -> list[api.StoredMessage]:
+    async def _fetch(self, part: SequenceRange) -> list[api.StoredMessage]:
         async with await self._access.connect() as bus:
             stream = await bus.open_stream(part.stream)
             try:
@@ -202,21 +202,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
 
-class Reader(DataSourceReader):
+class BusBatchReader(DataSourceReader):
     """``spark.read.format("muster")``: what the streams hold now, with the same options."""
 
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
-        self._streams = StreamReader(options, schema)
+        self._streams = BusStreamReader(options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         return self._streams.all_there()
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Range):  # Spark asks for None where there is nothing
+        if isinstance(partition, SequenceRange):  # Spark asks for None where there is nothing
             yield from self._streams.read(partition)
 
 
-async def _what_is_left(stream: api.Stream, part: Range) -> AsyncIterator[api.StoredMessage]:
+async def _what_is_left(stream: api.Stream, part: SequenceRange) -> AsyncIterator[api.StoredMessage]:
     first = max(part.first, (await stream.state()).first_sequence)
     if first <= part.last:
         async for message in stream.read(first, part.last, gaps=True):
@@ -293,12 +293,12 @@ def _together(start: dict[str, int], available: dict[str, int], most: int | None
     return ends
 
 
-def _split(stream: str, first: int, last: int, parts: int) -> Iterator[Range]:
+def _split(stream: str, first: int, last: int, parts: int) -> Iterator[SequenceRange]:
     count = last - first + 1
     for index in range(min(parts, max(0, count))):
         low = first + count * index // min(parts, count)
         high = first + count * (index + 1) // min(parts, count) - 1
-        yield Range(stream, low, high)
+        yield SequenceRange(stream, low, high)
 
 
 def _names(options: MutableMapping[str, str], key: str) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | None = None) -> SparkSession:
     """A session on ``master`` with the sources and sinks of the bus registered."""
-    java_runtime.use(work_dir)
+    java_runtime.export_java_home(work_dir)
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise errors.MissingPart(
+        raise errors.MissingDependency(
             "the pipeline needs Spark (everything else works without it)",
             hint="install muster-fabric[spark], or run `make .venv/.spark` in a checkout",
         ) from error
@@ -64,7 +64,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
     with _output_to_stderr():
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(data_source.Muster)
+    session.dataSource.register(data_source.MusterDataSource)
     return session
 
 
@@ -81,7 +81,7 @@ def _output_to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def for_a_while(master: str = "local[*]") -> Iterator[SparkSession]:
+def temporary_session(master: str = "local[*]") -> Iterator[SparkSession]:
     """A session for one question."""
     with tempfile.TemporaryDirectory() as folder:
         started = start(master=master, name="muster batch", work_dir=Path(folder))

@@ -39,7 +39,7 @@ COLUMNS = "shard int, sequence bigint, stored_ms bigint, grp string, data binary
 _MESSAGES = 64  # in one batch on its way to Spark: some megabytes
 
 
-def opened(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """``keys``: of each shard, the key of its state."""
     waiting: list[tuple[Any, ...]] = []
     counts: dict[str, int] = {}

@@ -25,16 +25,16 @@ COLUMNS = ("subject", "data", "message_id")
 
 
 @dataclass
-class Stored(WriterCommitMessage):
+class WriteCommit(WriterCommitMessage):
     messages: int
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class BusStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
         missing = [name for name in COLUMNS if name not in schema.names]
         if missing:
             raise errors.InvalidInput(f"rows for the bus need the columns {', '.join(missing)}")
-        self._access = reader.Access.of(options)
+        self._access = reader.StreamAccess.of(options)
         self._stream = options.get("stream", "")
         if not self._stream:
             raise errors.InvalidInput("the option 'stream' is missing: the name of an existing stream")
@@ -50,7 +50,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         ]
         if rows:
             asyncio.run(self._store(rows))
-        return Stored(len(rows))
+        return WriteCommit(len(rows))
 
     async def _store(self, rows: Sequence[tuple[str, bytes, str]]) -> None:
         async with await self._access.connect() as bus:

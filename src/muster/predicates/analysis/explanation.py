@@ -17,7 +17,7 @@ _SAID = {True: "true", False: "false", None: "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ClauseResult:
     """``clause`` is its canonical text, ``span`` its place in the text that was parsed."""
 
     clause: str
@@ -33,7 +33,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     truth: bool | None
-    because: tuple[Finding, ...]
+    because: tuple[ClauseResult, ...]
 
     def __str__(self) -> str:
         return "\n  ".join([_SAID[self.truth], *map(str, self.because)])
@@ -44,12 +44,14 @@ def explain(condition: ast.Condition, attributes: Mapping[str, object]) -> Expla
     return Explanation(truth, tuple(because))
 
 
-def _explain(condition: ast.Condition, get: Callable[[str], object]) -> tuple[bool | None, list[Finding]]:
+def _explain(
+    condition: ast.Condition, get: Callable[[str], object]
+) -> tuple[bool | None, list[ClauseResult]]:
     if not isinstance(condition, ast.And | ast.Or):
         truth = truth_of(condition, get)
         keys = dict.fromkeys(node.key for node in ast.walk(condition) if isinstance(node, ast.Name))
         found = tuple((key, get(key)) for key in keys)
-        return truth, [Finding(printer.write(condition), condition.span, truth, found)]
+        return truth, [ClauseResult(printer.write(condition), condition.span, truth, found)]
     parts = [_explain(part, get) for part in condition.operands]
     truths = [truth for truth, _ in parts]
     decisive = isinstance(condition, ast.Or)  # one part of this truth decides the whole
@@ -61,7 +63,7 @@ def _explain(condition: ast.Condition, get: Callable[[str], object]) -> tuple[bo
     return whole, [finding for because in relevant for finding in because]
 
 
-def nearest(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple[Finding, ...]:
+def near_misses(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple[ClauseResult, ...]:
     """The fewest clauses that stand between a condition and its truth; none if it is true.
 
     Of an OR these are the clauses of the part that lacks least, so they tell what to change.
@@ -69,7 +71,7 @@ def nearest(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple
     return tuple(_nearest(normal_forms.located(condition), attributes.get))
 
 
-def _nearest(condition: ast.Condition, get: Callable[[str], object]) -> list[Finding]:
+def _nearest(condition: ast.Condition, get: Callable[[str], object]) -> list[ClauseResult]:
     match condition:
         case ast.And():
             return [finding for part in condition.operands for finding in _nearest(part, get)]
@@ -99,12 +101,12 @@ def truth_of(literal: normal_forms.Literal, get: Callable[[str], object]) -> boo
     kind = types.kind_of(value)
     match literal:
         case ast.In():
-            return kind is types.Kind.STRING and value in literal.words
+            return kind is types.ValueKind.STRING and value in literal.words
         case ast.Like():
             matches = like_patterns.matcher(literal.pattern, literal.escape)
-            return kind is types.Kind.STRING and matches(value)  # type: ignore[arg-type]
+            return kind is types.ValueKind.STRING and matches(value)  # type: ignore[arg-type]
         case ast.Contains():
-            return kind is types.Kind.SET and literal.word in value  # type: ignore[operator]
+            return kind is types.ValueKind.SET and literal.word in value  # type: ignore[operator]
 
 
 def _shown(value: object) -> str:

@@ -15,13 +15,13 @@ from muster.predicates import ast, types
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TypeProblem:
     message: str
     span: ast.Span
     hint: str | None = None
 
 
-def check(condition: ast.Condition, model: types.Model) -> tuple[Problem, ...]:
+def check(condition: ast.Condition, model: types.Model) -> tuple[TypeProblem, ...]:
     """In the order of the text; empty if there is nothing to complain of."""
     checker = _Checker(model)
     for node in ast.walk(condition):
@@ -35,7 +35,7 @@ def require(condition: ast.Condition, model: types.Model, text: str) -> None:
         raise errors.ParseError(problem.message, text=text, position=problem.span[0], hint=problem.hint)
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
+def closest_name(word: str, choices: Iterable[str]) -> str | None:
     """A hint, where something is spelt much like it."""
     found = difflib.get_close_matches(word, choices, 1)
     return f"did you mean {found[0]}?" if found else None
@@ -44,14 +44,15 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 class _Checker:
     def __init__(self, model: types.Model) -> None:
         self._model = model
-        self.problems: list[Problem] = []
+        self.problems: list[TypeProblem] = []
 
     def look_at(self, node: ast.Node) -> None:
         match node:
             case ast.Name():
                 if node.key not in self._model:
                     hint = (
-                        nearest(node.key, self._model) or f"there are {', '.join(sorted(self._model)[:20])}"
+                        closest_name(node.key, self._model)
+                        or f"there are {', '.join(sorted(self._model)[:20])}"
                     )
                     self._say(f"there is no attribute {node.key}", node, hint if self._model else None)
             case ast.Unary():
@@ -63,7 +64,7 @@ class _Checker:
                 self._comparison(node)
             case ast.In() | ast.Like():
                 word = "IN" if isinstance(node, ast.In) else "LIKE"
-                if self._kind(node.name) not in (None, types.Kind.STRING):
+                if self._kind(node.name) not in (None, types.ValueKind.STRING):
                     self._say(f"{word} is for strings, and {self._named(node.name)}: always false", node)
             case ast.Contains():
                 self._contains(node)
@@ -77,7 +78,7 @@ class _Checker:
                 f"{left.value} and {right.value} are unlike: {node.operator} between them is always false",
                 node,
             )
-        elif left is types.Kind.SET:
+        elif left is types.ValueKind.SET:
             self._say("sets do not compare: always false", node, "write name CONTAINS 'word'")
         elif not left.is_number and node.operator not in ("=", "<>"):
             self._say(f"{left.value}s compare only with = and <>: {node.operator} is always false", node)
@@ -86,10 +87,10 @@ class _Checker:
         declared = self._model.get(node.name.key)
         if declared is None:
             return
-        if declared.kind is not types.Kind.SET:
+        if declared.kind is not types.ValueKind.SET:
             self._say(f"CONTAINS is for sets, and {self._named(node.name)}: always false", node)
         elif node.word not in declared.domain:
-            hint = nearest(node.word, declared.domain) or f"there are {', '.join(declared.domain)}"
+            hint = closest_name(node.word, declared.domain) or f"there are {', '.join(declared.domain)}"
             self._say(f"{node.name.key} never contains {node.word!r}", node, hint)
 
     def _needs_number(self, node: ast.Expression) -> None:
@@ -101,7 +102,7 @@ class _Checker:
     def _named(self, name: ast.Name) -> str:
         return f"{name.key} is a {self._model[name.key].kind.value}"
 
-    def _kind(self, node: ast.Expression) -> types.Kind | None:
+    def _kind(self, node: ast.Expression) -> types.ValueKind | None:
         match node:
             case ast.Literal():
                 return node.kind
@@ -113,9 +114,9 @@ class _Checker:
                 return kind if kind and kind.is_number else None
             case ast.Arithmetic():
                 sides = {self._kind(node.left), self._kind(node.right)}
-                if not sides <= {types.Kind.INT, types.Kind.FLOAT}:
+                if not sides <= {types.ValueKind.INT, types.ValueKind.FLOAT}:
                     return None
-                return types.Kind.FLOAT if types.Kind.FLOAT in sides else types.Kind.INT
+                return types.ValueKind.FLOAT if types.ValueKind.FLOAT in sides else types.ValueKind.INT
 
     def _say(self, message: str, node: ast.Node, hint: str | None = None) -> None:
-        self.problems.append(Problem(message, node.span, hint))
+        self.problems.append(TypeProblem(message, node.span, hint))

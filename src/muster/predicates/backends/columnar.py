@@ -17,7 +17,7 @@ from muster.predicates import ast, like_patterns, types, values
 from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import columns, numeric
 from muster.predicates.backends.columns import Column, Mask, Table
-from muster.predicates.types import Kind
+from muster.predicates.types import ValueKind
 
 _COMPARE: Final[dict[ast.ComparisonOperator, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,
@@ -86,7 +86,7 @@ def _clause(clause: ast.Clause, table: Table, *, when: bool) -> Answer:
         return present
     if column is None:
         return False
-    if column.kind is not (Kind.SET if isinstance(clause, ast.Contains) else Kind.STRING):
+    if column.kind is not (ValueKind.SET if isinstance(clause, ast.Contains) else ValueKind.STRING):
         return False if when else column.present()
     if isinstance(clause, ast.Contains):
         return _has_bit(column, clause.word, when=when)
@@ -148,7 +148,7 @@ def _value(expression: ast.Expression, table: Table) -> Value:
             return _arithmetic(expression.operator, left, right)
 
 
-def _kind(value: Value) -> Kind | None:
+def _kind(value: Value) -> ValueKind | None:
     return value.kind if isinstance(value, Column) else types.kind_of(value)
 
 
@@ -159,8 +159,10 @@ def _comparison(sign: ast.ComparisonOperator, left: Value, right: Value, *, when
         sign, left, right = ast.MIRRORED[sign], right, left
     if right is None:
         return False
-    numbers = left.kind.is_number and _kind(right) in (Kind.INT, Kind.FLOAT)
-    if not numbers and (left.kind is not _kind(right) or left.kind is Kind.SET or sign not in ("=", "<>")):
+    numbers = left.kind.is_number and _kind(right) in (ValueKind.INT, ValueKind.FLOAT)
+    if not numbers and (
+        left.kind is not _kind(right) or left.kind is ValueKind.SET or sign not in ("=", "<>")
+    ):
         return False if when else _both_present(left, right)
     if not when:
         sign = ast.OPPOSITE[sign]
@@ -168,7 +170,7 @@ def _comparison(sign: ast.ComparisonOperator, left: Value, right: Value, *, when
         return _compare_numbers(sign, left, right)
     if isinstance(right, Column):
         return _compare_codes(left, right, equal=sign == "=")
-    if left.kind is Kind.BOOL:
+    if left.kind is ValueKind.BOOL:
         return np.equal(left.values, columns.TRUE_CODE if right is (sign == "=") else columns.FALSE_CODE)
     assert isinstance(right, str)
     code = left.codes.get(right)
@@ -177,7 +179,7 @@ def _comparison(sign: ast.ComparisonOperator, left: Value, right: Value, *, when
 
 def _compare_codes(left: Column, right: Column, *, equal: bool) -> Mask:
     ours, theirs = left.values, right.values
-    if left.kind is Kind.STRING:
+    if left.kind is ValueKind.STRING:
         translation = np.array([0, *(left.codes.get(word, -1) for word in right.words)], np.int64)
         theirs = translation[theirs]
     mask: Mask = np.equal(ours, theirs) if equal else np.not_equal(ours, theirs) & (theirs != 0)
@@ -188,9 +190,9 @@ def _compare_codes(left: Column, right: Column, *, equal: bool) -> Mask:
 def _compare_numbers(sign: ast.ComparisonOperator, left: Column, right: Any) -> Answer:
     if not isinstance(right, Column):
         exact: tuple[ast.ComparisonOperator, int | float] | bool = (sign, right)
-        if left.kind is Kind.INT and isinstance(right, float):
+        if left.kind is ValueKind.INT and isinstance(right, float):
             exact = values.whole_bound(sign, right)
-        elif left.kind is Kind.FLOAT and isinstance(right, int):
+        elif left.kind is ValueKind.FLOAT and isinstance(right, int):
             exact = values.float_bound(sign, right)
         if isinstance(exact, bool):
             return left.present() if exact else False
@@ -199,7 +201,7 @@ def _compare_numbers(sign: ast.ComparisonOperator, left: Column, right: Any) -> 
     elif left.kind is right.kind:
         mask = _COMPARE[sign](left.values, right.values)
         _leave_out_null(mask, right, sign)
-    elif left.kind is Kind.FLOAT:
+    elif left.kind is ValueKind.FLOAT:
         return _compare_numbers(ast.MIRRORED[sign], right, left)
     else:
         mask = numeric.compare_exactly(sign, left.values, right.values)
@@ -210,7 +212,7 @@ def _compare_numbers(sign: ast.ComparisonOperator, left: Column, right: Any) -> 
 def _leave_out_null(mask: Mask, column: Column, sign: ast.ComparisonOperator) -> None:
     if column.null is not None:
         np.logical_and(mask, ~column.null, out=mask)
-    elif column.kind is Kind.FLOAT and sign == "<>":  # to IEEE, NaN is unequal to everything
+    elif column.kind is ValueKind.FLOAT and sign == "<>":  # to IEEE, NaN is unequal to everything
         np.logical_and(mask, column.values == column.values, out=mask)
 
 
@@ -224,15 +226,15 @@ def _arithmetic(sign: ast.ArithmeticOperator, left: Value, right: Value) -> Valu
     if not isinstance(left, Column) and not isinstance(right, Column):
         return values.arithmetic(sign, left, right)
     kinds = {_kind(left), _kind(right)}
-    if not kinds <= {Kind.INT, Kind.FLOAT}:
+    if not kinds <= {ValueKind.INT, ValueKind.FLOAT}:
         return None
-    if Kind.FLOAT in kinds:
-        return Column(Kind.FLOAT, numeric.calculate_real(sign, _as_real(left), _as_real(right)))
-    numbers, none = numeric.calculate_whole(sign, _as_whole(left), _as_whole(right))
+    if ValueKind.FLOAT in kinds:
+        return Column(ValueKind.FLOAT, numeric.calculate_real(sign, _as_real(left), _as_real(right)))
+    numbers, none = numeric.calculate_integer(sign, _as_whole(left), _as_whole(right))
     for side in (left, right):
         if isinstance(side, Column) and side.null is not None:
             np.logical_or(none, side.null, out=none)
-    return Column(Kind.INT, numbers, null=none if none.any() else None)
+    return Column(ValueKind.INT, numbers, null=none if none.any() else None)
 
 
 def _as_real(value: Any) -> Any:

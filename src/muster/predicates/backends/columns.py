@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from muster.core import errors
 from muster.predicates import types
-from muster.predicates.types import Kind
+from muster.predicates.types import ValueKind
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
@@ -31,7 +31,7 @@ class Column:
     """``words``: of strings, the dictionary, where word i has the code i + 1; of sets, the domain, where
     word i is bit i + 1.  ``null``: of whole numbers, where they are NULL; None if nowhere."""
 
-    kind: Kind
+    kind: ValueKind
     values: Array
     words: tuple[str, ...] = ()
     null: Mask | None = None
@@ -44,27 +44,27 @@ class Column:
         return len(self.values)
 
     @classmethod
-    def of(cls, declared: types.Type, cells: Iterable[object]) -> Column:
+    def of(cls, declared: types.AttributeType, cells: Iterable[object]) -> Column:
         """From plain values. `errors.InvalidInput` if one does not fit the type."""
         listed: list[Any] = [None if types.is_null(cell) else cell for cell in cells]
         for cell in listed:
             if not declared.accepts(cell):
                 raise errors.InvalidInput(f"{cell!r} does not fit a column of type {declared}")
         match declared.kind:
-            case Kind.STRING:
+            case ValueKind.STRING:
                 words: dict[str, int] = {}
                 codes = [0 if cell is None else words.setdefault(cell, len(words) + 1) for cell in listed]
-                return cls(Kind.STRING, np.array(codes, np.min_scalar_type(len(words))), tuple(words))
-            case Kind.BOOL:
+                return cls(ValueKind.STRING, np.array(codes, np.min_scalar_type(len(words))), tuple(words))
+            case ValueKind.BOOL:
                 code = {None: 0, False: FALSE_CODE, True: TRUE_CODE}
-                return cls(Kind.BOOL, np.array([code[cell] for cell in listed], np.uint8))
-            case Kind.INT:
+                return cls(ValueKind.BOOL, np.array([code[cell] for cell in listed], np.uint8))
+            case ValueKind.INT:
                 null = np.array([cell is None for cell in listed], np.bool_)
                 numbers = np.array([0 if cell is None else cell for cell in listed], np.int64)
-                return cls(Kind.INT, numbers, null=null if null.any() else None)
-            case Kind.FLOAT:
-                return cls(Kind.FLOAT, np.array(listed, np.float64))
-            case Kind.SET:
+                return cls(ValueKind.INT, numbers, null=null if null.any() else None)
+            case ValueKind.FLOAT:
+                return cls(ValueKind.FLOAT, np.array(listed, np.float64))
+            case ValueKind.SET:
                 if len(declared.domain) > 63:
                     raise errors.LimitExceeded("a set in a column has a domain of at most 63 words")
                 bit = {word: 2 << place for place, word in enumerate(declared.domain)}
@@ -72,14 +72,14 @@ class Column:
                     0 if cell is None else SET_PRESENT + sum(bit[word] for word in cell) for cell in listed
                 ]
                 width = np.min_scalar_type((2 << len(bit)) - 1)
-                return cls(Kind.SET, np.array(sets, width), declared.domain)
+                return cls(ValueKind.SET, np.array(sets, width), declared.domain)
 
     def present(self) -> Mask | bool:
         """Where it is not NULL; True if everywhere."""
         match self.kind:
-            case Kind.INT:
+            case ValueKind.INT:
                 return True if self.null is None else ~self.null
-            case Kind.FLOAT:
+            case ValueKind.FLOAT:
                 return np.equal(self.values, self.values)
             case _:
                 return np.not_equal(self.values, 0)

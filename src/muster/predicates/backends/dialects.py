@@ -16,7 +16,7 @@ from muster.predicates import like_patterns
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class SqlDialect:
     name: str
     quote: str  # around an identifier
     string: Callable[[str], str]
@@ -27,7 +27,9 @@ class Dialect:
     infinity: str
     whole_operators: Mapping[str, str]
     contains: str
-    matches: Callable[[str, like_patterns.Shape], str]  # the SQL of a column, a pattern that has wildcards
+    matches: Callable[
+        [str, like_patterns.PatternShape], str
+    ]  # the SQL of a column, a pattern that has wildcards
     not_a_number: str | None  # None: the engine stores NaN as NULL
     compares_exactly: bool = False  # whole numbers with floating-point ones
 
@@ -49,7 +51,7 @@ def _spark_string(word: str) -> str:
     return f"CAST(X'{word.encode().hex()}' AS STRING)"
 
 
-def _spark_matches(column: str, form: like_patterns.Shape) -> str:
+def _spark_matches(column: str, form: like_patterns.PatternShape) -> str:
     match [like_patterns.plain(segment) for segment in form.segments]:
         case [str(start), ""]:
             return f"startswith({column}, {_spark_string(start)})"
@@ -75,8 +77,8 @@ def _sqlite_string(word: str) -> str:
     return _sqlite_text(word.encode()) if "\0" in word else _doubled(word)
 
 
-def _like(string: Callable[[str], str]) -> Callable[[str, like_patterns.Shape], str]:
-    def matches(column: str, form: like_patterns.Shape) -> str:
+def _like(string: Callable[[str], str]) -> Callable[[str, like_patterns.PatternShape], str]:
+    def matches(column: str, form: like_patterns.PatternShape) -> str:
         pattern = like_patterns.write(
             form,
             any_one="_",
@@ -97,7 +99,7 @@ _STAND_INS: Final = {
 }
 
 
-def _glob(column: str, form: like_patterns.Shape) -> str:
+def _glob(column: str, form: like_patterns.PatternShape) -> str:
     # SQLite's LIKE ignores case; its GLOB does not.
     pattern = like_patterns.write(
         form,
@@ -134,7 +136,7 @@ def _sqlite_text(data: bytes) -> str:
     return f"CAST(X'{data.hex()}' AS TEXT)"
 
 
-SPARK: Final = Dialect(
+SPARK: Final = SqlDialect(
     name="spark",
     quote="`",
     string=_spark_string,
@@ -154,7 +156,7 @@ SPARK: Final = Dialect(
     not_a_number="CAST('NaN' AS DOUBLE)",
 )
 
-DUCKDB: Final = Dialect(
+DUCKDB: Final = SqlDialect(
     name="duckdb",
     quote='"',
     string=_duckdb_string,
@@ -179,7 +181,7 @@ _IN_64_BITS: Final = (
     " FROM (SELECT {} AS v) AS r)"
 )
 
-POSTGRESQL: Final = Dialect(
+POSTGRESQL: Final = SqlDialect(
     name="postgresql",
     quote='"',
     string=_postgresql_string,
@@ -202,7 +204,7 @@ POSTGRESQL: Final = Dialect(
 # SQLite has no arrays: a set is a JSON array.
 _STILL_WHOLE: Final = "(SELECT CASE typeof(v) WHEN 'integer' THEN v END FROM (SELECT {} AS v))"
 
-SQLITE: Final = Dialect(
+SQLITE: Final = SqlDialect(
     name="sqlite",
     quote='"',
     string=_sqlite_string,

@@ -48,7 +48,7 @@ def calculate_real(sign: ast.ArithmeticOperator, left: Any, right: Any) -> Array
     return result
 
 
-def calculate_whole(sign: ast.ArithmeticOperator, left: Any, right: Any) -> tuple[Array, Mask]:
+def calculate_integer(sign: ast.ArithmeticOperator, left: Any, right: Any) -> tuple[Array, Mask]:
     """The results, and where there is none: beyond 64 bits, or divided by zero."""
     match sign:
         case "+":

@@ -19,7 +19,7 @@ from muster.core import errors
 from muster.predicates import ast, like_patterns, types, values
 from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import dialects
-from muster.predicates.types import Kind
+from muster.predicates.types import ValueKind
 
 LENGTH_MAX: Final = 1_000_000  # characters: dividing by quotients of quotients says each divisor twice
 
@@ -34,7 +34,7 @@ _REAL_SIGNS: Final = {
 def write(
     condition: ast.Condition,
     model: types.Model,
-    dialect: dialects.Dialect = dialects.SPARK,
+    dialect: dialects.SqlDialect = dialects.SPARK,
     *,
     column: Callable[[str], str] | None = None,
 ) -> str:
@@ -51,7 +51,7 @@ def write(
 class _Value:
     """``constant`` where it is known already; ``kind`` None for one that is always NULL."""
 
-    kind: Kind | None
+    kind: ValueKind | None
     sql: str = ""
     constant: str | int | float | bool | None = None
     is_column: bool = False
@@ -61,7 +61,9 @@ _NULL: Final = _Value(None)
 
 
 class _Writer:
-    def __init__(self, model: types.Model, dialect: dialects.Dialect, column: Callable[[str], str]) -> None:
+    def __init__(
+        self, model: types.Model, dialect: dialects.SqlDialect, column: Callable[[str], str]
+    ) -> None:
         self._model = model
         self._dialect = dialect
         self._column = column
@@ -97,7 +99,7 @@ class _Writer:
             return f"{self._number_or_null(value)} IS {'' if when else 'NOT '}NULL"
         if value.kind is None:
             return "FALSE"
-        if value.kind is not (Kind.SET if isinstance(clause, ast.Contains) else Kind.STRING):
+        if value.kind is not (ValueKind.SET if isinstance(clause, ast.Contains) else ValueKind.STRING):
             return "FALSE" if when else self._present(value)
         negation = "" if when else "NOT "
         match clause:
@@ -119,7 +121,9 @@ class _Writer:
         if left.kind is None or right.kind is None:
             return "FALSE"
         numbers = left.kind.is_number and right.kind.is_number
-        if not numbers and (left.kind is not right.kind or left.kind is Kind.SET or sign not in ("=", "<>")):
+        if not numbers and (
+            left.kind is not right.kind or left.kind is ValueKind.SET or sign not in ("=", "<>")
+        ):
             return "FALSE" if when else f"({self._present(left)} AND {self._present(right)})"
         if not when:
             sign = ast.OPPOSITE[sign]
@@ -133,14 +137,16 @@ class _Writer:
         if right.constant is not None and left.kind is not right.kind:
             bound: Any = right.constant
             exact = (
-                values.whole_bound(sign, bound) if left.kind is Kind.INT else values.float_bound(sign, bound)
+                values.whole_bound(sign, bound)
+                if left.kind is ValueKind.INT
+                else values.float_bound(sign, bound)
             )
             if isinstance(exact, bool):
                 return self._present(left) if exact else "FALSE"
             sign, right = exact[0], self._constant(exact[1])
         if left.kind is right.kind or self._dialect.compares_exactly:
             return self._compare_alike(sign, left, right)
-        if left.kind is Kind.FLOAT:
+        if left.kind is ValueKind.FLOAT:
             sign, left, right = ast.MIRRORED[sign], right, left
         return self._compare_exactly(sign, left.sql, self._number_or_null(right))
 
@@ -150,7 +156,7 @@ class _Writer:
         if (
             right.constant is not None
             and left.is_column
-            and left.kind is Kind.FLOAT
+            and left.kind is ValueKind.FLOAT
             and self._dialect.not_a_number
         ):
             said = f"{left.sql} {sign} {right.sql}"
@@ -183,7 +189,7 @@ class _Writer:
         return "TRUE" if value.constant is not None else f"{self._number_or_null(value)} IS NOT NULL"
 
     def _number_or_null(self, value: _Value) -> str:
-        if value.kind is not Kind.FLOAT or value.constant is not None or not self._dialect.not_a_number:
+        if value.kind is not ValueKind.FLOAT or value.constant is not None or not self._dialect.not_a_number:
             return value.sql
         return f"NULLIF({value.sql}, {self._dialect.not_a_number})"
 
@@ -216,14 +222,14 @@ class _Writer:
     def _arithmetic(self, sign: ast.ArithmeticOperator, left: _Value, right: _Value) -> _Value:
         if left.constant is not None and right.constant is not None:
             return self._constant(values.arithmetic(sign, left.constant, right.constant))
-        if not {left.kind, right.kind} <= {Kind.INT, Kind.FLOAT}:
+        if not {left.kind, right.kind} <= {ValueKind.INT, ValueKind.FLOAT}:
             return _NULL
-        if left.kind is right.kind is Kind.INT:
+        if left.kind is right.kind is ValueKind.INT:
             said = self._dialect.whole_operators[sign].format(a=self._whole(left), b=self._whole(right))
-            return _Value(Kind.INT, self._bounded(said))
+            return _Value(ValueKind.INT, self._bounded(said))
         zero = self._real(0.0)
         said = _REAL_SIGNS[sign].format(a=self._as_real(left), b=self._as_real(right), zero=zero)
-        return _Value(Kind.FLOAT, self._bounded(said))
+        return _Value(ValueKind.FLOAT, self._bounded(said))
 
     def _whole(self, value: _Value) -> str:
         # A narrower column would make the engine calculate with fewer bits.
@@ -232,7 +238,7 @@ class _Writer:
     def _as_real(self, value: _Value) -> str:
         if value.constant is not None:
             return self._real(float(value.constant))
-        if value.kind is Kind.INT or value.is_column:
+        if value.kind is ValueKind.INT or value.is_column:
             return f"CAST({value.sql} AS {self._dialect.real_type})"
         return value.sql
 
@@ -241,13 +247,13 @@ class _Writer:
             case None:
                 return _NULL
             case bool():
-                return _Value(Kind.BOOL, _truth(constant), constant)
+                return _Value(ValueKind.BOOL, _truth(constant), constant)
             case str():
-                return _Value(Kind.STRING, self._dialect.string(constant), constant)
+                return _Value(ValueKind.STRING, self._dialect.string(constant), constant)
             case int():
-                return _Value(Kind.INT, self._dialect.whole.format(x=constant), constant)
+                return _Value(ValueKind.INT, self._dialect.whole.format(x=constant), constant)
             case float():
-                return _Value(Kind.FLOAT, self._real(constant), constant)
+                return _Value(ValueKind.FLOAT, self._real(constant), constant)
 
     def _real(self, number: float) -> str:
         if math.isinf(number):

@@ -19,14 +19,14 @@ COMPARISONS: Final = frozenset(ast.OPPOSITE)
 CLOSING: Final = {"(": ")", "{": "}"}
 
 
-class Operand(NamedTuple):
+class StackOperand(NamedTuple):
     node: ast.Node
     start: int  # of the text it came from, its parentheses included
     end: int
     height: int
 
 
-class Operator(NamedTuple):
+class StackOperator(NamedTuple):
     symbol: str
     precedence: int  # 0: an opened group
     start: int
@@ -34,14 +34,14 @@ class Operator(NamedTuple):
     named: bool = False  # it is a group such as sender: ( … )
 
 
-class Builder:
-    def __init__(self, text: str, *, strict: bool, bounds: limits.Limits) -> None:
+class OperandStack:
+    def __init__(self, text: str, *, strict: bool, bounds: limits.PredicateLimits) -> None:
         self.text = text
         self.strict = strict
         self.bounds = bounds
         self.scope = ""  # of bare names, here
-        self.operands: list[Operand] = []
-        self.operators: list[Operator] = []
+        self.operands: list[StackOperand] = []
+        self.operators: list[StackOperator] = []
         self._open = 0
         self._clauses = 0
 
@@ -52,10 +52,10 @@ class Builder:
         start, end = node.span
         if height > self.bounds.depth:
             self._refuse_depth(start)
-        self.operands.append(Operand(node, start, end, height))
+        self.operands.append(StackOperand(node, start, end, height))
 
     def open_group(self, symbol: str, start: int, scope: str, *, named: bool = False) -> None:
-        self.operators.append(Operator(symbol, 0, start, self.scope, named))
+        self.operators.append(StackOperator(symbol, 0, start, self.scope, named))
         self.scope = scope
         self._open += 1
         if self._open > self.bounds.depth:
@@ -78,7 +78,7 @@ class Builder:
             node = self.condition(inside)  # these hold whole conditions, never parts of a value
         self.scope = group.scope
         self._open -= 1
-        self.operands.append(Operand(node, group.start, end, inside.height))
+        self.operands.append(StackOperand(node, group.start, end, inside.height))
 
     def finish(self) -> ast.Condition:
         self.reduce(1)
@@ -164,7 +164,7 @@ class Builder:
         )
         self.push(node, max(high.height, low.height, middle.height) + 2)
 
-    def condition(self, operand: Operand) -> ast.Condition:
+    def condition(self, operand: StackOperand) -> ast.Condition:
         node, span = operand.node, (operand.start, operand.end)
         match node:
             case ast.Name():
@@ -187,7 +187,7 @@ class Builder:
                 )
         return node
 
-    def value(self, operand: Operand, *, number: bool = False) -> ast.Expression:
+    def value(self, operand: StackOperand, *, number: bool = False) -> ast.Expression:
         node = operand.node
         if not isinstance(node, ast.Literal | ast.Name | ast.Unary | ast.Arithmetic):
             self.fail(

@@ -50,7 +50,7 @@ def parse(
     strict: bool = False,
     home: str | None = None,
     scopes: Iterable[str] = SCOPES,
-    bounds: limits.Limits = limits.DEFAULT,
+    bounds: limits.PredicateLimits = limits.DEFAULT,
 ) -> ast.Condition:
     """The condition that ``text`` says; `errors.ParseError` or `errors.LimitExceeded` if it says none.
 
@@ -73,7 +73,7 @@ def parse(
     return _Parser(text, found, strict=strict, home=home, scopes=tuple(scopes), bounds=bounds).run()
 
 
-class _Parser(operand_stack.Builder):
+class _Parser(operand_stack.OperandStack):
     def __init__(
         self,
         text: str,
@@ -82,7 +82,7 @@ class _Parser(operand_stack.Builder):
         strict: bool,
         home: str | None,
         scopes: tuple[str, ...],
-        bounds: limits.Limits,
+        bounds: limits.PredicateLimits,
     ) -> None:
         super().__init__(text, strict=strict, bounds=bounds)
         self._tokens = found
@@ -141,7 +141,7 @@ class _Parser(operand_stack.Builder):
                         token.start,
                         "put NOT in front of the whole comparison",
                     )
-                self.operators.append(operand_stack.Operator("NOT", operand_stack.NOT, token.start))
+                self.operators.append(operand_stack.StackOperator("NOT", operand_stack.NOT, token.start))
                 return False
             case "reserved", "NULL":
                 self.fail(
@@ -158,7 +158,7 @@ class _Parser(operand_stack.Builder):
                     self._number(-value if token.value == "-" else value, number, token.start)
                 else:
                     self.operators.append(
-                        operand_stack.Operator(cast(str, token.value), operand_stack.SIGN, token.start)
+                        operand_stack.StackOperator(cast(str, token.value), operand_stack.SIGN, token.start)
                     )
                     return False
             case _:
@@ -237,22 +237,22 @@ class _Parser(operand_stack.Builder):
                     return True
                 # AND and OR join any number of operands: wait for the last one.
                 self.reduce(operand_stack.AND + 1)
-                self.operators.append(operand_stack.Operator("AND", operand_stack.AND, token.start))
+                self.operators.append(operand_stack.StackOperator("AND", operand_stack.AND, token.start))
                 return True
             case "reserved", "OR":
                 self.reduce(operand_stack.OR + 1)
-                self.operators.append(operand_stack.Operator("OR", operand_stack.OR, token.start))
+                self.operators.append(operand_stack.StackOperator("OR", operand_stack.OR, token.start))
                 return True
             case "symbol", symbol if symbol in operand_stack.COMPARISONS:
                 self._begin_comparison(token)
                 self.operators.append(
-                    operand_stack.Operator(cast(str, symbol), operand_stack.COMPARISON, token.start)
+                    operand_stack.StackOperator(cast(str, symbol), operand_stack.COMPARISON, token.start)
                 )
                 return True
             case "symbol", symbol if symbol in _INFIX:
                 precedence = _INFIX[symbol]
                 self.reduce(precedence)
-                self.operators.append(operand_stack.Operator(symbol, precedence, token.start))
+                self.operators.append(operand_stack.StackOperator(symbol, precedence, token.start))
                 return True
             case _:
                 return self._predicate(token)
@@ -281,7 +281,7 @@ class _Parser(operand_stack.Builder):
         self._begin_comparison(token)
         if word == "BETWEEN":
             self.operators.append(
-                operand_stack.Operator(
+                operand_stack.StackOperator(
                     "NOT BETWEEN" if negated else "BETWEEN", operand_stack.COMPARISON, token.start
                 )
             )

@@ -39,8 +39,8 @@ class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             raise
 
 
-class Connections:
-    def __init__(self, where: urls.PostgreSQL, settings: api.Settings, password: str | None) -> None:
+class PostgresConnections:
+    def __init__(self, where: urls.PostgresUrl, settings: api.StoreOptions, password: str | None) -> None:
         self.shown = where.shown
         self._where = where
         self._settings = settings
@@ -72,7 +72,7 @@ class Connections:
                     (self._settings.namespace, durability, str(lock_ms), str(SILENT_FACTOR * lock_ms)),
                 )
         except psycopg.Error as error:
-            raise translated(error, self.shown) from error
+            raise map_error(error, self.shown) from error
         return connection
 
     async def writer(self) -> statements.Connection:
@@ -130,7 +130,7 @@ class Connections:
             with self.deadline(connection):
                 return await work
         except psycopg.Error as error:
-            raise translated(error, self.shown) from error
+            raise map_error(error, self.shown) from error
 
     @contextlib.contextmanager
     def deadline(self, connection: statements.Connection) -> Iterator[None]:
@@ -173,10 +173,12 @@ class Connections:
             await self._idle.pop().close()
 
 
-def translated(error: psycopg.Error, shown: str) -> errors.MusterError:
+def map_error(error: psycopg.Error, shown: str) -> errors.MusterError:
     match error:
         case psycopg.errors.DiskFull():
-            return api.Full(f"the disk of {shown} is full: {error}", hint="free disk space, then try again")
+            return api.StoreFull(
+                f"the disk of {shown} is full: {error}", hint="free disk space, then try again"
+            )
         case psycopg.errors.LockNotAvailable():
             return errors.Unavailable(f"another process holds the lock of {shown}", retry_after_s=1.0)
         case psycopg.errors.IdleInTransactionSessionTimeout():  # we were paused, or cut off, in the middle
@@ -186,7 +188,9 @@ def translated(error: psycopg.Error, shown: str) -> errors.MusterError:
         case psycopg.errors.TooManyConnections():
             return errors.Overloaded(f"{shown} takes no more connections", hint="raise its max_connections")
         case psycopg.errors.DataCorrupted() | psycopg.errors.IndexCorrupted():
-            return api.Corrupt(f"{shown} says that its data are damaged: {error}", hint="restore a backup")
+            return api.StoreCorrupt(
+                f"{shown} says that its data are damaged: {error}", hint="restore a backup"
+            )
         case psycopg.errors.InsufficientPrivilege():
             return errors.Forbidden(
                 f"{shown} does not let this user in: {error}", hint="GRANT what is missing"
@@ -199,6 +203,6 @@ def translated(error: psycopg.Error, shown: str) -> errors.MusterError:
             return errors.NotFound(f"{error}", hint="create it, or name another in the address")
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return errors.NotConnected(f"{shown} cannot be reached: {error}", retry_after_s=1.0)
-    return errors.InvariantBroken(
+    return errors.InvariantViolation(
         f"PostgreSQL refused a statement of ours: {error}", story=[type(error).__name__]
     )

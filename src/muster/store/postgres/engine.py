@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _NAMESPACE = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 
 
-async def open(where: urls.PostgreSQL, settings: api.Settings, password: str | None) -> Engine:
+async def open(where: urls.PostgresUrl, settings: api.StoreOptions, password: str | None) -> PostgresEngine:
     if not _NAMESPACE.match(settings.namespace):
         raise errors.InvalidInput(
             f"{settings.namespace[:80]!r} cannot be a namespace: use 1 to 40 of a-z 0-9 _, no digit first"
@@ -51,7 +51,7 @@ async def open(where: urls.PostgreSQL, settings: api.Settings, password: str | N
         psycopg.conninfo.conninfo_to_dict(where.conninfo)
     except psycopg.ProgrammingError as error:
         raise errors.InvalidInput(f"{where.shown} is not a PostgreSQL address: {error}") from error
-    engine = Engine(connections.Connections(where, settings, password), settings)
+    engine = PostgresEngine(connections.PostgresConnections(where, settings, password), settings)
     try:
         await engine.prepare()
     except BaseException:
@@ -60,11 +60,11 @@ async def open(where: urls.PostgreSQL, settings: api.Settings, password: str | N
     return engine
 
 
-class Engine:
+class PostgresEngine:
     name = "postgresql"
     tells = True
 
-    def __init__(self, reached: connections.Connections, settings: api.Settings) -> None:
+    def __init__(self, reached: connections.PostgresConnections, settings: api.StoreOptions) -> None:
         self.identity = ""
         self.durable = settings.sync == "full"
         self._connections = reached
@@ -74,23 +74,25 @@ class Engine:
     # -- reading -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Reader]:
+    async def snapshot(self) -> AsyncIterator[PostgresReader]:
         async with self._connections.reader() as connection:
             now = await self._connections.answered(connection, statements.begin(connection))
-            yield Reader(now.position, self._connections, connection)
+            yield PostgresReader(now.position, self._connections, connection)
 
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]:
         return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commit_plan.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
         return await self._read(lambda reading: statements.changes(reading, after, collection, limit))
 
-    async def head(self) -> commit_plan.Head:
+    async def head(self) -> commit_plan.StoreHead:
         return await self._read(statements.head)
 
     async def disk_bytes(self) -> int:
@@ -131,11 +133,11 @@ class Engine:
         except (_Lost, psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
             pass
         except psycopg.Error as error:
-            raise connections.translated(error, self._connections.shown) from error
+            raise connections.map_error(error, self._connections.shown) from error
         try:
             return await self._commit(batch)
         except psycopg.Error as error:
-            raise connections.translated(error, self._connections.shown) from error
+            raise connections.map_error(error, self._connections.shown) from error
 
     async def _commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         connection = await self._connections.writer()
@@ -145,7 +147,7 @@ class Engine:
                 now = await statements.begin_batch(connection)
                 plan = await statements.plan(connection, batch, now, commit_plan.limits(self._settings))
                 if plan.writes:
-                    await statements.carry_out(
+                    await statements.execute_plan(
                         connection, plan, self._settings.history_bytes_max, self._channel, token
                     )
         except BaseException as error:
@@ -180,7 +182,7 @@ class Engine:
                     return outcome
                 break
             await asyncio.sleep(RETRY_WAIT_S)
-        raise api.OutcomeUnknown(
+        raise api.CommitOutcomeUnknown(
             f"the connection to {self._connections.shown} broke while committing",
             hint="read before trying again: it may have been stored",
         ) from cause
@@ -223,7 +225,7 @@ class Engine:
                 (secrets.token_hex(8), statements.SCHEMA_VERSION),
             )
         elif ("head",) not in tables:
-            raise api.Corrupt(
+            raise api.StoreCorrupt(
                 f"the schema {namespace} of {self._connections.shown} holds something else",
                 hint="name another namespace",
             )
@@ -247,26 +249,28 @@ class _Lost(psycopg.OperationalError):
     """The connection broke before COMMIT was sent."""
 
 
-class Reader:
+class PostgresReader:
     def __init__(
-        self, version: int, reached: connections.Connections, connection: statements.Connection
+        self, version: int, reached: connections.PostgresConnections, connection: statements.Connection
     ) -> None:
         self.version = version
         self._connections = reached
         self._connection = connection
 
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
         return await self._answered(statements.get_many(self._connection, collection, keys))
 
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]:
         return await self._answered(statements.scan(self._connection, wanted, limit, reverse))
 
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int
-    ) -> list[tuple[str, api.Record]]:
-        return await self._answered(statements.everything(self._connection, after, limit, max_bytes))
+    ) -> list[tuple[str, api.StoreRecord]]:
+        return await self._answered(statements.scan_all(self._connection, after, limit, max_bytes))
 
-    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
+    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.StoreRecord]]:
         await self._answered(statements.begin_load(self._connection, collection))
         while sizes := await self._answered(statements.load_sizes(self._connection, page)):
             while sizes:

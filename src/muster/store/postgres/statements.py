@@ -88,17 +88,17 @@ async def rows(
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-async def begin(connection: Connection) -> commit_plan.Head:
+async def begin(connection: Connection) -> commit_plan.StoreHead:
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     return await head(connection)  # the first read fixes the moment
 
 
-async def head(connection: Connection) -> commit_plan.Head:
+async def head(connection: Connection) -> commit_plan.StoreHead:
     (row,) = await rows(connection, "SELECT position, trimmed, record_bytes, history_bytes FROM head")
-    return commit_plan.Head(*row)
+    return commit_plan.StoreHead(*row)
 
 
-async def get_many(connection: Connection, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+async def get_many(connection: Connection, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
     found = await rows(
         connection,
         "SELECT key, value, version, epoch FROM record WHERE collection = %s AND key = ANY(%b::bytea[])",
@@ -109,8 +109,8 @@ async def get_many(connection: Connection, collection: str, keys: Sequence[bytes
 
 
 async def scan(
-    connection: Connection, wanted: commit_plan.Range, limit: int | None, reverse: bool
-) -> list[api.Record]:
+    connection: Connection, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+) -> list[api.StoreRecord]:
     bounds = (wanted.low,) if wanted.high is None else (wanted.low, wanted.high)
     found = await rows(
         connection,
@@ -125,9 +125,9 @@ async def scan(
     return [_record(*row) for row in found]
 
 
-async def everything(
+async def scan_all(
     connection: Connection, after: commit_plan.Place, limit: int, max_bytes: int
-) -> list[tuple[str, api.Record]]:
+) -> list[tuple[str, api.StoreRecord]]:
     # Sizes first, and then only the values that fit: a page may hold many of the largest.
     found = await rows(
         connection,
@@ -161,7 +161,7 @@ async def load_sizes(connection: Connection, limit: int) -> list[int]:
     return [size for (size,) in await _fetch(connection, _SIZES, limit)]
 
 
-async def load(connection: Connection, limit: int) -> list[api.Record]:
+async def load(connection: Connection, limit: int) -> list[api.StoreRecord]:
     return [_record(*row) for row in await _fetch(connection, _RECORDS, limit)]
 
 
@@ -175,23 +175,23 @@ async def _fetch(connection: Connection, cursor: psycopg.sql.Identifier, limit: 
 
 async def changes(
     connection: Connection, after: int, collection: str | None, limit: int
-) -> tuple[commit_plan.Head, list[api.Change]]:
+) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
     now = await begin(connection)
     found = await rows(connection, _CHANGES, after, collection, collection, limit)
     return now, [
-        api.Change(position, version, name, key.decode(), value, epoch)
+        api.StoreChange(position, version, name, key.decode(), value, epoch)
         for position, version, name, key, value, epoch in found
     ]
 
 
-def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
-    return api.Record(key.decode(), value, version, epoch)
+def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.StoreRecord:
+    return api.StoreRecord(key.decode(), value, version, epoch)
 
 
 # -- writing ---------------------------------------------------------------------------------------------
 
 
-async def begin_batch(connection: Connection) -> commit_plan.Head:
+async def begin_batch(connection: Connection) -> commit_plan.StoreHead:
     """Locks the store."""
     async with connection.cursor() as cursor:
         # In one trip.  (Not with the driver's pipeline: after one, PostgreSQL 15 and 16 do not disconnect a
@@ -201,19 +201,19 @@ async def begin_batch(connection: Connection) -> commit_plan.Head:
         )
         cursor.nextset()
         (row,) = await cursor.fetchall()
-    return commit_plan.Head(*row)
+    return commit_plan.StoreHead(*row)
 
 
 async def plan(
     connection: Connection,
     batch: Sequence[commit_plan.Commit],
-    now: commit_plan.Head,
-    limits: commit_plan.Limits,
-) -> commit_plan.Plan:
-    stored: dict[commit_plan.Place, commit_plan.Stored] = {}
+    now: commit_plan.StoreHead,
+    limits: commit_plan.CommitLimits,
+) -> commit_plan.CommitPlan:
+    stored: dict[commit_plan.Place, commit_plan.RecordVersion] = {}
     if places := list(commit_plan.touched(batch)):
         for collection, key, *known in await rows(connection, _STORED, *_columns(2, places)):
-            stored[collection, key] = commit_plan.Stored(*known)
+            stored[collection, key] = commit_plan.RecordVersion(*known)
     recent: Iterator[tuple[int, commit_plan.Place]] = iter(())
     oldest = commit_plan.oldest_snapshot(batch)
     if oldest is not None and oldest < now.position:
@@ -224,8 +224,8 @@ async def plan(
     return commit_plan.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
-async def carry_out(
-    connection: Connection, plan: commit_plan.Plan, history_bytes_max: int, channel: str, batch: bytes
+async def execute_plan(
+    connection: Connection, plan: commit_plan.CommitPlan, history_bytes_max: int, channel: str, batch: bytes
 ) -> None:
     """``batch`` is a random token. The last change of the batch keeps it, for `was_committed`."""
     (row,) = await rows(
@@ -241,10 +241,10 @@ async def carry_out(
         channel,
         *msgspec.structs.astuple(plan.head),
     )
-    now = commit_plan.Head(*row)
+    now = commit_plan.StoreHead(*row)
     while (further := commit_plan.trim_to(now, history_bytes_max)) > now.trimmed:
         (row,) = await rows(connection, _TRIM, further, further)
-        now = commit_plan.Head(*row)
+        now = commit_plan.StoreHead(*row)
 
 
 async def was_committed(connection: Connection, position: int, batch: bytes) -> bool | None:

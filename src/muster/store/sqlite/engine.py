@@ -32,11 +32,11 @@ T = TypeVar("T")
 WAL_BYTES_MAX = 64 << 20  # what a burst leaves of the log is given back to the disk down to this
 
 
-async def open(where: urls.SQLite, settings: api.Settings) -> Engine:
+async def open(where: urls.SqliteUrl, settings: api.StoreOptions) -> SqliteEngine:
     temporary = None
     if where.path is None:
         temporary = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-store-")
-    engine = Engine(where.path or pathlib.Path(temporary or "") / "store.db", temporary, settings)
+    engine = SqliteEngine(where.path or pathlib.Path(temporary or "") / "store.db", temporary, settings)
     try:
         await engine.prepare()
     except BaseException:
@@ -45,11 +45,11 @@ async def open(where: urls.SQLite, settings: api.Settings) -> Engine:
     return engine
 
 
-class Engine:
+class SqliteEngine:
     name = "sqlite"
     tells = False
 
-    def __init__(self, path: pathlib.Path, temporary: str | None, settings: api.Settings) -> None:
+    def __init__(self, path: pathlib.Path, temporary: str | None, settings: api.StoreOptions) -> None:
         self.identity = ""
         self.durable = temporary is None and settings.sync == "full"
         self._path = path
@@ -78,27 +78,29 @@ class Engine:
     # -- what an engine does -----------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Reader]:
+    async def snapshot(self) -> AsyncIterator[SqliteReader]:
         async with self._reader() as connection:
             try:
                 now = await self._read(connection, statements.begin)
-                yield Reader(now.position, self, connection)
+                yield SqliteReader(now.position, self, connection)
             finally:
                 with contextlib.suppress(errors.NotConnected):  # the store was closed meanwhile
                     await self._read(connection, statements.end)
 
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
         return await self._read_once(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]:
         return await self._read_once(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
-    ) -> tuple[commit_plan.Head, list[api.Change]]:
+    ) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
         return await self._read_once(lambda reading: statements.changes(reading, after, collection, limit))
 
-    async def head(self) -> commit_plan.Head:
+    async def head(self) -> commit_plan.StoreHead:
         return await self._read_once(statements.head)
 
     async def disk_bytes(self) -> int:
@@ -218,25 +220,27 @@ class Engine:
             raise _translated(error, self._path) from error
 
 
-class Reader:
-    def __init__(self, version: int, engine: Engine, connection: sqlite3.Connection) -> None:
+class SqliteReader:
+    def __init__(self, version: int, engine: SqliteEngine, connection: sqlite3.Connection) -> None:
         self.version = version
         self._engine = engine
         self._connection = connection
 
-    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
-    async def scan(self, wanted: commit_plan.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+    async def scan(
+        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    ) -> list[api.StoreRecord]:
         return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int
-    ) -> list[tuple[str, api.Record]]:
-        return await self._read(lambda reading: statements.everything(reading, after, limit, max_bytes))
+    ) -> list[tuple[str, api.StoreRecord]]:
+        return await self._read(lambda reading: statements.scan_all(reading, after, limit, max_bytes))
 
-    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
-        def read(reading: sqlite3.Connection) -> tuple[int, list[api.Record]]:
+    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.StoreRecord]]:
+        def read(reading: sqlite3.Connection) -> tuple[int, list[api.StoreRecord]]:
             return statements.load(reading, collection, row, page, max_bytes)
 
         row = -(2**63)
@@ -277,9 +281,9 @@ def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
                 hint="try again, or see who holds it",
             )
         case sqlite3.SQLITE_FULL:
-            return api.Full(f"no room for {path}: {error}", hint="free disk space, then try again")
+            return api.StoreFull(f"no room for {path}: {error}", hint="free disk space, then try again")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return api.Corrupt(f"{path} is damaged or no database: {error}", hint="restore a backup")
+            return api.StoreCorrupt(f"{path} is damaged or no database: {error}", hint="restore a backup")
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return errors.Unavailable(
                 f"{path} cannot be opened for writing: {error}",
@@ -291,6 +295,6 @@ def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
             return errors.Unavailable(
                 f"reading or writing {path} failed: {error}", hint="see the system's log"
             )
-    return errors.InvariantBroken(
+    return errors.InvariantViolation(
         f"SQLite refused a statement of ours: {error}", story=[type(error).__name__]
     )

@@ -62,7 +62,7 @@ def _migrate(connection: sqlite3.Connection, path: pathlib.Path) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         found = SCHEMA_VERSION
     elif application != APPLICATION_ID:
-        raise api.Corrupt(f"{path} is a database of something else", hint="name another file")
+        raise api.StoreCorrupt(f"{path} is a database of something else", hint="name another file")
     if found > SCHEMA_VERSION:
         raise errors.Refused(
             f"{path} is of a newer Muster (schema {found}; this one knows {SCHEMA_VERSION})",
@@ -82,7 +82,7 @@ def _execute_each(connection: sqlite3.Connection, script: str) -> None:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def begin(connection: sqlite3.Connection) -> commit_plan.Head:
+def begin(connection: sqlite3.Connection) -> commit_plan.StoreHead:
     connection.execute("BEGIN")
     return head(connection)  # the first read fixes the moment
 
@@ -95,12 +95,12 @@ def end(connection: sqlite3.Connection) -> None:
                 connection.rollback()
 
 
-def head(connection: sqlite3.Connection) -> commit_plan.Head:
+def head(connection: sqlite3.Connection) -> commit_plan.StoreHead:
     row = connection.execute("SELECT position, trimmed, record_bytes, history_bytes FROM head").fetchone()
-    return commit_plan.Head(*row)
+    return commit_plan.StoreHead(*row)
 
 
-def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
     rows = (
         connection.execute(
             "SELECT key, value, version, epoch FROM record WHERE collection = ? AND key = ?",
@@ -112,8 +112,8 @@ def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[byt
 
 
 def scan(
-    connection: sqlite3.Connection, wanted: commit_plan.Range, limit: int | None, reverse: bool
-) -> list[api.Record]:
+    connection: sqlite3.Connection, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+) -> list[api.StoreRecord]:
     below = "" if wanted.high is None else "AND key < :high"
     rows = connection.execute(
         "SELECT key, value, version, epoch FROM record WHERE collection = :collection AND key >= :low"
@@ -123,9 +123,9 @@ def scan(
     return [_record(*row) for row in rows]
 
 
-def everything(
+def scan_all(
     connection: sqlite3.Connection, after: commit_plan.Place, limit: int, max_bytes: int
-) -> list[tuple[str, api.Record]]:
+) -> list[tuple[str, api.StoreRecord]]:
     # Sizes first, and then only the values that fit: a page may hold many of the largest.
     rows = connection.execute(
         "WITH sized AS (SELECT collection, key, length(value) AS size FROM record"
@@ -141,9 +141,9 @@ def everything(
 
 def load(
     connection: sqlite3.Connection, collection: str, after: int, limit: int, max_bytes: int
-) -> tuple[int, list[api.Record]]:
+) -> tuple[int, list[api.StoreRecord]]:
     """Records in the order of the file, after that row, and the last one's row."""
-    records: list[api.Record] = []
+    records: list[api.StoreRecord] = []
     rows = connection.execute(
         "SELECT rowid, key, value, version, epoch FROM record NOT INDEXED"
         " WHERE rowid > ? AND collection = ? ORDER BY rowid LIMIT ?",
@@ -161,23 +161,23 @@ def load(
 
 def changes(
     connection: sqlite3.Connection, after: int, collection: str | None, limit: int
-) -> tuple[commit_plan.Head, list[api.Change]]:
+) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
     rows = connection.execute(_CHANGES, {"after": after, "collection": collection, "limit": limit})
     return head(connection), [
-        api.Change(position, version, name, key.decode(), value, epoch)
+        api.StoreChange(position, version, name, key.decode(), value, epoch)
         for position, version, name, key, value, epoch in rows
     ]
 
 
-def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
-    return api.Record(key.decode(), value, version, epoch)
+def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.StoreRecord:
+    return api.StoreRecord(key.decode(), value, version, epoch)
 
 
 # -- writing ---------------------------------------------------------------------------------------------
 
 
 def commit(
-    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], settings: api.Settings
+    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], settings: api.StoreOptions
 ) -> list[int | errors.MusterError]:
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -191,17 +191,17 @@ def commit(
 
 
 def _plan(
-    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], limits: commit_plan.Limits
-) -> commit_plan.Plan:
+    connection: sqlite3.Connection, batch: Sequence[commit_plan.Commit], limits: commit_plan.CommitLimits
+) -> commit_plan.CommitPlan:
     now = head(connection)
-    stored: dict[commit_plan.Place, commit_plan.Stored] = {}
+    stored: dict[commit_plan.Place, commit_plan.RecordVersion] = {}
     for place in commit_plan.touched(batch):
         row = connection.execute(
             "SELECT version, position, epoch, length(value) FROM record WHERE collection = ? AND key = ?",
             place,
         ).fetchone()
         if row is not None:
-            stored[place] = commit_plan.Stored(*row)
+            stored[place] = commit_plan.RecordVersion(*row)
     recent: Iterator[tuple[int, commit_plan.Place]] = iter(())
     oldest = commit_plan.oldest_snapshot(batch)
     if oldest is not None and oldest < now.position:
@@ -212,7 +212,7 @@ def _plan(
     return commit_plan.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
-def _carry_out(connection: sqlite3.Connection, plan: commit_plan.Plan, history_bytes_max: int) -> None:
+def _carry_out(connection: sqlite3.Connection, plan: commit_plan.CommitPlan, history_bytes_max: int) -> None:
     connection.executemany(
         "UPDATE change SET value = (SELECT value FROM record WHERE collection = ? AND key = ?)"
         " WHERE position = ?",
@@ -239,7 +239,7 @@ def _carry_out(connection: sqlite3.Connection, plan: commit_plan.Plan, history_b
     )
 
 
-def _trimmed(connection: sqlite3.Connection, now: commit_plan.Head, upto: int) -> commit_plan.Head:
+def _trimmed(connection: sqlite3.Connection, now: commit_plan.StoreHead, upto: int) -> commit_plan.StoreHead:
     rows = connection.execute(
         "DELETE FROM change WHERE position <= ? RETURNING coalesce(length(value), 0)", (upto,)
     )

@@ -29,17 +29,17 @@ BYTES_MAX = 2 << 20  # far more than the attempts that count, but in an attack
 
 _HEAD = 33  # bytes of the first line
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(throttle.Attempt).decode
+_decode = msgspec.json.Decoder(throttle.LoginAttempt).decode
 
 
-class Log:
+class AttemptLog:
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
         self._reading = threading.Lock()
         self._generation = b""
         self._offset = 0
 
-    def read(self) -> tuple[bool, list[throttle.Attempt]]:
+    def read(self) -> tuple[bool, list[throttle.LoginAttempt]]:
         """What was appended since the last call; True: this is all that there is, and replaces what was."""
         with self._reading:
             try:
@@ -57,7 +57,7 @@ class Log:
             self._offset += len(whole)
         return begins, _attempts(whole)
 
-    def append(self, attempt: throttle.Attempt, counts_from_s: float, known_from_s: float) -> None:
+    def append(self, attempt: throttle.LoginAttempt, counts_from_s: float, known_from_s: float) -> None:
         """Attempts before these times, wrong and right ones, need not be kept."""
         private_files.make_folder(self._path.parent)
         with private_files.locked(self._path.parent):
@@ -68,8 +68,8 @@ class Log:
 
     def _replace(self, counts_from_s: float, known_from_s: float) -> None:
         data = self._path.read_bytes()[_HEAD:] if self._path.exists() else b""
-        wrong: list[throttle.Attempt] = []
-        right: dict[tuple[str, str], throttle.Attempt] = {}
+        wrong: list[throttle.LoginAttempt] = []
+        right: dict[tuple[str, str], throttle.LoginAttempt] = {}
         for one in _attempts(data):
             if one.outcome == "wrong" and one.at_s >= counts_from_s:
                 wrong.append(one)
@@ -84,11 +84,11 @@ class Log:
         core_files.write(self._path, secrets.token_hex(_HEAD // 2).encode() + b"\n" + data)
 
 
-def _lines(kept: list[throttle.Attempt]) -> bytes:
+def _lines(kept: list[throttle.LoginAttempt]) -> bytes:
     return b"".join(_encode(one) + b"\n" for one in kept)
 
 
-def _attempts(data: bytes) -> list[throttle.Attempt]:
+def _attempts(data: bytes) -> list[throttle.LoginAttempt]:
     found = []
     for line in data.splitlines():
         try:

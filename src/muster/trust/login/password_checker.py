@@ -33,40 +33,40 @@ CROWDED = 256  # while so many wait in all, one of each address may
 WAITING_MAX = 1024  # in all
 REMEMBERED_MAX = 10_000
 
-events = log.Events("logins")
+events = log.EventLog("logins")
 
 #: Called with the account and the address of each failed login.
 OnFailure = Callable[[str, str], Awaitable[None]]
 
 
-class Logins:
+class PasswordChecker:
     def __init__(
         self,
-        known: passwords.Passwords,
+        known: passwords.PasswordStore,
         *,
-        throttle: throttle_.Throttle | None = None,
+        throttle: throttle_.LoginThrottle | None = None,
         on_failure: OnFailure | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._known = known
-        self._throttle = throttle or throttle_.Throttle()
-        self._log = attempt_log.Log(known.attempts)
+        self._throttle = throttle or throttle_.LoginThrottle()
+        self._log = attempt_log.AttemptLog(known.attempts)
         self._following = asyncio.Lock()
         self._on_failure = on_failure
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        self._right: dict[str, tuple[passwords.Password, bytes]] = {}
-        self._running: dict[tuple[str, bytes, str], asyncio.Task[passwords.Password]] = {}
+        self._right: dict[str, tuple[passwords.PasswordRecord, bytes]] = {}
+        self._running: dict[tuple[str, bytes, str], asyncio.Task[passwords.PasswordRecord]] = {}
         self._checking = asyncio.Semaphore(CHECKS_MAX)
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # by address, and how many use it
         self._waiting: collections.Counter[str] = collections.Counter()
         self.checks = 0  # made in full
 
-    async def check(self, name: str, password: str, address: str) -> passwords.Login:
+    async def check(self, name: str, password: str, address: str) -> passwords.PasswordLogin:
         """`errors.Unauthorized`; `errors.Overloaded` while the client or the server has to wait."""
         return (await self.verified(name, password, address)).login
 
-    async def verified(self, name: str, password: str, address: str) -> passwords.Password:
+    async def verified(self, name: str, password: str, address: str) -> passwords.PasswordRecord:
         """As `check`; the whole record against which the password was checked."""
         await self._ask_throttle(name, address)
         digest = hashlib.blake2b(password.encode(errors="replace"), key=self._key).digest()
@@ -83,12 +83,12 @@ class Logins:
             running.add_done_callback(lambda task: self._finished(key, task))
         return await asyncio.shield(running)
 
-    def _finished(self, key: tuple[str, bytes, str], task: asyncio.Task[passwords.Password]) -> None:
+    def _finished(self, key: tuple[str, bytes, str], task: asyncio.Task[passwords.PasswordRecord]) -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # whether or not a caller still waits for it
 
-    async def _check(self, name: str, password: str, address: str, digest: bytes) -> passwords.Password:
+    async def _check(self, name: str, password: str, address: str, digest: bytes) -> passwords.PasswordRecord:
         try:
             with self._place(hosts.network(address)):
                 async with self._turn(hosts.network(address)):
@@ -105,7 +105,7 @@ class Logins:
         self._right[name] = (found, digest)
         return found
 
-    async def _verify(self, name: str, password: str, address: str) -> passwords.Password:
+    async def _verify(self, name: str, password: str, address: str) -> passwords.PasswordRecord:
         try:
             found = await asyncio.to_thread(self._known.verify, name, password)
         except errors.Unauthorized:
@@ -162,7 +162,7 @@ class Logins:
             for attempt in found:
                 self._throttle.count(attempt)
 
-    async def _count(self, attempt: throttle_.Attempt | None) -> None:
+    async def _count(self, attempt: throttle_.LoginAttempt | None) -> None:
         if attempt is None:
             return
         counts_s, known_s = self._throttle.budgets.forget_s, throttle_.KNOWN_S
@@ -180,7 +180,7 @@ class Logins:
 
     # SCRAM.
 
-    async def scram(self, name: str, mechanism: str, address: str) -> passwords.Scram:
+    async def scram(self, name: str, mechanism: str, address: str) -> passwords.ScramVerifier:
         """The verifier of which a SCRAM server states salt and iterations; `prove` then has the answer.
 
         An account that does not exist, has expired or has no such verifier gets one that no proof fits.
@@ -189,14 +189,14 @@ class Logins:
         return await asyncio.to_thread(self._known.scram, name, mechanism)
 
     async def prove(
-        self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
-    ) -> tuple[passwords.Login, bytes]:
+        self, name: str, verifier: passwords.ScramVerifier, address: str, auth_message: bytes, proof: bytes
+    ) -> tuple[passwords.PasswordLogin, bytes]:
         """The login and the server's own signature; as `check` where the proof is wrong."""
-        proved: tuple[passwords.Login, bytes] | None = None
+        proved: tuple[passwords.PasswordLogin, bytes] | None = None
         async with self._turn(hosts.network(address)):
             await self._ask_throttle(name, address)
             try:
-                signature = passwords.prove(verifier, auth_message, proof)
+                signature = passwords.check_scram_proof(verifier, auth_message, proof)
                 found = await asyncio.to_thread(self._known.get, name)
                 if verifier not in found.scram or found.expired(self._clock()):
                     raise errors.Unauthorized("wrong name or password")  # changed since the challenge
@@ -210,7 +210,7 @@ class Logins:
             raise errors.Unauthorized("wrong name or password")
         return proved
 
-    async def stands(self, login: passwords.Login) -> bool:
+    async def stands(self, login: passwords.PasswordLogin) -> bool:
         """Whether the password and the role with which ``login`` was let in are still the account's.
 
         `errors.Refused` where the file cannot be read now, for want of descriptors for example.

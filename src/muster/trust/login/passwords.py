@@ -43,7 +43,7 @@ MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _ITERATIONS = {"SCRAM-SHA-256": 600_000, "SCRAM-SHA-512": 210_000}
 
 
-class Scrypt(msgspec.Struct, frozen=True):
+class ScryptVerifier(msgspec.Struct, frozen=True):
     salt: bytes
     log_n: int
     r: int
@@ -51,7 +51,7 @@ class Scrypt(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class Scram(msgspec.Struct, frozen=True):
+class ScramVerifier(msgspec.Struct, frozen=True):
     """What a SCRAM server keeps: it can check a proof, and prove that it could, without the password."""
 
     mechanism: str
@@ -61,25 +61,25 @@ class Scram(msgspec.Struct, frozen=True):
     server_key: bytes
 
 
-class Password(msgspec.Struct, frozen=True, kw_only=True):
+class PasswordRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: roles.Role
     created_at: int
     expires_at: int = 0  # 0: never
     administers: bool = False  # an operator who also says who may log in
-    scrypt: Scrypt
-    scram: tuple[Scram, ...] = ()
+    scrypt: ScryptVerifier
+    scram: tuple[ScramVerifier, ...] = ()
 
     @property
-    def login(self) -> Login:
-        return Login(self.name, self.role, self.scrypt.salt.hex())
+    def login(self) -> PasswordLogin:
+        return PasswordLogin(self.name, self.role, self.scrypt.salt.hex())
 
     def expired(self, now_s: float) -> bool:
         return 0 < self.expires_at <= now_s
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class PasswordLogin:
     """An account that logged in, and its role."""
 
     name: str
@@ -108,17 +108,17 @@ _PROHIBITED = (
 )
 
 
-def scrypt(password: bytes, salt: bytes) -> Scrypt:
+def scrypt(password: bytes, salt: bytes) -> ScryptVerifier:
     digest = _scrypt(password, salt, _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P)
-    return Scrypt(salt, _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, digest)
+    return ScryptVerifier(salt, _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, digest)
 
 
-def matches(verifier: Scrypt, password: bytes) -> bool:
+def matches(verifier: ScryptVerifier, password: bytes) -> bool:
     digest = _scrypt(password, verifier.salt, verifier.log_n, verifier.r, verifier.p)
     return hmac.compare_digest(digest, verifier.digest)
 
 
-def scram(password: bytes, mechanism: str, salt: bytes, *, iterations: int | None = None) -> Scram:
+def scram(password: bytes, mechanism: str, salt: bytes, *, iterations: int | None = None) -> ScramVerifier:
     if mechanism not in MECHANISMS:
         raise errors.InvalidInput(f"no mechanism {mechanism[:40]!r}: one of {', '.join(MECHANISMS)}")
     algorithm = MECHANISMS[mechanism]
@@ -126,10 +126,10 @@ def scram(password: bytes, mechanism: str, salt: bytes, *, iterations: int | Non
     salted = hashlib.pbkdf2_hmac(algorithm, password, salt, rounds)
     client_key = hmac.digest(salted, b"Client Key", algorithm)
     server_key = hmac.digest(salted, b"Server Key", algorithm)
-    return Scram(mechanism, salt, rounds, hashlib.new(algorithm, client_key).digest(), server_key)
+    return ScramVerifier(mechanism, salt, rounds, hashlib.new(algorithm, client_key).digest(), server_key)
 
 
-def prove(verifier: Scram, auth_message: bytes, proof: bytes) -> bytes:
+def check_scram_proof(verifier: ScramVerifier, auth_message: bytes, proof: bytes) -> bytes:
     """The server's own signature, if ``proof`` shows that the client knows the password.
 
     ``auth_message`` is what RFC 5802 section 3 calls so: the exchange until then, joined by commas.
@@ -144,7 +144,7 @@ def prove(verifier: Scram, auth_message: bytes, proof: bytes) -> bytes:
     return hmac.digest(verifier.server_key, auth_message, algorithm)
 
 
-class Passwords:
+class PasswordStore:
     """The verifiers of a domain, one file for each name."""
 
     def __init__(self, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -171,7 +171,7 @@ class Passwords:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
         prepared = prepare(password)
         now = self._clock()
-        made = Password(
+        made = PasswordRecord(
             name=subjects.token(name),
             role=role,
             created_at=int(now),
@@ -180,9 +180,9 @@ class Passwords:
             scrypt=scrypt(prepared, secrets.token_bytes(_SALT_BYTES)),
             scram=tuple(scram(prepared, each, secrets.token_bytes(_SALT_BYTES)) for each in mechanisms),
         )
-        private_files.write(self._path(name), msgspec.json.encode(made))
+        private_files.replace_file(self._path(name), msgspec.json.encode(made))
 
-    def verify(self, name: str, password: str) -> Password:
+    def verify(self, name: str, password: str) -> PasswordRecord:
         """The account's record, if the password is right.
 
         `errors.Unauthorized` reads the same for an unknown account as for a wrong password.
@@ -199,11 +199,11 @@ class Passwords:
             raise errors.Unauthorized(f"the password of {found.name!r} has expired")
         return found
 
-    def check(self, name: str, password: str) -> Login:
+    def check(self, name: str, password: str) -> PasswordLogin:
         """As `verify`, with what the account may do as the result."""
         return self.verify(name, password).login
 
-    def scram(self, name: str, mechanism: str) -> Scram:
+    def scram(self, name: str, mechanism: str) -> ScramVerifier:
         """The account's verifier, or one that no proof fits.
 
         The challenge states salt and iterations before the client has proved anything.  So an account that
@@ -220,12 +220,12 @@ class Passwords:
             pass
         return self._decoy(name, mechanism)
 
-    def _decoy(self, name: str, mechanism: str) -> Scram:
+    def _decoy(self, name: str, mechanism: str) -> ScramVerifier:
         algorithm = MECHANISMS[mechanism]
         key = self._decoy_key()
         salt = hmac.digest(key, f"salt {mechanism} {name}".encode(), "sha256")[:_SALT_BYTES]
         stored = hmac.digest(key, f"stored {mechanism} {name}".encode(), algorithm)
-        return Scram(mechanism, salt, _ITERATIONS[mechanism], stored, stored)
+        return ScramVerifier(mechanism, salt, _ITERATIONS[mechanism], stored, stored)
 
     def _decoy_key(self) -> bytes:
         """Kept with the verifiers, so that all processes of the domain give the same salts."""
@@ -234,15 +234,17 @@ class Passwords:
             private_files.make_folder(self._folder)
             with private_files.locked(self._folder):
                 if not path.exists():
-                    private_files.write(path, secrets.token_bytes(32))
+                    private_files.replace_file(path, secrets.token_bytes(32))
         return private_files.read(path, "the key of unknown accounts' salts")
 
-    def get(self, name: str) -> Password:
+    def get(self, name: str) -> PasswordRecord:
         path = self._path(name)
         if not path.exists():
             raise errors.NotFound(f"nobody called {name!r} has a password")
         try:
-            return msgspec.json.decode(private_files.read(path, f"the password of {name!r}"), type=Password)
+            return msgspec.json.decode(
+                private_files.read(path, f"the password of {name!r}"), type=PasswordRecord
+            )
         except msgspec.MsgspecError as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint="set the password again") from None
 
@@ -263,4 +265,4 @@ def _scrypt(password: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
 
 
 # Nobody's verifier: a digest that no password has, checked at the same cost as a real one.
-_NOBODY = Scrypt(bytes(_SALT_BYTES), _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, bytes(32))
+_NOBODY = ScryptVerifier(bytes(_SALT_BYTES), _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, bytes(32))

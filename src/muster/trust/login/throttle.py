@@ -34,12 +34,12 @@ KNOWN_S = 30 * 86_400.0  # how long an account and address that logged in are re
 KNOWN_AGAIN_S = 86_400.0  # after which a login of theirs is noted again
 ACCOUNT_LENGTH_MAX = 200
 
-OF_PAIR = leaky_buckets.Budget(5, 20.0)
-OF_ADDRESS = leaky_buckets.Budget(30, 10.0)
-OF_ACCOUNT = leaky_buckets.Budget(50, 10.0)
+OF_PAIR = leaky_buckets.BucketBudget(5, 20.0)
+OF_ADDRESS = leaky_buckets.BucketBudget(30, 10.0)
+OF_ACCOUNT = leaky_buckets.BucketBudget(50, 10.0)
 
 
-class Attempt(NamedTuple):
+class LoginAttempt(NamedTuple):
     """A check of a password, by account and address as they are counted."""
 
     outcome: Literal["right", "wrong"]
@@ -49,10 +49,10 @@ class Attempt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
-    pair: leaky_buckets.Budget = OF_PAIR
-    address: leaky_buckets.Budget = OF_ADDRESS
-    account: leaky_buckets.Budget = OF_ACCOUNT
+class LoginBudgets:
+    pair: leaky_buckets.BucketBudget = OF_PAIR
+    address: leaky_buckets.BucketBudget = OF_ADDRESS
+    account: leaky_buckets.BucketBudget = OF_ACCOUNT
 
     @property
     def forget_s(self) -> float:
@@ -60,21 +60,25 @@ class Budgets:
         return max(2 * one.at_once * one.forget_s for one in (self.pair, self.address, self.account))
 
 
-class Throttled(errors.Overloaded):
+class LoginThrottled(errors.Overloaded):
     """Too many wrong passwords; ``retry_after_s`` says when the next one is looked at."""
 
 
-class Throttle:
-    def __init__(self, budgets: Budgets | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        self.budgets = budgets or Budgets()
+class LoginThrottle:
+    def __init__(
+        self, budgets: LoginBudgets | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.budgets = budgets or LoginBudgets()
         self._clock = clock
         self.reset(())
 
-    def reset(self, attempts: Iterable[Attempt]) -> None:
+    def reset(self, attempts: Iterable[LoginAttempt]) -> None:
         """Forget all, and count these, in the order of their times."""
-        self._pairs: leaky_buckets.Buckets[tuple[str, str]] = leaky_buckets.Buckets(self.budgets.pair)
-        self._addresses: leaky_buckets.Buckets[str] = leaky_buckets.Buckets(self.budgets.address)
-        self._accounts: leaky_buckets.Buckets[str] = leaky_buckets.Buckets(self.budgets.account)
+        self._pairs: leaky_buckets.LeakyBuckets[tuple[str, str]] = leaky_buckets.LeakyBuckets(
+            self.budgets.pair
+        )
+        self._addresses: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(self.budgets.address)
+        self._accounts: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(self.budgets.account)
         self._known: collections.OrderedDict[tuple[str, str], float] = collections.OrderedDict()
         for attempt in attempts:
             self.count(attempt)
@@ -86,20 +90,20 @@ class Throttle:
         if not wait_s and now_s - self._known.get(pair, -KNOWN_S) >= KNOWN_S:
             wait_s = max(self._accounts.wait_s(pair[0], now_s), self._addresses.wait_s(pair[1], now_s))
         if wait_s > 0:
-            raise Throttled("too many wrong passwords", retry_after_s=float(int(wait_s) + 1))
+            raise LoginThrottled("too many wrong passwords", retry_after_s=float(int(wait_s) + 1))
 
-    def wrong(self, account: str, address: str) -> Attempt:
+    def wrong(self, account: str, address: str) -> LoginAttempt:
         """An attempt to `count`."""
-        return Attempt("wrong", self._clock(), *_pair(account, address))
+        return LoginAttempt("wrong", self._clock(), *_pair(account, address))
 
-    def right(self, account: str, address: str) -> Attempt | None:
+    def right(self, account: str, address: str) -> LoginAttempt | None:
         """An attempt to `count`; None if it would change nothing."""
         pair, now_s = _pair(account, address), self._clock()
         if 0 <= now_s - self._known.get(pair, -KNOWN_S) < KNOWN_AGAIN_S:
             return None
-        return Attempt("right", now_s, *pair)
+        return LoginAttempt("right", now_s, *pair)
 
-    def count(self, attempt: Attempt) -> None:
+    def count(self, attempt: LoginAttempt) -> None:
         pair = (attempt.account, attempt.address)
         at_s = min(attempt.at_s, self._clock())  # the clock may have been ahead
         if attempt.outcome == "wrong":

@@ -27,7 +27,7 @@ from muster.core import queue_names as names
 from muster.trust.permissions import roles
 
 
-class Right(enum.StrEnum):
+class QueueRight(enum.StrEnum):
     SEND = "send"
     RECEIVE = "receive"
     BROWSE = "browse"
@@ -35,34 +35,36 @@ class Right(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class QueueGrant:
     pattern: str
-    rights: frozenset[Right]
+    rights: frozenset[QueueRight]
 
     @classmethod
-    def parse(cls, text: str) -> Grant:
+    def parse(cls, text: str) -> QueueGrant:
         pattern, _, listed = text.rpartition(":")
         named = [right.strip() for right in listed.split(",")]
-        if not pattern or not set(named) <= set(Right):
+        if not pattern or not set(named) <= set(QueueRight):
             raise errors.InvalidInput(
-                f"{text[:140]!r} grants nothing: expected QUEUE:RIGHTS, the rights among {', '.join(Right)}",
+                f"{text[:140]!r} grants nothing: expected QUEUE:RIGHTS, the rights among {', '.join(QueueRight)}",
                 hint="for example 'orders:send,receive' or 'orders-*:browse'",
             )
-        return cls(pattern, frozenset(Right(right) for right in named))
+        return cls(pattern, frozenset(QueueRight(right) for right in named))
 
     def __str__(self) -> str:
-        return f"{self.pattern}:{','.join(right for right in Right if right in self.rights)}"
+        return f"{self.pattern}:{','.join(right for right in QueueRight if right in self.rights)}"
 
 
-Grants = tuple[Grant, ...]
+Grants = tuple[QueueGrant, ...]
 
-_ALL = frozenset(Right)
-_USE = frozenset((Right.SEND, Right.RECEIVE, Right.BROWSE))
-_EVERYTHING = tuple(Grant(name, _ALL) for name in ("*", names.DEAD_LETTERS, f"{names.TEMPORARY}*"))
+_ALL = frozenset(QueueRight)
+_USE = frozenset((QueueRight.SEND, QueueRight.RECEIVE, QueueRight.BROWSE))
+_EVERYTHING = tuple(QueueGrant(name, _ALL) for name in ("*", names.DEAD_LETTERS, f"{names.TEMPORARY}*"))
 
 _OF_ROLES: dict[roles.Role, Grants] = {
-    roles.Role.USER: (Grant("*", _USE),),
-    roles.Role.VIEWER: tuple(Grant(name, frozenset((Right.BROWSE,))) for name in ("*", names.DEAD_LETTERS)),
+    roles.Role.USER: (QueueGrant("*", _USE),),
+    roles.Role.VIEWER: tuple(
+        QueueGrant(name, frozenset((QueueRight.BROWSE,))) for name in ("*", names.DEAD_LETTERS)
+    ),
     roles.Role.OPERATOR: _EVERYTHING,
     roles.Role.WEB: _EVERYTHING,
     roles.Role.GATEWAY: _EVERYTHING,
@@ -74,11 +76,11 @@ def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
     return () if narrowed else _OF_ROLES.get(role, ())
 
 
-def allows(grants: Iterable[Grant], queue: str, right: str) -> bool:
+def allows(grants: Iterable[QueueGrant], queue: str, right: str) -> bool:
     """``*`` alone reaches neither the dead letters nor temporary queues, which are for those who are told
     their names: patterns for these begin as they do."""
     temporary = queue.startswith(names.TEMPORARY)
-    if temporary and right == Right.SEND:
+    if temporary and right == QueueRight.SEND:
         return any(grant.rights for grant in grants)
     return any(
         right in grant.rights and _matches(grant.pattern, queue)

@@ -101,7 +101,7 @@ class Role(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class RolePermissions:
     """What a role adds to what everyone may. ``<identity>`` in a subject stands for the role's holder."""
 
     why: str
@@ -126,26 +126,28 @@ class Duty:
 
 
 DUTIES = {
-    Role.AGENT: Duty("hosts adapters and the sensor of one machine"),
-    Role.JOINING: Duty(
+    Role.AGENT: RolePermissions("hosts adapters and the sensor of one machine"),
+    Role.JOINING: RolePermissions(
         "the holder of an enrolment token: asks to be admitted", asks_only=("manage", "domain", "enrol")
     ),
-    Role.MANAGER: Duty(
+    Role.MANAGER: RolePermissions(
         "manages resources through their adapters",
         speaks_as=("manage",),
         publish=(
-            subjects.addressed_to("manage", ">"),
-            subjects.announced("manage", ">"),
+            subjects.to_identity("manage", ">"),
+            subjects.to_all("manage", ">"),
             f"{subjects.REPLY_PREFIX}.@manage.>",
         ),
-        subscribe=tuple(subjects.said_by("manage", "*", kind, "<identity>") for kind in ("beat", "event")),
+        subscribe=tuple(
+            subjects.from_identity("manage", "*", kind, "<identity>") for kind in ("beat", "event")
+        ),
     ),
-    Role.REGISTRY: Duty(
+    Role.REGISTRY: RolePermissions(
         "keeps the system state",
         serves=("manage",),
         leases=("manage",),
     ),
-    Role.BOOTSTRAP: Duty(
+    Role.BOOTSTRAP: RolePermissions(
         "starts the domain and its brokers, watches budgets, and keeps the audit",
         serves=("manage", "bus", "audit"),
         publish=(
@@ -155,20 +157,20 @@ DUTIES = {
             "$JS.API.STREAM.UPDATE.*",
         ),
     ),
-    Role.NOTIFIER: Duty(
+    Role.NOTIFIER: RolePermissions(
         "matches events with receivers",
         serves=("notify",),
         streams=STREAMS["notify"],
         buckets=("notify",),
         leases=("notify",),
     ),
-    Role.CHANNEL: Duty(
+    Role.CHANNEL: RolePermissions(
         "merges reports and passes them on",
         serves=("monitor",),
         streams=STREAMS["monitor"],
         buckets=("monitor",),
     ),
-    Role.PIPELINE: Duty(
+    Role.PIPELINE: RolePermissions(
         "rolls reports up and raises alerts",
         serves=("pipeline",),
         streams=("alerts", "system"),
@@ -176,40 +178,42 @@ DUTIES = {
         hears=("monitor",),
         speaks_as=("monitor",),  # its tick, among the reports
     ),
-    Role.GATEWAY: Duty(
+    Role.GATEWAY: RolePermissions(
         "carries messages (JMS), also for foreign protocols",
         serves=("message",),
         streams=STREAMS["message"],
         leases=("message",),
         topics=True,
     ),
-    Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",), streams=STREAMS["inform"]),
-    Role.RESPONDER: Duty("turns alerts into notifications", reads=("alerts",)),
-    Role.AUTHORITY: Duty("grants restricted attributes"),
-    Role.USER: Duty("an application", topics=True),
-    Role.OPERATOR: Duty(
+    Role.INFORMATION_NODE: RolePermissions(
+        "holds copies of contexts", serves=("inform",), streams=STREAMS["inform"]
+    ),
+    Role.RESPONDER: RolePermissions("turns alerts into notifications", reads=("alerts",)),
+    Role.AUTHORITY: RolePermissions("grants restricted attributes"),
+    Role.USER: RolePermissions("an application", topics=True),
+    Role.OPERATOR: RolePermissions(
         "a person who runs the domain, and may do everything in it",
         topics=True,
         speaks_as=("monitor",),  # simulated fleets
         publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
-    Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),
-    Role.WEB: Duty(
+    Role.VIEWER: RolePermissions("a person who looks and changes nothing", speaks="read"),
+    Role.WEB: RolePermissions(
         "shows the domain to people, and keeps the audit of what they do there",
         serves=("web",),
         reads=(*STREAMS["monitor"], "alerts", "system", AUDIT, "KV_monitor"),
         publish=("$JS.API.STREAM.CREATE.KV_monitor", "$JS.API.STREAM.UPDATE.KV_monitor", _CONNECTED),
         subscribe=(
-            subjects.logged("*", "decision", ">"),
-            subjects.said_by("monitor", "*", "batch", "root", ">"),
-            *(subjects.said_by("pipeline", "*", word) for word in OWN_WORDS["pipeline"]),
+            subjects.log_subject("*", "decision", ">"),
+            subjects.from_identity("monitor", "*", "batch", "root", ">"),
+            *(subjects.from_identity("pipeline", "*", word) for word in OWN_WORDS["pipeline"]),
         ),
     ),
-    Role.LINK: Duty(
+    Role.LINK: RolePermissions(
         "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
     ),
-    Role.SYSTEM: Duty(
+    Role.SYSTEM: RolePermissions(
         "tells brokers of changed accounts, and which of them store",
         publish=("$SYS.REQ.>", "$JS.API.SERVER.>"),
         subscribe=("$SYS.>",),
@@ -223,7 +227,7 @@ def limits(
     *,
     topics: tuple[str, ...] | None = None,
     bearer: bool = False,
-) -> jwt.Limits:
+) -> jwt.UserLimits:
     """The broker's permissions of ``identity`` in ``role``.
 
     ``topics`` narrows the users' topics it may use (subjects; None: all that the role may).  ``bearer`` is
@@ -232,26 +236,33 @@ def limits(
     duty = DUTIES[role]
     own_topics = _topics(role, topics)
     speaks = (duty.speaks,) if duty.speaks else ()
-    publish = [subjects.said_by("*", identity, *speaks, ">"), _replies(identity), *own_topics, *duty.publish]
+    publish = [
+        subjects.from_identity("*", identity, *speaks, ">"),
+        _replies(identity),
+        *own_topics,
+        *duty.publish,
+    ]
     if own_topics:
         publish.append(_replies(subjects.APP))
-    subscribe = [subjects.addressed_to("*", identity, ">"), subjects.announced("*", ">")]
+    subscribe = [subjects.to_identity("*", identity, ">"), subjects.to_all("*", ">")]
     subscribe += [_replies("*", identity), f"{subjects.inbox(identity)}.>", *own_topics, *duty.subscribe]
     for part in duty.serves:
         publish += [_replies(f"@{part}"), *_service(part)]
-        subscribe += [subjects.said_by(part, "*", ">"), subjects.logged(part, ">")]
+        subscribe += [subjects.from_identity(part, "*", ">"), subjects.log_subject(part, ">")]
     publish += _storage(duty)
-    subscribe += [subjects.said_by(part, "*", ">") for part in duty.hears]
+    subscribe += [subjects.from_identity(part, "*", ">") for part in duty.hears]
     subscribe = [one.replace("<identity>", identity) for one in subscribe]
     if duty.asks_only:
         part, *request = duty.asks_only
-        publish = [subjects.said_by(part, identity, *request)]
+        publish = [subjects.from_identity(part, identity, *request)]
         subscribe = [_replies("*", identity), f"{subjects.inbox(identity)}.>"]
     if bearer:
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
-    return jwt.Limits(
-        pub=jwt.Subjects(allow=tuple(publish), deny=_not_its_words(role)),
-        sub=jwt.Subjects(allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS),
+    return jwt.UserLimits(
+        pub=jwt.SubjectPermissions(allow=tuple(publish), deny=_not_its_words(role)),
+        sub=jwt.SubjectPermissions(
+            allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS
+        ),
         subs=jwt.UNLIMITED,
         data=jwt.UNLIMITED,
         payload=jwt.UNLIMITED,
@@ -278,12 +289,12 @@ def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _service(part: str) -> list[str]:
-    said = [subjects.addressed_to(part, ">"), subjects.announced(part, ">"), subjects.logged(part, ">")]
+    said = [subjects.to_identity(part, ">"), subjects.to_all(part, ">"), subjects.log_subject(part, ">")]
     audit = [f"$JS.API.STREAM.INFO.{AUDIT}", f"$JS.API.STREAM.CREATE.{AUDIT}"]
     return [*said, *audit]
 
 
-def _storage(duty: Duty) -> list[str]:
+def _storage(duty: RolePermissions) -> list[str]:
     found = [api for stream in duty.reads for api in _reading(stream)]
     found += [api for stream in duty.streams for api in _owning(stream)]
     for bucket in duty.buckets:
@@ -323,7 +334,7 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
     if role in (Role.LINK, Role.SYSTEM):  # carries everything; says nothing of ours
         return ()
     return tuple(
-        subjects.said_by(part, "*", word)
+        subjects.from_identity(part, "*", word)
         for part, words in OWN_WORDS.items()
         if part not in (*duty.serves, *duty.speaks_as)
         for word in words
@@ -340,7 +351,7 @@ def tag(role: Role) -> str:
     return f"{_TAG}{role}"
 
 
-def named_in(tags: Sequence[str]) -> Role | None:
+def role_from_tags(tags: Sequence[str]) -> Role | None:
     """The role that a document names; None where it is not of our making."""
     name = next((one.removeprefix(_TAG) for one in tags if one.startswith(_TAG)), "")
     return Role(name) if name in set(Role) else None

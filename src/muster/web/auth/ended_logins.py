@@ -31,14 +31,14 @@ class EndedLogins:
         self._lock = folder / "ended.lock"
         self._loaded: tuple[_Stamp | None, Ends] = (None, {})
 
-    def has(self, session: sessions.Session) -> bool:
+    def has(self, session: sessions.LoginSession) -> bool:
         return session.id in self.read().get(session.name, {})
 
     def is_full(self, name: str) -> bool:
         now_s = time.time()
         return sum(until > now_s for until in self.read().get(name, {}).values()) >= PER_NAME_MAX
 
-    def add(self, session: sessions.Session) -> None:
+    def add(self, session: sessions.LoginSession) -> None:
         """When this returns, the end is on disk, and holds for all web processes."""
         with files.locked(self._lock):
             now_s = time.time()

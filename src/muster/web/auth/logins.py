@@ -23,10 +23,10 @@ REMEMBERED_MAX = 10_000  # accounts
 KNOWN_S = 5.0
 
 
-class Logins:
+class LoginService:
     def __init__(
         self,
-        known: passwords.Passwords,
+        known: passwords.PasswordStore,
         folder: Path,
         *,
         session_s: float,
@@ -34,13 +34,13 @@ class Logins:
         on_failure: trust_logins.OnFailure | None = None,
     ) -> None:
         self._known = known
-        self._passwords = trust_logins.Logins(known, on_failure=on_failure)
+        self._passwords = trust_logins.PasswordChecker(known, on_failure=on_failure)
         self._folder = folder
         self._key = b""
         self._session_s = session_s
         self._token_s = token_s
         self._ended = ended_logins.EndedLogins(folder)
-        self._born: dict[str, tuple[float, int, sessions.Role]] = {}
+        self._born: dict[str, tuple[float, int, sessions.WebRole]] = {}
 
     async def open(self) -> None:
         """Read, or make, the key that seals sessions."""
@@ -58,19 +58,25 @@ class Logins:
     async def is_empty(self) -> bool:
         return not await asyncio.to_thread(self._known.names)
 
-    async def check(self, name: str, password: str, address: str) -> tuple[sessions.Role, int]:
+    async def check(self, name: str, password: str, address: str) -> tuple[sessions.WebRole, int]:
         """The login's role here and when its password was set; `errors.Unauthorized`, or told to wait."""
         found = await self._passwords.verified(name, password, address)
         return sessions.role_of(found.role, administers=found.administers), found.created_at
 
     async def begin(
-        self, name: str, password: str, address: str, kind: sessions.Kind, *, lifetime_s: float | None = None
-    ) -> tuple[str, sessions.Session]:
+        self,
+        name: str,
+        password: str,
+        address: str,
+        kind: sessions.TokenKind,
+        *,
+        lifetime_s: float | None = None,
+    ) -> tuple[str, sessions.LoginSession]:
         role, born = await self.check(name, password, address)
         if await asyncio.to_thread(self._ended.is_full, name):
             raise errors.Overloaded(f"{name} ended too many sessions that have not expired yet")
-        longest_s = self._session_s if kind is sessions.Kind.COOKIE else self._token_s
-        session = sessions.Session(
+        longest_s = self._session_s if kind is sessions.TokenKind.COOKIE else self._token_s
+        session = sessions.LoginSession(
             id=secrets.token_urlsafe(12),
             name=name,
             role=role,
@@ -80,12 +86,12 @@ class Logins:
         )
         return sessions.seal(session, self._key), session
 
-    async def recognise(self, text: str, kind: sessions.Kind) -> sessions.Session:
+    async def recognise(self, text: str, kind: sessions.TokenKind) -> sessions.LoginSession:
         """Whose it is: `errors.Unauthorized` unless it is sealed by us, not ended, and its login still is."""
         session = sessions.unseal(text, self._key, kind=kind, now_s=time.time())
         if await asyncio.to_thread(self._ended.has, session):
             raise errors.Unauthorized("this login was ended", hint="log in again")
-        looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.Role.VIEWER))
+        looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.WebRole.VIEWER))
         if time.monotonic() - looked_s > KNOWN_S or born < session.born:
             born, role = await asyncio.to_thread(self._look, session.name)
             if len(self._born) > REMEMBERED_MAX:
@@ -95,18 +101,18 @@ class Logins:
             raise errors.Unauthorized("the password was changed since", hint="log in again")
         return msgspec.structs.replace(session, role=role)
 
-    def _look(self, name: str) -> tuple[int, sessions.Role]:
+    def _look(self, name: str) -> tuple[int, sessions.WebRole]:
         try:
             found = self._known.get(name)
             if found.expires_at and found.expires_at <= time.time():
                 raise errors.Unauthorized("expired")
             return found.created_at, sessions.role_of(found.role, administers=found.administers)
         except errors.MusterError:
-            return -1, sessions.Role.VIEWER
+            return -1, sessions.WebRole.VIEWER
 
-    async def end(self, session: sessions.Session) -> None:
+    async def end(self, session: sessions.LoginSession) -> None:
         """The session is over, for every web process of the domain, when this returns."""
         await asyncio.to_thread(self._ended.add, session)
 
-    def form_token(self, session: sessions.Session) -> str:
+    def form_token(self, session: sessions.LoginSession) -> str:
         return sessions.form_token(session, self._key)

@@ -22,55 +22,55 @@ from muster.trust.permissions import roles
 MAX_BYTES = 2048
 
 
-class Role(enum.StrEnum):
+class WebRole(enum.StrEnum):
     """What a person may do here; each may all that the one before may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
 
-    def covers(self, needed: Role) -> bool:
-        order = list(Role)
+    def covers(self, needed: WebRole) -> bool:
+        order = list(WebRole)
         return order.index(self) >= order.index(needed)
 
 
-class Kind(enum.StrEnum):
+class TokenKind(enum.StrEnum):
     COOKIE = "cookie"
     TOKEN = "token"
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class LoginSession(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
-    role: Role
-    kind: Kind
+    role: WebRole
+    kind: TokenKind
     born: int  # when the password was set, in seconds
     until: int  # in seconds
 
 
-def role_of(role: roles.Role, *, administers: bool) -> Role:
+def role_of(role: roles.Role, *, administers: bool) -> WebRole:
     """The place of a login's role of the bus here."""
     if role is roles.Role.OPERATOR:
-        return Role.ADMIN if administers else Role.OPERATOR
+        return WebRole.ADMIN if administers else WebRole.OPERATOR
     if role is roles.Role.VIEWER:
-        return Role.VIEWER
+        return WebRole.VIEWER
     raise errors.Forbidden(
         f"logins of the role {role} have no place here", hint="viewer, operator and admin do"
     )
 
 
-def seal(session: Session, key: bytes) -> str:
+def seal(session: LoginSession, key: bytes) -> str:
     body = _text(msgspec.json.encode(session))
     return f"{body}.{_text(_mac(body, key))}"
 
 
-def unseal(text: str, key: bytes, *, kind: Kind, now_s: float) -> Session:
+def unseal(text: str, key: bytes, *, kind: TokenKind, now_s: float) -> LoginSession:
     """`errors.Unauthorized` for whatever is not whole, ours, of this kind and still valid."""
     body, _, mac = text.partition(".")
     try:
         if len(text) > MAX_BYTES or not hmac.compare_digest(_bytes(mac), _mac(body, key)):
             raise ValueError
-        session = msgspec.json.decode(_bytes(body), type=Session)
+        session = msgspec.json.decode(_bytes(body), type=LoginSession)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
         raise errors.Unauthorized("this login is not one of ours", hint="log in again") from None
     if session.kind is not kind:
@@ -80,7 +80,7 @@ def unseal(text: str, key: bytes, *, kind: Kind, now_s: float) -> Session:
     return session
 
 
-def form_token(session: Session, key: bytes) -> str:
+def form_token(session: LoginSession, key: bytes) -> str:
     """What a form of this session's pages carries, which no other site can know."""
     return _text(hmac.digest(key, b"form:" + session.id.encode(), hashlib.sha256))
 

@@ -23,13 +23,13 @@ Point = tuple[float, float | None]  # seconds, value
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     name: str
     points: Sequence[Point]
     look: str = "line-1"
 
 
-def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
+def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
     """Values over time. A gap stays a gap."""
     series = [one for one in series if any(_is_known(y) for _, y in one.points)]
     known = [(x, y) for one in series for x, y in one.points if y is not None and math.isfinite(y)]
@@ -97,7 +97,7 @@ def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 
     return tag("figure", picture, legend)
 
 
-def gapped(points: Sequence[tuple[float, float]]) -> list[Point]:
+def split_gaps(points: Sequence[tuple[float, float]]) -> list[Point]:
     """Of what comes at some pace: where it stayed away for several paces, nothing was measured."""
     paces = sorted(later - sooner for (sooner, _), (later, _) in itertools.pairwise(points))
     most_s = max(GAP_S_MIN, GAP_PACES * paces[len(paces) // 2]) if paces else 0.0
@@ -143,7 +143,7 @@ def shares(counts: Mapping[str, int], *, label: str) -> Markup:
                 y=0,
                 width=f"{max(width - 1.5, 0.8):.2f}",
                 height=14,
-                cls=f"fill {widgets.tone(name)}",
+                cls=f"fill {widgets.severity_class(name)}",
             )
         )
         x += width
@@ -158,7 +158,7 @@ def shares(counts: Mapping[str, int], *, label: str) -> Markup:
         cls="shares",
     )
     keys = [
-        tag("span", tag("b", f"{count:,}"), f" {name}", cls=f"key {widgets.tone(name)}")
+        tag("span", tag("b", f"{count:,}"), f" {name}", cls=f"key {widgets.severity_class(name)}")
         for name, count in ordered
     ]
     return tag("figure", picture, tag("div", *keys, cls="legend"))
@@ -181,7 +181,7 @@ def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     name: str
     look: str
     words: str  # below the name
@@ -189,7 +189,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class GraphEdge:
     near: str
     far: str
     up: bool
@@ -197,7 +197,7 @@ class Edge:
     weight: float = 0.0
 
 
-def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup:
+def graph(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], *, label: str) -> Markup:
     """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
     height = 360 if len(nodes) > 2 else 150
     middle_x, middle_y = WIDTH / 2, height / 2 - 4
@@ -253,7 +253,7 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineMark:
     lane: str
     at_s: float
     words: str
@@ -261,7 +261,7 @@ class Mark:
 
 
 def timeline(
-    lanes: Sequence[str], marks: Sequence[Mark], *, from_s: float, to_s: float, label: str
+    lanes: Sequence[str], marks: Sequence[TimelineMark], *, from_s: float, to_s: float, label: str
 ) -> Markup:
     """Things that happened, each in its lane."""
     step = 26

@@ -50,7 +50,12 @@ def document(title: str, body: Markup, *, theme: str, live: str = "") -> str:
 
 
 def page(
-    seen: components_page.View, made: components_page.Page, sections: list[Markup], *, theme: str, note: str
+    seen: components_page.PageRequest,
+    made: components_page.DashboardPage,
+    sections: list[Markup],
+    *,
+    theme: str,
+    note: str,
 ) -> str:
     current = next((path for _, some in MENU for path, _ in some if path == seen.path), _parent(seen.path))
     groups = [
@@ -117,7 +122,7 @@ def page(
     )
     body = join(tag("a", "Skip to the content", href="#main", cls="skip"), header, main)
     return document(
-        made.title, body, theme=theme, live=components_page.to("/live", page=seen.path, **_nested(seen))
+        made.title, body, theme=theme, live=components_page.link_to("/live", page=seen.path, **_nested(seen))
     )
 
 
@@ -127,11 +132,11 @@ def _parent(path: str) -> str:
     )
 
 
-def _nested(seen: components_page.View) -> dict[str, str]:
+def _nested(seen: components_page.PageRequest) -> dict[str, str]:
     return {name: value for name, value in seen.query.items() if name != "page"}
 
 
-def section(one: components_page.Section, inside: Markup) -> Markup:
+def section(one: components_page.PageSection, inside: Markup) -> Markup:
     return tag(
         "section",
         tag("h2", one.title, id=f"{one.id}-title") if one.title else None,

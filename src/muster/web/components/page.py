@@ -14,9 +14,9 @@ PARAMETER_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    known: request_state.State
-    person: sessions.Session
+class PageRequest:
+    known: request_state.WebState
+    person: sessions.LoginSession
     path: str
     query: Mapping[str, str]
     form_token: str
@@ -26,22 +26,22 @@ class View:
 
     @property
     def may_act(self) -> bool:
-        return self.person.role.covers(sessions.Role.OPERATOR)
+        return self.person.role.covers(sessions.WebRole.OPERATOR)
 
     @property
     def administers(self) -> bool:
-        return self.person.role.covers(sessions.Role.ADMIN)
+        return self.person.role.covers(sessions.WebRole.ADMIN)
 
     @property
     def here(self) -> str:
-        return to(self.path, **self.query)
+        return link_to(self.path, **self.query)
 
 
 Make = Callable[[], Awaitable[html.Markup]]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """``tags``: of what it shows; it is made again when one of them is touched, and every ``every_s``."""
 
     id: str
@@ -53,20 +53,20 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DashboardPage:
     """``head`` does not change while the page is open: forms stand there, so that nobody's typing is lost."""
 
     title: str
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PageSection, ...] = ()
     lead: str = ""
     head: html.Markup = html.NOTHING
     foot: html.Markup = html.NOTHING
 
 
-Build = Callable[[View], Page]
+Build = Callable[[PageRequest], DashboardPage]
 
 
-def to(path: str, **query: str | int | None) -> str:
+def link_to(path: str, **query: str | int | None) -> str:
     """A link within the dashboard."""
     kept = {name: str(value) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(kept)}" if kept else path

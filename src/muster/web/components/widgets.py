@@ -45,13 +45,13 @@ TONES = {
 WORD_MAX = 24
 
 
-def tone(state: str) -> str:
+def severity_class(state: str) -> str:
     return TONES.get(state, "calm")
 
 
 def badge(state: str) -> Markup:
     """A state in words, with a mark; never by colour alone."""
-    return tag("span", state, cls=f"badge {tone(state)}")
+    return tag("span", state, cls=f"badge {severity_class(state)}")
 
 
 def empty(what: str, hint: Child = "") -> Markup:
@@ -113,10 +113,10 @@ def tiles(*made: Markup) -> Markup:
 
 
 def link(label: str, path: str, **query: str | int | None) -> Markup:
-    return tag("a", label, href=page.to(path, **query))
+    return tag("a", label, href=page.link_to(path, **query))
 
 
-def more(label: str, href: str) -> Markup:
+def more_link(label: str, href: str) -> Markup:
     return tag("p", tag("a", label, href=href), cls="more")
 
 
@@ -174,7 +174,7 @@ def moment(at_ms: int | None) -> Markup:
     )
 
 
-def ago(at_ms: int | None) -> str:
+def relative_time(at_ms: int | None) -> str:
     return "–" if not at_ms else f"{seconds(max(0.0, time.time() - at_ms / 1000))} ago"
 
 
@@ -230,8 +230,8 @@ def search(path: str, *fields: Markup, button: str = "Show", **kept: str) -> Mar
     )
 
 
-def act(
-    seen: page.View,
+def action_button(
+    seen: page.PageRequest,
     what: str,
     button: str,
     *fields: Markup,
@@ -255,15 +255,17 @@ def act(
     )
 
 
-def pages(seen: page.View, next_: str | int | None, *, total: int | None = None, shown: int = 0) -> Markup:
+def pages(
+    seen: page.PageRequest, next_: str | int | None, *, total: int | None = None, shown: int = 0
+) -> Markup:
     """Where one is in a long list."""
     if not shown and not seen.asked("after") and next_ is None:
         return Markup("")
     told = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
     query = {name: value for name, value in seen.query.items() if name != "after"}
-    first = tag("a", "First", href=page.to(seen.path, **query)) if seen.asked("after") else None
+    first = tag("a", "First", href=page.link_to(seen.path, **query)) if seen.asked("after") else None
     following = (
-        tag("a", "Next", href=page.to(seen.path, **{**query, "after": str(next_)}), rel="next")
+        tag("a", "Next", href=page.link_to(seen.path, **{**query, "after": str(next_)}), rel="next")
         if next_ is not None
         else None
     )

@@ -39,7 +39,7 @@ WATCHED = (
     pipeline_protocol.REPORTS,
     pipeline_protocol.ALERTS,
     pipeline_protocol.PROGRESS,
-    subjects.announced("bus", "alert"),
+    subjects.to_all("bus", "alert"),
     messages.DECISIONS_SUBJECTS,
 )
 
@@ -61,19 +61,23 @@ def _moment(point: Point) -> float:
     return point[0]
 
 
-class Hearing:
-    def __init__(self, door: connections.Door, *, domain: str) -> None:
+class BusFeed:
+    def __init__(self, door: connections.DomainLocation, *, domain: str) -> None:
         self.domain = domain
-        self.cache = cache.Cache()
-        self.machines = latest_reports.Machines()
-        self.changes: collections.deque[manage_protocol.State] = collections.deque(maxlen=CHANGES_KEPT)
-        self.decisions = recent.Recent(decision_key, DECISIONS_KEPT)
-        self.batches: collections.deque[pipeline_protocol.Progress] = collections.deque(maxlen=PROGRESS_KEPT)
+        self.cache = cache.TaggedCache()
+        self.machines = latest_reports.LatestReports()
+        self.changes: collections.deque[manage_protocol.ResourceStateChange] = collections.deque(
+            maxlen=CHANGES_KEPT
+        )
+        self.decisions = recent.RecentItems(decision_key, DECISIONS_KEPT)
+        self.batches: collections.deque[pipeline_protocol.BatchProgress] = collections.deque(
+            maxlen=PROGRESS_KEPT
+        )
         self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
-        self.systems = recent.Recent(_moment, SYSTEMS_KEPT)
+        self.systems = recent.RecentItems(_moment, SYSTEMS_KEPT)
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._listeners: dict[str, set[asyncio.Event]] = {}
-        self.link = connections.Link(door, on_connected=self._begin, on_lost=self._lost)
+        self.link = connections.BusConnections(door, on_connected=self._begin, on_lost=self._lost)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -89,7 +93,7 @@ class Hearing:
         for subject in WATCHED:
             await bus.subscribe(subject, handler=self._heard, max_pending=4096)
         with contextlib.suppress(errors.MusterError):
-            decisions = await manage_client.Client(bus).decisions(last=DECISIONS_KEPT)
+            decisions = await manage_client.ManageClient(bus).decisions(last=DECISIONS_KEPT)
         self.decisions.put_before(decisions)
         with contextlib.suppress(errors.MusterError):
             for one in await monitor_client.recent(bus, window_s=30.0):
@@ -111,7 +115,7 @@ class Hearing:
                     self.machines.take(message.data, at_s=time.time())
                     self._touch("machines")
                 case "manage", "all", _:
-                    self.changes.append(messages.decode(message.data, manage_protocol.State))
+                    self.changes.append(messages.decode(message.data, manage_protocol.ResourceStateChange))
                     self._touch("manage")
                 case _, "log", _:
                     self.decisions.add(messages.decode(message.data, messages.Decision))
@@ -124,7 +128,7 @@ class Hearing:
                         self.systems.add(_system(message.data))
                     self._touch("reports")
                 case "pipeline", _, "progress":
-                    progress = messages.decode(message.data, pipeline_protocol.Progress)
+                    progress = messages.decode(message.data, pipeline_protocol.BatchProgress)
                     if progress.at_ms:  # before its first batch it has nothing to draw
                         self.batches.append(progress)
                     self._touch("pipeline")
@@ -185,7 +189,7 @@ class Hearing:
 
     async def _control(self, verb: str, tag: str = "brokers") -> list[dict[str, Any]]:
         async def ask(bus: api.Bus) -> list[dict[str, Any]]:
-            subject = subjects.said_by("bus", bus.identity, "brokers", verb)
+            subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
             try:
                 found: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
             except errors.TimedOut as error:

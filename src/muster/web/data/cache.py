@@ -33,7 +33,7 @@ class _Entry:
     turn: int | None = None  # of its tag when its making began; None: it has not begun
 
 
-class Cache:
+class TaggedCache:
     def __init__(self, *, entries_max: int = ENTRIES_MAX, now: Callable[[], float] = time.monotonic) -> None:
         self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
         self._turns: collections.Counter[str] = collections.Counter()
@@ -111,7 +111,7 @@ class Cache:
         except errors.MusterError as error:
             entry.future.set_exception(error)
         except Exception as error:  # noqa: BLE001  (whoever waits must hear of a bug of ours)
-            broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+            broken = errors.InvariantViolation(f"{type(error).__name__}: {error}")
             broken.__cause__ = error
             entry.future.set_exception(broken)
         else:

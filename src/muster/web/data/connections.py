@@ -24,10 +24,10 @@ RETRY_S = 0.5
 PEOPLE_MAX = 256
 IDLE_S = 300.0
 
-events = log.Events("web")
+events = log.EventLog("web")
 
 
-class Door(Protocol):
+class DomainLocation(Protocol):
     """How to reach the domain: `muster.app` gives one."""
 
     async def connect(self, identity: str, role: roles.Role) -> api.Bus: ...
@@ -39,8 +39,8 @@ class Door(Protocol):
 Setup = Callable[[api.Bus], Awaitable[None]]
 
 
-class Link:
-    def __init__(self, door: Door, *, on_connected: Setup, on_lost: Callable[[], None]) -> None:
+class BusConnections:
+    def __init__(self, door: DomainLocation, *, on_connected: Setup, on_lost: Callable[[], None]) -> None:
         self._door = door
         self._on_connected = on_connected
         self._on_lost = on_lost

@@ -18,8 +18,8 @@ PLOT_ROWS_MAX = 100_000
 FIGURES = ("mean", "min", "max", "p95", "machines", "stale")
 
 
-def page(
-    folder: Path, asked: search.Query, limit: int, cursor: str
+def read_page(
+    folder: Path, asked: search.HistorySearch, limit: int, cursor: str
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The newest rows behind the cursor, and the cursor of the next page."""
     from muster.pipeline.history import newest_first
@@ -28,12 +28,14 @@ def page(
         raise errors.NotFound(
             "there is no history here", hint="the pipeline writes it: `muster pipeline run`"
         )
-    found, mark = newest_first.page(folder, asked, limit, newest_first.Mark.parse(cursor) if cursor else None)
-    rows = [{name: rows_.plain(value) for name, value in row.items()} for row in found.to_pylist()]
+    found, mark = newest_first.read_page(
+        folder, asked, limit, newest_first.PageCursor.parse(cursor) if cursor else None
+    )
+    rows = [{name: rows_.to_json(value) for name, value in row.items()} for row in found.to_pylist()]
     return rows, None if mark is None else str(mark)
 
 
-def levels(level: str, name: str, metric: str, from_ms: int) -> search.Query:
+def levels(level: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:
     """What `plot` reads: a metric of a group, or of everything (no name), since then."""
     from muster.pipeline.history import search
 
@@ -43,10 +45,10 @@ def levels(level: str, name: str, metric: str, from_ms: int) -> search.Query:
         if value or column != "name"
     )
     wanted = ("from", "to", "sum", "count", "min", "max", "p95", "machines", "stale")
-    return search.Query("levels", where, from_ms, None, wanted)
+    return search.HistorySearch("levels", where, from_ms, None, wanted)
 
 
-def plot(folder: Path, asked: search.Query, points: int) -> list[dict[str, Any]]:
+def plot(folder: Path, asked: search.HistorySearch, points: int) -> list[dict[str, Any]]:
     """Thinned to some ``points`` rows, oldest first. Where windows are missing, a row without figures."""
     from muster.pipeline.history import search
 

@@ -29,7 +29,7 @@ METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class ArrivalSecond:
     """What reached the top within one second: how many rows, and how old they were."""
 
     at_s: int
@@ -38,13 +38,13 @@ class Second:
     max_s: float
 
 
-class Machines:
+class LatestReports:
     def __init__(self) -> None:
         self._table: pa.Table | None = None
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._lock = threading.Lock()
-        self._ages: collections.deque[Second] = collections.deque(maxlen=AGES_KEPT)
+        self._ages: collections.deque[ArrivalSecond] = collections.deque(maxlen=AGES_KEPT)
         self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
         self.rows_total = 0
         self.left_out = 0
@@ -73,7 +73,7 @@ class Machines:
         current, found = self._this_second
         if second != current and found:
             ages = np.concatenate(found)
-            self._ages.append(Second(current, len(ages), float(np.median(ages)), float(ages.max())))
+            self._ages.append(ArrivalSecond(current, len(ages), float(np.median(ages)), float(ages.max())))
             found = []
         found.append(ages_s)
         self._this_second = (second, found)
@@ -82,7 +82,7 @@ class Machines:
     def is_due(self) -> bool:
         return self._pending_rows > PENDING_MAX
 
-    def seconds(self) -> list[Second]:
+    def seconds(self) -> list[ArrivalSecond]:
         return list(self._ages)
 
     def rows_per_s(self, *, over_s: int = 10) -> float:

@@ -36,20 +36,22 @@ READ_S = bus_feed.READ_S
 T = TypeVar("T")
 
 
-class Source(bus_feed.Hearing):
-    def __init__(self, door: connections.Door, *, history: Path, domain: str) -> None:
+class ReadModel(bus_feed.BusFeed):
+    def __init__(self, door: connections.DomainLocation, *, history: Path, domain: str) -> None:
         super().__init__(door, domain=domain)
         self._history = history
 
     # Management
 
-    def _manage(self, bus: api.Bus) -> manage_client.Client:
-        return manage_client.Client(bus, timeout_s=READ_S)
+    def _manage(self, bus: api.Bus) -> manage_client.ManageClient:
+        return manage_client.ManageClient(bus, timeout_s=READ_S)
 
     async def summary(self) -> dict[str, Any]:
         return await self._ask("summary", "manage", 5.0, lambda bus: self._manage(bus).summary())
 
-    async def resources(self, *, where: str = "", after: str = "", limit: int = 50) -> manage_client.Page:
+    async def resources(
+        self, *, where: str = "", after: str = "", limit: int = 50
+    ) -> manage_client.ResourcePage:
         return await self._ask(
             ("resources", where, after, limit),
             "manage",
@@ -98,7 +100,7 @@ class Source(bus_feed.Hearing):
         self, level: str, name: str
     ) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
         async def ask(bus: api.Bus) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
-            pipeline = pipeline_client.Client(bus)
+            pipeline = pipeline_client.PipelineClient(bus)
             return await (pipeline.system() if level == "system" else pipeline.group(name))
 
         found = await self._ask(("latest", level, name), "reports", 5.0, ask)
@@ -126,7 +128,7 @@ class Source(bus_feed.Hearing):
                 if fitting:
                     found: msgspec.Struct = max(fitting, key=lambda one: one.to_ms)
                     return found
-            then = latest_reports.Machines()
+            then = latest_reports.LatestReports()
             for one in await monitor_client.recent(bus, window_s=window_s, at_ms=at_ms):
                 then.add(one.batch)
             match level:
@@ -147,7 +149,7 @@ class Source(bus_feed.Hearing):
         """Those of the pipeline, and of budgets; the worst first."""
         found: list[messages.Alert] = []
         asked = (
-            self._ask("alerts", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).alerts()),
+            self._ask("alerts", "alerts", 5.0, lambda bus: pipeline_client.PipelineClient(bus).alerts()),
             self._budget_alerts(),
         )
         for answer in await asyncio.gather(*asked, return_exceptions=True):
@@ -174,12 +176,14 @@ class Source(bus_feed.Hearing):
         return True
 
     async def silences(self) -> list[dict[str, Any]]:
-        found = await self._ask("silences", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).silences())
+        found = await self._ask(
+            "silences", "alerts", 5.0, lambda bus: pipeline_client.PipelineClient(bus).silences()
+        )
         return [msgspec.to_builtins(one) for one in found]
 
-    async def progress(self) -> pipeline_protocol.Progress:
+    async def progress(self) -> pipeline_protocol.BatchProgress:
         return await self._ask(
-            "progress", "pipeline", 2.0, lambda bus: pipeline_client.Client(bus).progress()
+            "progress", "pipeline", 2.0, lambda bus: pipeline_client.PipelineClient(bus).progress()
         )
 
     # History
@@ -198,13 +202,13 @@ class Source(bus_feed.Hearing):
         """The newest first, and the cursor of the following page."""
         from muster.pipeline.history import search
 
-        asked = search.Query(kind, where or "TRUE", from_ms, to_ms, columns)
+        asked = search.HistorySearch(kind, where or "TRUE", from_ms, to_ms, columns)
         limit = min(limit, history_reader.ROWS_MAX)
         return await self.cache.get(
             ("history", asked, limit, cursor),
             "history",
             5.0,
-            lambda: asyncio.to_thread(history_reader.page, self._history, asked, limit, cursor),
+            lambda: asyncio.to_thread(history_reader.read_page, self._history, asked, limit, cursor),
         )
 
     async def plot(
@@ -254,19 +258,21 @@ class Source(bus_feed.Hearing):
 
     # Contexts
 
-    def _inform(self, bus: api.Bus) -> inform_client.Client:
-        return inform_client.Client(bus, timeout_s=READ_S)
+    def _inform(self, bus: api.Bus) -> inform_client.InformClient:
+        return inform_client.InformClient(bus, timeout_s=READ_S)
 
     async def information_nodes(self) -> list[dict[str, Any]]:
         found = await self._ask("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
         return [{**msgspec.structs.asdict(one), "load": msgspec.structs.asdict(one.load)} for one in found]
 
-    async def _as(self, person: sessions.Session) -> api.Bus:
-        operates = person.role.covers(sessions.Role.OPERATOR)
+    async def _as(self, person: sessions.LoginSession) -> api.Bus:
+        operates = person.role.covers(sessions.WebRole.OPERATOR)
         role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
         return await self.link.as_person(person.name, role)
 
-    async def _read(self, person: sessions.Session, ask: Callable[[inform_client.Client], Awaitable[T]]) -> T:
+    async def _read(
+        self, person: sessions.LoginSession, ask: Callable[[inform_client.InformClient], Awaitable[T]]
+    ) -> T:
         """As the person, and anew: who may read a context, and how old it is, is told where it is kept."""
         try:
             async with asyncio.timeout(READ_S * 2):
@@ -275,7 +281,7 @@ class Source(bus_feed.Hearing):
             raise errors.TimedOut("no answer in time") from error
 
     async def contexts(
-        self, person: sessions.Session, where: str, *, limit: int = 100, after: str = ""
+        self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
     ) -> dict[str, Any]:
         found = await self._read(
             person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
@@ -283,14 +289,14 @@ class Source(bus_feed.Hearing):
         return _page([rows_.context_row(one) for one in found.contexts], found)
 
     async def context(
-        self, person: sessions.Session, key: str, *, max_staleness_s: float | None = None
+        self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
     ) -> inform_protocol.Context:
         return await self._read(person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s))
 
     async def watch(
-        self, person: sessions.Session, key: str, *, after_version: int
-    ) -> AsyncIterator[inform_protocol.Change]:
-        async def connected() -> inform_client.Client:  # one that is in use: idle ones are closed
+        self, person: sessions.LoginSession, key: str, *, after_version: int
+    ) -> AsyncIterator[inform_protocol.ContextChange]:
+        async def connected() -> inform_client.InformClient:  # one that is in use: idle ones are closed
             return self._inform(await self._as(person))
 
         async for change in inform_client.watch(connected, key, after_version=after_version):
@@ -301,7 +307,7 @@ class Source(bus_feed.Hearing):
         return [msgspec.structs.asdict(one) for one in found]
 
     async def context_history(
-        self, person: sessions.Session, key: str, *, after: int, limit: int | None
+        self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
     ) -> dict[str, Any]:
         found = await self._read(person, lambda inform: inform.history(key, after_version=after))
         some = found.changes[:limit]
@@ -309,16 +315,16 @@ class Source(bus_feed.Hearing):
         for one in some:
             row = {**msgspec.structs.asdict(one)}
             value = row.pop("value")
-            rows.append({**row, **({} if value is None else rows_.shown(value))})
+            rows.append({**row, **({} if value is None else rows_.decode_value(value))})
         more = len(found.changes) > len(some)
         return {"items": rows, "complete": found.complete, "next": some[-1].version if more else None}
 
     async def entries(
-        self, person: sessions.Session, where: str, *, limit: int, after: str
+        self, person: sessions.LoginSession, where: str, *, limit: int, after: str
     ) -> dict[str, Any]:
         found = await self._read(
             person,
-            lambda inform: service_entries.Services(inform).search(
+            lambda inform: service_entries.ServiceEntries(inform).search(
                 where, limit=limit, after=after, within_s=READ_S
             ),
         )
@@ -328,9 +334,9 @@ class Source(bus_feed.Hearing):
         ]
         return _page(rows, found)
 
-    async def entry(self, person: sessions.Session, id: str) -> dict[str, Any]:
+    async def entry(self, person: sessions.LoginSession, id: str) -> dict[str, Any]:
         return rows_.entry_row(
-            await self._read(person, lambda inform: service_entries.Services(inform).get(id))
+            await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
         )
 
     # Notification
@@ -340,19 +346,19 @@ class Source(bus_feed.Hearing):
             ("parties", where, prefix, after, limit),
             "notify",
             2.0,
-            lambda bus: queries.parties(bus, where=where, prefix=prefix, after=after, limit=limit),
+            lambda bus: queries.list_receivers(bus, where=where, prefix=prefix, after=after, limit=limit),
         )
         return {"count": found.count, "items": found.parties, "next": found.next}
 
     async def who(
-        self, address: str, *, event: notify_protocol.Send | None, sender: str, limit: int
+        self, address: str, *, event: notify_protocol.SendEvent | None, sender: str, limit: int
     ) -> dict[str, Any]:
         key = ("who", address, sender, limit, event and (event.type, str(event.content)))
         found = await self._ask(
             key,
             "notify",
             1.0,
-            lambda bus: queries.who(bus, address, event=event, sender=sender, limit=limit),
+            lambda bus: queries.match_receivers(bus, address, event=event, sender=sender, limit=limit),
         )
         return {
             "count": found.count,
@@ -360,7 +366,9 @@ class Source(bus_feed.Hearing):
             "near": found.near[:limit],
         }
 
-    async def explain(self, event: notify_protocol.Send, *, sender: str, receiver: str) -> dict[str, Any]:
+    async def explain(
+        self, event: notify_protocol.SendEvent, *, sender: str, receiver: str
+    ) -> dict[str, Any]:
         return await self._ask(
             ("explain", event.address, event.type, str(event.content), sender, receiver),
             "notify",
@@ -376,9 +384,11 @@ class Source(bus_feed.Hearing):
 
     # Messages
 
-    async def _dispatcher(self, key: Hashable, asked: message_protocol.Ask) -> message_protocol.Answer:
-        async def ask(bus: api.Bus) -> message_protocol.Answer:
-            return await dispatch(bus, message_protocol.read_subject(bus.identity), asked)
+    async def _dispatcher(
+        self, key: Hashable, asked: message_protocol.Ask
+    ) -> message_protocol.DispatcherReply:
+        async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
+            return await call_dispatcher(bus, message_protocol.read_subject(bus.identity), asked)
 
         return await self._ask(("message", key), "message", 1.0, ask)
 
@@ -391,19 +401,19 @@ class Source(bus_feed.Hearing):
     async def browse(
         self, queue: str, *, selector: str | None, after: int, limit: int
     ) -> tuple[list[dict[str, Any]], int | None]:
-        asked = message_protocol.Browse(queue, selector or None, after, limit)
+        asked = message_protocol.BrowseQueue(queue, selector or None, after, limit)
         found = (await self._dispatcher(("browse", queue, selector, after, limit), asked)).messages
         rows = [rows_.message_row(one, queue) for one in found]
         if not found:
             return rows, None
         # An answer is also cut by its size: whether there is more, the dispatcher has to say.
         last = found[-1].sequence
-        following = message_protocol.Browse(queue, selector or None, last, 1)
+        following = message_protocol.BrowseQueue(queue, selector or None, last, 1)
         more = (await self._dispatcher(("browse", queue, selector, last, 1), following)).messages
         return rows, last if more else None
 
 
-_SEVERITY = {messages.Level.CRITICAL: 0, messages.Level.WARNING: 1, messages.Level.INFO: 2}
+_SEVERITY = {messages.Severity.CRITICAL: 0, messages.Severity.WARNING: 1, messages.Severity.INFO: 2}
 
 
 def alert_order(one: messages.Alert) -> tuple[int, int, str, str]:
@@ -411,9 +421,9 @@ def alert_order(one: messages.Alert) -> tuple[int, int, str, str]:
     return _SEVERITY[one.level], -one.since_ms, one.rule, one.about
 
 
-async def dispatch(
+async def call_dispatcher(
     bus: api.Bus, subject: str, asked: message_protocol.Ask, *, timeout_s: float = READ_S
-) -> message_protocol.Answer:
+) -> message_protocol.DispatcherReply:
     try:
         told = await bus.request(
             subject, message_protocol.encode(asked), timeout_s=timeout_s, headers=origin.headers()
@@ -427,11 +437,11 @@ async def dispatch(
     origin.answered()
     answer = message_protocol.decode_answer(told.data)
     if answer.error is not None:
-        raise rpc_faults.error_of(answer.error)
+        raise rpc_faults.from_error_reply(answer.error)
     return answer
 
 
-def _page(rows: list[dict[str, Any]], found: inform_protocol.Found) -> dict[str, Any]:
+def _page(rows: list[dict[str, Any]], found: inform_protocol.FindResult) -> dict[str, Any]:
     """One page of a search, and what it lacks."""
     return {
         "items": rows,

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class RecentItems(Generic[T]):
     """At most ``kept`` items. One with the key of an item that is there already is a repeat, and ignored."""
 
     def __init__(self, key: Callable[[T], Hashable], kept: int) -> None:

@@ -17,7 +17,7 @@ from muster.message import messages as jms
 from muster.message import protocol as message_protocol
 
 
-def shown(value: bytes) -> dict[str, str]:
+def decode_value(value: bytes) -> dict[str, str]:
     """Bytes as JSON can say them: text where it is text."""
     try:
         return {"value": value.decode()}
@@ -28,7 +28,7 @@ def shown(value: bytes) -> dict[str, str]:
 def context_row(one: inform_protocol.Context) -> dict[str, Any]:
     return {
         "key": one.key,
-        **shown(one.value),
+        **decode_value(one.value),
         "attributes": dict(one.attributes),
         "version": one.version,
         "stamp": one.stamp,
@@ -40,18 +40,21 @@ def context_row(one: inform_protocol.Context) -> dict[str, Any]:
     }
 
 
-def entry_row(one: service_entries.Entry) -> dict[str, Any]:
+def entry_row(one: service_entries.ServiceEntry) -> dict[str, Any]:
     row = msgspec.structs.asdict(one)
     row.pop("description")
-    return {**row, **{f"description{k.removeprefix('value')}": v for k, v in shown(one.description).items()}}
+    return {
+        **row,
+        **{f"description{k.removeprefix('value')}": v for k, v in decode_value(one.description).items()},
+    }
 
 
-def message_row(one: message_protocol.Delivery, queue: str) -> dict[str, Any]:
+def message_row(one: message_protocol.MessageDelivery, queue: str) -> dict[str, Any]:
     meta, place = jms.decode_meta(one.meta), destinations.queue(queue)
     try:
-        found = jms.rebuild(meta, one.data, place)
+        found = jms.message_from_meta(meta, one.data, place)
     except errors.MusterError:  # a message that no reader understands must not hide those beside it
-        found = jms.rebuild(jms.unreadable(meta), one.data, place)
+        found = jms.message_from_meta(jms.unreadable(meta), one.data, place)
     body = found.body()
     return {
         "sequence": one.sequence,
@@ -61,12 +64,12 @@ def message_row(one: message_protocol.Delivery, queue: str) -> dict[str, Any]:
         "timestamp_ms": found.timestamp_ms,
         "expiration_ms": found.expiration_ms,
         "redelivered": found.redelivered,
-        "properties": {name: plain(value) for name, value in found.properties.items()},
-        "body": plain(body),
+        "properties": {name: to_json(value) for name, value in found.properties.items()},
+        "body": to_json(body),
     }
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """As JSON can say it."""
     match value:
         case bytes():
@@ -76,9 +79,9 @@ def plain(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {str(name): plain(one) for name, one in value.items()}
+            return {str(name): to_json(one) for name, one in value.items()}
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [to_json(one) for one in value]
         case None | str() | bool() | int():
             return value
     return str(value)

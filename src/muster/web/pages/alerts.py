@@ -9,7 +9,7 @@ from muster.web.components import page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 
-async def listed(seen: page.View, found: Sequence[messages.Alert]) -> Markup:
+async def alert_table(seen: page.PageRequest, found: Sequence[messages.Alert]) -> Markup:
     if not found and not await seen.known.source.judged():
         hint = join("No pipeline judges rules: ", tag("code", "muster pipeline run"), ".")
         return widgets.empty("Every budget has room.", hint)
@@ -19,10 +19,10 @@ async def listed(seen: page.View, found: Sequence[messages.Alert]) -> Markup:
             widgets.badge(one.state.value),
             one.rule,
             _about(one.about),
-            join(widgets.moment(one.since_ms), f" ({widgets.ago(one.since_ms)})"),
+            join(widgets.moment(one.since_ms), f" ({widgets.relative_time(one.since_ms)})"),
             widgets.number(one.value, 2),
             one.reason,
-            widgets.act(seen, "acknowledge", "Acknowledge", rule=one.rule, about=one.about)
+            widgets.action_button(seen, "acknowledge", "Acknowledge", rule=one.rule, about=one.about)
             if one.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
             else "",
         ]
@@ -43,11 +43,11 @@ def _about(about: str) -> Child:
     return about
 
 
-def alerts(seen: page.View) -> page.Page:
+def alerts(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def firing() -> Markup:
-        return await listed(seen, (await source.alerts())[:200])
+        return await alert_table(seen, (await source.alerts())[:200])
 
     async def silences() -> Markup:
         rows: list[list[Child]] = [
@@ -57,7 +57,7 @@ def alerts(seen: page.View) -> page.Page:
                 widgets.moment(one["until_ms"]),
                 one["by"],
                 one["reason"],
-                widgets.act(seen, "unsilence", "End it", id=one["id"]),
+                widgets.action_button(seen, "unsilence", "End it", id=one["id"]),
             ]
             for one in (await source.silences())[:200]
         ]
@@ -73,7 +73,7 @@ def alerts(seen: page.View) -> page.Page:
         form = tag(
             "details",
             tag("summary", "Silence some alerts"),
-            widgets.act(
+            widgets.action_button(
                 seen,
                 "silence",
                 "Silence",
@@ -89,11 +89,11 @@ def alerts(seen: page.View) -> page.Page:
             ),
             cls="panel",
         )
-    return page.Page(
+    return page.DashboardPage(
         "Alerts",
         (
-            page.Section("alerts", "Not resolved", firing, ("alerts",), 5.0),
-            page.Section("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
+            page.PageSection("alerts", "Not resolved", firing, ("alerts",), 5.0),
+            page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
         lead="What the pipeline's rules and the streams' budgets find wrong, the worst first.",
         head=form,

@@ -15,7 +15,7 @@ from muster.web.rest import base
 SHOWN = 100
 
 
-def audit(seen: page.View) -> page.Page:
+def audit(seen: page.PageRequest) -> page.DashboardPage:
     who, what, target = seen.asked("who"), seen.asked("what"), seen.asked("target")
 
     async def rows() -> Markup:
@@ -44,9 +44,9 @@ def audit(seen: page.View) -> page.Page:
             widgets.pages(seen, next_, total=len(found), shown=len(made)),
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Audit",
-        (page.Section("rows", "Decisions", rows, ("audit",), 5.0),),
+        (page.PageSection("rows", "Decisions", rows, ("audit",), 5.0),),
         lead="Who decided or did what, to what, and what became of it: by this page, by REST, by the command "
         "line, and by managers themselves. The latest are shown; the stream keeps a year.",
         head=widgets.search(
@@ -58,8 +58,8 @@ def audit(seen: page.View) -> page.Page:
     )
 
 
-def logins(seen: page.View) -> page.Page:
-    actions.require(seen.person, sessions.Role.ADMIN, "see who may log in")
+def logins(seen: page.PageRequest) -> page.DashboardPage:
+    actions.require_role(seen.person, sessions.WebRole.ADMIN, "see who may log in")
 
     async def rows() -> Markup:
         found = await asyncio.to_thread(rest.listed, seen.known)
@@ -69,7 +69,7 @@ def logins(seen: page.View) -> page.Page:
                 one["role"],
                 widgets.moment(one["created_at"] * 1000),
                 widgets.moment((one["expires_at"] or 0) * 1000),
-                widgets.act(
+                widgets.action_button(
                     seen,
                     "remove-login",
                     "Remove",
@@ -82,17 +82,17 @@ def logins(seen: page.View) -> page.Page:
         ]
         return widgets.table(["Name", "Role", "Set", "Expires", ""], made, label="Logins")
 
-    form = widgets.act(
+    form = widgets.action_button(
         seen,
         "set-login",
         "Let this person log in",
         widgets.field("Name", "name", required=True, auto="off"),
         widgets.field("Password", "password", kind="password", required=True, auto="new-password"),
-        widgets.field("Role", "role", "viewer", options=[(one.value, one.value) for one in sessions.Role]),
+        widgets.field("Role", "role", "viewer", options=[(one.value, one.value) for one in sessions.WebRole]),
     )
-    return page.Page(
+    return page.DashboardPage(
         "Logins",
-        (page.Section("rows", "Who may log in", rows, (), 10.0),),
+        (page.PageSection("rows", "Who may log in", rows, (), 10.0),),
         lead="A viewer looks; an operator acts; an admin also changes brokers and logins.",
         foot=form,
     )

@@ -6,7 +6,7 @@ from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 
-def brokers(seen: page.View) -> page.Page:
+def brokers(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     def rates() -> dict[str, float]:
@@ -23,16 +23,16 @@ def brokers(seen: page.View) -> page.Page:
         carried = {one["id"]: one["in_messages"] + one["out_messages"] for one in links}
         heaviest = max(carried.values(), default=0) or 1
         nodes = [
-            charts.Node(
+            charts.GraphNode(
                 one["name"],
-                widgets.tone(one["state"]),
+                widgets.severity_class(one["state"]),
                 f"{widgets.count(one.get('connections') or 0, 'client')}, {through[one['name']]:,.0f}/s",
                 through[one["name"]] / most,
             )
             for one in found
         ]
         edges = [
-            charts.Edge(
+            charts.GraphEdge(
                 one["near"],
                 one["far"],
                 one["up"],
@@ -96,7 +96,7 @@ def brokers(seen: page.View) -> page.Page:
         return join(
             charts.lines(
                 [
-                    charts.Line(
+                    charts.ChartLine(
                         name.removesuffix(" in"),
                         [(at, some.get(name)) for at, some in source.load],
                         f"line-{index + 1}",
@@ -108,13 +108,13 @@ def brokers(seen: page.View) -> page.Page:
             )
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Brokers",
         (
-            page.Section("picture", "The network", picture, ("brokers",), 3.0),
-            page.Section("listed", "Brokers", listed, ("brokers",), 3.0),
-            page.Section("links", "Links", links, ("brokers",), 5.0),
-            page.Section("load", "Messages into each broker", load, (), 5.0),
+            page.PageSection("picture", "The network", picture, ("brokers",), 3.0),
+            page.PageSection("listed", "Brokers", listed, ("brokers",), 3.0),
+            page.PageSection("links", "Links", links, ("brokers",), 5.0),
+            page.PageSection("load", "Messages into each broker", load, (), 5.0),
         ),
         lead="Brokers carry every message. A larger circle has more traffic; a thicker link carries more.",
     )

@@ -15,7 +15,7 @@ SHOWN = 100
 PAST = 20
 
 
-def contexts(seen: page.View) -> page.Page:
+def contexts(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
     where = seen.asked("where")
 
@@ -78,11 +78,11 @@ def contexts(seen: page.View) -> page.Page:
             widgets.pages(seen, found["next"], shown=len(made)),
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Contexts",
         (
-            page.Section("nodes", "Information nodes", nodes, ("inform",), 2.0),
-            page.Section("rows", "Contexts", rows, ("inform",), 3.0),
+            page.PageSection("nodes", "Information nodes", nodes, ("inform",), 2.0),
+            page.PageSection("rows", "Contexts", rows, ("inform",), 3.0),
         ),
         lead="Pieces of metadata with a key. Permanent copies stay; temporary ones go where readers are.",
         head=join(
@@ -101,7 +101,7 @@ def contexts(seen: page.View) -> page.Page:
     )
 
 
-def _writing(seen: page.View, current: inform_protocol.Context | None = None) -> Markup:
+def _writing(seen: page.PageRequest, current: inform_protocol.Context | None = None) -> Markup:
     """A form for a new context, or for the next version of ``current``: with all that this version has."""
     if not seen.may_act:
         return Markup("")
@@ -123,7 +123,7 @@ def _writing(seen: page.View, current: inform_protocol.Context | None = None) ->
             "Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One on a line."
         ),
     ]
-    form = widgets.act(seen, "put-context", "Write", *fields, **hidden)
+    form = widgets.action_button(seen, "put-context", "Write", *fields, **hidden)
     if current is not None:
         return form
     return tag("details", tag("summary", "Write a context"), form, cls="panel")
@@ -131,10 +131,10 @@ def _writing(seen: page.View, current: inform_protocol.Context | None = None) ->
 
 def _written(value: Any) -> str:
     """As `doing.pairs` reads it back, with its type."""
-    return documents.written(frozenset(value) if isinstance(value, list | tuple) else value)
+    return documents.format_value(frozenset(value) if isinstance(value, list | tuple) else value)
 
 
-def context(seen: page.View) -> page.Page:
+def context(seen: page.PageRequest) -> page.DashboardPage:
     key = seen.asked("key")
     source = seen.known.source
 
@@ -205,18 +205,18 @@ def context(seen: page.View) -> page.Page:
         _row(current)  # refused where it is too long
         return _writing(seen, current)
 
-    writing = (page.Section("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
-    return page.Page(
+    writing = (page.PageSection("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
+    return page.DashboardPage(
         f"Context {key}",
         (
-            page.Section("copies", "Where its copies live", copies, ("inform",), 2.0),
-            page.Section("value", "What it holds", value, ("inform",), 2.0, wide=False),
-            page.Section("past", "What it was", past, ("inform",), 5.0, wide=False),
+            page.PageSection("copies", "Where its copies live", copies, ("inform",), 2.0),
+            page.PageSection("value", "What it holds", value, ("inform",), 2.0, wide=False),
+            page.PageSection("past", "What it was", past, ("inform",), 5.0, wide=False),
             *writing,
         ),
         head=tag(
             "div",
-            widgets.act(
+            widgets.action_button(
                 seen, "delete-context", "Delete", key=key, sure=f"Delete the context {key}?", look="danger"
             ),
             cls="acts",

@@ -17,7 +17,7 @@ LINES_MAX = 3
 Systems = Sequence[tuple[float, columns.Rollups]]
 
 
-def overview(seen: page.View) -> page.Page:
+def overview(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def figures() -> Markup:
@@ -34,7 +34,7 @@ def overview(seen: page.View) -> page.Page:
                 f"{stale:,}",
                 "silent for over 2.5 periods",
                 look="warn" if stale else "good" if machines["machines"] else "",
-                href=page.to("/tree", state="stale"),
+                href=page.link_to("/tree", state="stale"),
             ),
             widgets.tile(
                 "Age of a report",
@@ -68,7 +68,7 @@ def overview(seen: page.View) -> page.Page:
             )
         return join(
             charts.shares(found["states"], label="Machines by state"),
-            widgets.more("Descend by group", "/tree"),
+            widgets.more_link("Descend by group", "/tree"),
         )
 
     async def resources() -> Markup:
@@ -80,7 +80,7 @@ def overview(seen: page.View) -> page.Page:
             )
         return join(
             charts.shares(found["states"], label="Resources by state"),
-            widgets.more("List them", "/resources"),
+            widgets.more_link("List them", "/resources"),
         )
 
     async def through() -> Markup:
@@ -88,7 +88,7 @@ def overview(seen: page.View) -> page.Page:
         into = [(at, sum(r for n, r in rates.items() if n.endswith(" in"))) for at, rates in times]
         out = [(at, sum(r for n, r in rates.items() if n.endswith(" out"))) for at, rates in times]
         return charts.lines(
-            [charts.Line("in", into, "line-1"), charts.Line("out", out, "line-2")],
+            [charts.ChartLine("in", into, "line-1"), charts.ChartLine("out", out, "line-2")],
             label="Messages through the brokers in a second",
             unit="/s",
         )
@@ -97,8 +97,12 @@ def overview(seen: page.View) -> page.Page:
         found = source.machines.seconds()[-300:]
         return charts.lines(
             [
-                charts.Line("median", charts.gapped([(one.at_s, one.p50_s) for one in found]), "line-1"),
-                charts.Line("oldest", charts.gapped([(one.at_s, one.max_s) for one in found]), "line-2"),
+                charts.ChartLine(
+                    "median", charts.split_gaps([(one.at_s, one.p50_s) for one in found]), "line-1"
+                ),
+                charts.ChartLine(
+                    "oldest", charts.split_gaps([(one.at_s, one.max_s) for one in found]), "line-2"
+                ),
             ],
             label="Age of reports when they reach the top",
             unit=" s",
@@ -108,23 +112,23 @@ def overview(seen: page.View) -> page.Page:
         systems = list(source.systems)
         if not systems:
             return await _no_system(source)
-        names = watched(systems)
+        names = watched_metrics(systems)
         share = all(is_share(systems, name) for name in names)
         drawn = [
-            charts.Line(name.replace("_", " "), _means(systems, name, 100 if share else 1), f"line-{n}")
+            charts.ChartLine(name.replace("_", " "), _means(systems, name, 100 if share else 1), f"line-{n}")
             for n, name in enumerate(names, 1)
         ]
         label = "Of all machines, by Spark" if share else "Means over the fleet, by Spark"
         units = {" %" if share else widgets.unit(name) for name in names}
         return join(
             charts.lines(drawn, label=label, unit=units.pop() if len(units) == 1 else ""),
-            widgets.more("Farther back", page.to("/history", metric=names[0])),
+            widgets.more_link("Farther back", page.link_to("/history", metric=names[0])),
         )
 
     async def firing() -> Markup:
         found = await source.alerts()
-        listed = await alerts_.listed(seen, found[:8])
-        return join(listed, widgets.more("All alerts", "/alerts") if found else None)
+        listed = await alerts_.alert_table(seen, found[:8])
+        return join(listed, widgets.more_link("All alerts", "/alerts") if found else None)
 
     async def changes() -> Markup:
         found = list(source.changes)[-CHANGES_SHOWN:]
@@ -147,17 +151,17 @@ def overview(seen: page.View) -> page.Page:
             cls="feed",
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Overview",
         (
-            page.Section("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
-            page.Section("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
-            page.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
-            page.Section("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
-            page.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
-            page.Section("alerts", "Alerts", firing, ("alerts",), 5.0),
-            page.Section("through", "Throughput", through, (), 5.0, wide=False),
-            page.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
+            page.PageSection("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
+            page.PageSection("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
+            page.PageSection("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
+            page.PageSection("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
+            page.PageSection("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
+            page.PageSection("alerts", "Alerts", firing, ("alerts",), 5.0),
+            page.PageSection("through", "Throughput", through, (), 5.0, wide=False),
+            page.PageSection("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
         ),
     )
 
@@ -173,7 +177,7 @@ async def _no_system(source: Any) -> Markup:
     return widgets.empty(f"The pipeline is {progress.state}; its first report is to come.", progress.reason)
 
 
-def watched(systems: Systems) -> list[str]:
+def watched_metrics(systems: Systems) -> list[str]:
     """What to draw: metrics that only this fleet has (a window may lack them), else its processors' load."""
     own = {name for _, metrics in systems for name in metrics} - {*columns.STANDARD_METRICS}
     return (sorted(own) or ["cpu_percent"])[:LINES_MAX]
@@ -202,7 +206,7 @@ async def _alerts(source: Any) -> Markup:
         found = [one for one in await source.alerts() if one.state is messages.AlertState.FIRING]
     except errors.Unavailable:
         return widgets.tile("Alerts firing", "–", "nobody answers", href="/alerts")
-    worst = any(one.level is messages.Level.CRITICAL for one in found)
+    worst = any(one.level is messages.Severity.CRITICAL for one in found)
     judged = bool(found) or await source.judged()
     return widgets.tile(
         "Alerts firing",

@@ -34,17 +34,17 @@ LEVELS = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
 ROWS_SHOWN = 50
 
 
-def progress(seen: page.View) -> page.Page:
+def progress(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def now() -> Markup:
         one = await source.progress()
         if one.batch < 0:
-            state = widgets.tile("State", one.state, one.reason, look=widgets.tone(one.state))
+            state = widgets.tile("State", one.state, one.reason, look=widgets.severity_class(one.state))
             hint = "Spark takes ten seconds to start, and on a busy machine a minute."
             return join(widgets.tiles(state), widgets.empty("No batch is done yet.", hint))
         tiles = widgets.tiles(
-            widgets.tile("State", one.state, one.reason, look=widgets.tone(one.state)),
+            widgets.tile("State", one.state, one.reason, look=widgets.severity_class(one.state)),
             widgets.tile("Batch", f"{one.batch:,}", f"took {widgets.seconds(one.batch_s)}"),
             widgets.tile("Input", f"{one.rows_s:,.0f}/s", f"{one.rows:,} reports in the batch"),
             widgets.tile(
@@ -86,8 +86,10 @@ def progress(seen: page.View) -> page.Page:
             ),
         )
 
-    def series(name: str, words: str, look: str) -> charts.Line:
-        return charts.Line(words, [(one.at_ms / 1000, getattr(one, name)) for one in source.batches], look)
+    def series(name: str, words: str, look: str) -> charts.ChartLine:
+        return charts.ChartLine(
+            words, [(one.at_ms / 1000, getattr(one, name)) for one in source.batches], look
+        )
 
     async def times() -> Markup:
         return charts.lines([series("batch_s", "batch", "line-1")], label="Time of a batch", unit=" s")
@@ -100,19 +102,19 @@ def progress(seen: page.View) -> page.Page:
             [series("lag_s", "age of the newest", "line-1")], label="Lag behind the newest report", unit=" s"
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Pipeline",
         (
-            page.Section("now", "The job", now, ("pipeline",), 3.0),
-            page.Section("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
-            page.Section("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
-            page.Section("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
+            page.PageSection("now", "The job", now, ("pipeline",), 3.0),
+            page.PageSection("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
+            page.PageSection("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
+            page.PageSection("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
         ),
         lead="Spark Structured Streaming over the stream of reports.",
     )
 
 
-def history(seen: page.View) -> page.Page:
+def history(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
     level = seen.asked("level", "system")
     name = seen.asked("name")
@@ -131,8 +133,8 @@ def history(seen: page.View) -> page.Page:
             return _none()
         return charts.lines(
             [
-                charts.Line("mean", [(one["at_ms"] / 1000, one["mean"]) for one in found], "line-1"),
-                charts.Line("95 %", [(one["at_ms"] / 1000, one["p95"]) for one in found], "line-2"),
+                charts.ChartLine("mean", [(one["at_ms"] / 1000, one["mean"]) for one in found], "line-1"),
+                charts.ChartLine("95 %", [(one["at_ms"] / 1000, one["p95"]) for one in found], "line-2"),
             ],
             label=f"{metric} of {LEVELS.get(level, level)} {name}",
             unit=widgets.unit(metric),
@@ -146,8 +148,10 @@ def history(seen: page.View) -> page.Page:
             return _none()
         return charts.lines(
             [
-                charts.Line("machines", [(one["at_ms"] / 1000, one["machines"]) for one in found], "line-1"),
-                charts.Line("stale", [(one["at_ms"] / 1000, one["stale"]) for one in found], "line-2"),
+                charts.ChartLine(
+                    "machines", [(one["at_ms"] / 1000, one["machines"]) for one in found], "line-1"
+                ),
+                charts.ChartLine("stale", [(one["at_ms"] / 1000, one["stale"]) for one in found], "line-2"),
             ],
             label="Machines that reported, and that were stale",
         )
@@ -195,19 +199,19 @@ def history(seen: page.View) -> page.Page:
         widgets.field("Of the last", "last", last, options=list(LASTS.items())),
         widgets.field("List reports where", "where", where, placeholder="cpu_percent > 90"),
     )
-    return page.Page(
+    return page.DashboardPage(
         "History",
         (
-            page.Section("plot", metric, plot, ("history",), 10.0, wide=False),
-            page.Section("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
-            page.Section("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
+            page.PageSection("plot", metric, plot, ("history",), 10.0, wide=False),
+            page.PageSection("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
+            page.PageSection("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
         lead="From the Parquet files that the pipeline writes.",
         head=form,
     )
 
 
-def _metrics(source: source_.Source, chosen: str) -> list[str]:
+def _metrics(source: source_.ReadModel, chosen: str) -> list[str]:
     """The standard ones, and what only this fleet reports."""
     newest = next(reversed(source.systems), None)
     own = set(newest[1]) if newest is not None else set()
@@ -227,7 +231,7 @@ def _ms(moment: str) -> int:
     return int(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
 
 
-async def _which(source: source_.Source, level: str, metric: str, last: str) -> Markup:
+async def _which(source: source_.ReadModel, level: str, metric: str, last: str) -> Markup:
     """Of groups and zones there are many: one has to be named."""
     found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     names = [one["group"] for one in found["groups"][:20]] if level == "group" else []
@@ -244,7 +248,7 @@ def _none() -> Markup:
     )
 
 
-def capacity(seen: page.View) -> page.Page:
+def capacity(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def now() -> Markup:
@@ -283,7 +287,7 @@ def capacity(seen: page.View) -> page.Page:
         }
         return charts.lines(
             [
-                charts.Line(name, charts.gapped(points), f"line-{number}")
+                charts.ChartLine(name, charts.split_gaps(points), f"line-{number}")
                 for number, (name, points) in enumerate(drawn.items(), 1)
             ],
             label="Age of reports on arrival: predicted and measured",
@@ -308,12 +312,12 @@ def capacity(seen: page.View) -> page.Page:
             none="No channel runs.",
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Staleness",
         (
-            page.Section("now", "Predicted against measured", now, (), 3.0),
-            page.Section("chart", "Over time", chart, (), 3.0),
-            page.Section("channels", "Channels", channels, (), 10.0),
+            page.PageSection("now", "Predicted against measured", now, (), 3.0),
+            page.PageSection("chart", "Over time", chart, (), 3.0),
+            page.PageSection("channels", "Channels", channels, (), 10.0),
         ),
         lead="How old a report is when it reaches the top: the analytic model says at most the holding times "
         "of the channels it passes.",

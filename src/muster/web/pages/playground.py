@@ -14,17 +14,17 @@ from muster.web.rest import notifications
 SHOWN = 50
 
 
-def playground(seen: page.View) -> page.Page:
+def playground(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
     address = seen.asked("address")
     kind, content = seen.asked("type"), seen.asked("content")
     policy, receiver = seen.asked("policy"), seen.asked("receiver")
     sender = seen.asked("sender") or f"{seen.person.name}/{notifications.PARTY}"
 
-    def event() -> protocol.Send | None:
+    def event() -> protocol.SendEvent | None:
         if not kind:
             return None
-        made = notifications.Event(type=kind, content=forms.pairs(content))
+        made = notifications.EventBody(type=kind, content=forms.pairs(content))
         return notifications.send_of(
             made, address=address or "TRUE", party=sender.partition("/")[2] or notifications.PARTY
         )
@@ -36,7 +36,7 @@ def playground(seen: page.View) -> page.Page:
         names: list[list[Child]] = [
             [
                 one,
-                tag("a", "explain", href=page.to(seen.path, **{**seen.query, "receiver": one}))
+                tag("a", "explain", href=page.link_to(seen.path, **{**seen.query, "receiver": one}))
                 if kind
                 else "",
             ]
@@ -78,7 +78,7 @@ def playground(seen: page.View) -> page.Page:
         if made is not None:
             attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
             condition = models_.parse_policy(policy)
-            missing = explanation.nearest(condition, attributes)
+            missing = explanation.near_misses(condition, attributes)
             of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.found)]
             if len(of_sender) < len(missing):
                 words = "does not accept this event"
@@ -172,7 +172,7 @@ def playground(seen: page.View) -> page.Page:
     )
     sending = Markup("")
     if seen.may_act and kind:
-        sending = widgets.act(
+        sending = widgets.action_button(
             seen,
             "send",
             "Send this event",
@@ -189,15 +189,15 @@ def playground(seen: page.View) -> page.Page:
         action="/playground",
         cls="panel",
     )
-    return page.Page(
+    return page.DashboardPage(
         "Notification",
         (
-            page.Section("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
-            page.Section("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
-            page.Section("judged", "The policy", judged, ("notify",), 30.0, wide=False),
-            page.Section("explained", "Why", explained, ("notify",), 3.0, wide=False),
-            page.Section("parties", "Parties", parties, ("notify",), 3.0),
-            page.Section("models", "Models", models, ("notify",), 30.0),
+            page.PageSection("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
+            page.PageSection("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
+            page.PageSection("judged", "The policy", judged, ("notify",), 30.0, wide=False),
+            page.PageSection("explained", "Why", explained, ("notify",), 3.0, wide=False),
+            page.PageSection("parties", "Parties", parties, ("notify",), 3.0),
+            page.PageSection("models", "Models", models, ("notify",), 30.0),
         ),
         lead="An event reaches a party if the address is true of its state, and its policy of the event and "
         "of the sender. Trying sends nothing.",

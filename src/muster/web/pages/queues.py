@@ -14,7 +14,7 @@ REASON = "JMS_MUSTER_DEAD_REASON"
 FROM = "JMS_MUSTER_DEAD_FROM"
 
 
-def queues(seen: page.View) -> page.Page:
+def queues(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def all_queues() -> Markup:
@@ -80,7 +80,7 @@ def queues(seen: page.View) -> page.Page:
             for one in found
         ]
         again = (
-            widgets.act(
+            widgets.action_button(
                 seen,
                 "move",
                 "Send all back to where they came from",
@@ -97,18 +97,18 @@ def queues(seen: page.View) -> page.Page:
             again,
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Queues",
         (
-            page.Section("queues", "Queues", all_queues, ("message",), 2.0),
-            page.Section("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
-            page.Section("dead", "Dead letters", dead, ("message",), 5.0),
+            page.PageSection("queues", "Queues", all_queues, ("message",), 2.0),
+            page.PageSection("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
+            page.PageSection("dead", "Dead letters", dead, ("message",), 5.0),
         ),
         lead="Messages that wait, as JMS has them: in queues, and for subscribers that are away.",
     )
 
 
-def queue(seen: page.View) -> page.Page:
+def queue(seen: page.PageRequest) -> page.DashboardPage:
     name = seen.asked("name")
     selector = seen.asked("selector")
 
@@ -139,7 +139,7 @@ def queue(seen: page.View) -> page.Page:
 
     acts = tag(
         "div",
-        widgets.act(
+        widgets.action_button(
             seen,
             "purge",
             "Throw away what waits",
@@ -150,9 +150,9 @@ def queue(seen: page.View) -> page.Page:
         ),
         cls="acts",
     )
-    return page.Page(
+    return page.DashboardPage(
         f"Queue {name}",
-        (page.Section("waiting", "What waits", waiting, ("message",), 2.0),),
+        (page.PageSection("waiting", "What waits", waiting, ("message",), 2.0),),
         head=join(
             widgets.search(
                 "/queue",

@@ -13,7 +13,7 @@ SHOWN = 50
 _QUOTE = "'"
 
 
-def tree(seen: page.View) -> page.Page:
+def tree(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def system() -> Markup:
@@ -67,12 +67,12 @@ def tree(seen: page.View) -> page.Page:
             none="No group yet.",
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Reports",
         (
-            page.Section("groups", "Groups", groups, ("machines",), 3.0),
+            page.PageSection("groups", "Groups", groups, ("machines",), 3.0),
             _machines(seen, ""),
-            page.Section("system", "The system", system, ("reports", "machines"), 5.0),
+            page.PageSection("system", "The system", system, ("reports", "machines"), 5.0),
         ),
         lead="System, group, machine, service: descend by a name.",
         head=_filter(seen),
@@ -84,14 +84,14 @@ def _unwell(states: Mapping[str, int]) -> Markup:
     return join(*(join(widgets.badge(f"{name} {count:,}"), " ") for name, count in found.items()))
 
 
-def _filter(seen: page.View, **kept: str) -> Markup:
+def _filter(seen: page.PageRequest, **kept: str) -> Markup:
     options = [(state, state or "any state") for state in STATES]
     return widgets.search(
         seen.path, widgets.field("State of machines", "state", seen.asked("state"), options=options), **kept
     )
 
 
-def _machines(seen: page.View, group: str) -> page.Section:
+def _machines(seen: page.PageRequest, group: str) -> page.PageSection:
     async def machines() -> Markup:
         rows, total, next_ = await seen.known.source.machines.page(
             group=group, state=seen.asked("state"), after=seen.asked("after"), limit=SHOWN
@@ -122,7 +122,7 @@ def _machines(seen: page.View, group: str) -> page.Section:
             widgets.pages(seen, next_, total=total, shown=len(rows)),
         )
 
-    return page.Section("nodes", "Machines", machines, ("machines",), 3.0)
+    return page.PageSection("nodes", "Machines", machines, ("machines",), 3.0)
 
 
 def _trail(*steps: Child) -> Markup:
@@ -132,7 +132,7 @@ def _trail(*steps: Child) -> Markup:
     return tag("nav", *(tag("span", one) for one in made), cls="trail", aria_label="Where this is")
 
 
-def group(seen: page.View) -> page.Page:
+def group(seen: page.PageRequest) -> page.DashboardPage:
     name = seen.asked("name")
 
     async def report() -> Markup:
@@ -149,23 +149,23 @@ def group(seen: page.View) -> page.Page:
             rollups(found.metrics),
         )
 
-    return page.Page(
+    return page.DashboardPage(
         f"Group {name}",
         (
             _machines(seen, name or "\0"),
-            page.Section("report", "Its report", report, ("reports", "machines"), 5.0),
+            page.PageSection("report", "Its report", report, ("reports", "machines"), 5.0),
         ),
         head=join(
             _trail(widgets.link("System", "/tree"), name),
             _filter(seen, name=name),
         ),
-        foot=widgets.more(
-            "Its past", page.to("/history", level="group", name=name, metric="cpu_percent", last="1h")
+        foot=widgets.more_link(
+            "Its past", page.link_to("/history", level="group", name=name, metric="cpu_percent", last="1h")
         ),
     )
 
 
-def node(seen: page.View) -> page.Page:
+def node(seen: page.PageRequest) -> page.DashboardPage:
     name = seen.asked("name")
     source = seen.known.source
 
@@ -176,7 +176,7 @@ def node(seen: page.View) -> page.Page:
                 {
                     "Group": widgets.link(found.group, "/group", name=found.group),
                     "Zone": found.zone,
-                    "Reported": join(widgets.moment(found.at_ms), f", {widgets.ago(found.at_ms)}"),
+                    "Reported": join(widgets.moment(found.at_ms), f", {widgets.relative_time(found.at_ms)}"),
                     "Period": widgets.seconds(found.period_s),
                     "Report": f"{found.sequence:,} since its sensor started",
                     "Given up": f"{found.dropped:,} reports while cut off",
@@ -208,20 +208,20 @@ def node(seen: page.View) -> page.Page:
             none="Its sensor reports no services.",
         )
 
-    return page.Page(
+    return page.DashboardPage(
         f"Machine {name}",
         (
-            page.Section("services", "Services", services, ("machines",), 3.0),
-            page.Section("report", "Its latest report", report, ("machines",), 3.0),
+            page.PageSection("services", "Services", services, ("machines",), 3.0),
+            page.PageSection("report", "Its latest report", report, ("machines",), 3.0),
         ),
         head=_trail(widgets.link("System", "/tree"), name),
-        foot=widgets.more(
-            "Its past", page.to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
+        foot=widgets.more_link(
+            "Its past", page.link_to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
         ),
     )
 
 
-def rollups(metrics: Mapping[str, columns.Rollup]) -> Markup:
+def rollups(metrics: Mapping[str, columns.MetricRollup]) -> Markup:
     rows: list[list[Child]] = [
         [
             name,

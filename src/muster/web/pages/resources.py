@@ -13,7 +13,7 @@ TIMELINE_S = 3600.0
 MOVES = ("reassign", "rollout")
 
 
-def resources(seen: page.View) -> page.Page:
+def resources(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
     where = seen.asked("where")
 
@@ -65,7 +65,7 @@ def resources(seen: page.View) -> page.Page:
         form = tag(
             "details",
             tag("summary", "Apply a manifest"),
-            widgets.act(
+            widgets.action_button(
                 seen,
                 "apply",
                 "Apply",
@@ -79,11 +79,11 @@ def resources(seen: page.View) -> page.Page:
             ),
             cls="panel",
         )
-    return page.Page(
+    return page.DashboardPage(
         "Resources",
         (
-            page.Section("summary", "By state", summary, ("manage",), 5.0),
-            page.Section("rows", "Resources", rows, ("manage",), 5.0),
+            page.PageSection("summary", "By state", summary, ("manage",), 5.0),
+            page.PageSection("rows", "Resources", rows, ("manage",), 5.0),
         ),
         lead="What manifests ask for, and how it is.",
         head=join(
@@ -102,7 +102,7 @@ def resources(seen: page.View) -> page.Page:
     )
 
 
-def resource(seen: page.View) -> page.Page:
+def resource(seen: page.PageRequest) -> page.DashboardPage:
     name = seen.asked("name")
     source = seen.known.source
 
@@ -111,7 +111,9 @@ def resource(seen: page.View) -> page.Page:
         return widgets.facts(
             {
                 "State": join(widgets.badge(one["state"]), f" {one['reason']}"),
-                "Since": join(widgets.moment(one["since_ms"]), f" ({widgets.ago(one['since_ms'])})"),
+                "Since": join(
+                    widgets.moment(one["since_ms"]), f" ({widgets.relative_time(one['since_ms'])})"
+                ),
                 "Wanted": one["wanted"] + ("" if one["applied"] else ", not applied yet"),
                 "Drift": one["drift"] or "none",
                 "Type": one["type"],
@@ -129,21 +131,21 @@ def resource(seen: page.View) -> page.Page:
         return tag("pre", json.dumps(one["spec"], indent=2, ensure_ascii=False))
 
     async def decisions() -> Markup:
-        return decided(seen, target=name)
+        return recent_decisions(seen, target=name)
 
     acts = Markup("")
     if seen.may_act:
         acts = tag(
             "div",
-            widgets.act(seen, "drain", "Drain", name=name),
-            widgets.act(seen, "undrain", "Let it work", name=name),
-            widgets.act(
+            widgets.action_button(seen, "drain", "Drain", name=name),
+            widgets.action_button(seen, "undrain", "Let it work", name=name),
+            widgets.action_button(
                 seen, "delete", "Delete", name=name, sure=f"Take {name} down and forget it?", look="danger"
             ),
             tag(
                 "details",
                 tag("summary", "Carry out an operation"),
-                widgets.act(
+                widgets.action_button(
                     seen,
                     "execute",
                     "Carry out",
@@ -154,18 +156,18 @@ def resource(seen: page.View) -> page.Page:
             ),
             cls="panel",
         )
-    return page.Page(
+    return page.DashboardPage(
         f"Resource {name}",
         (
-            page.Section("facts", "How it is", facts, ("manage",), 3.0),
-            page.Section("spec", "What it should be", specification, ("manage",), 10.0, wide=False),
-            page.Section("decided", "Decisions about it", decisions, ("audit",), 10.0, wide=False),
+            page.PageSection("facts", "How it is", facts, ("manage",), 3.0),
+            page.PageSection("spec", "What it should be", specification, ("manage",), 10.0, wide=False),
+            page.PageSection("decided", "Decisions about it", decisions, ("audit",), 10.0, wide=False),
         ),
         head=acts,
     )
 
 
-def managers(seen: page.View) -> page.Page:
+def managers(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
 
     async def who() -> Markup:
@@ -201,7 +203,7 @@ def managers(seen: page.View) -> page.Page:
                 "When a manager dies, its resources move, and it shows here.",
             )
         marks = [
-            charts.Mark(
+            charts.TimelineMark(
                 one.target,
                 one.at_ms / 1000,
                 f"{one.what}: {one.why}",
@@ -246,18 +248,18 @@ def managers(seen: page.View) -> page.Page:
             none="No agent has come yet.",
         )
 
-    return page.Page(
+    return page.DashboardPage(
         "Managers",
         (
-            page.Section("who", "Who manages what", who, ("manage",), 2.0),
-            page.Section("moved", "Fail-overs", moved, ("audit", "manage"), 5.0),
-            page.Section("agents", "Agents", agents, ("manage",), 10.0),
+            page.PageSection("who", "Who manages what", who, ("manage",), 2.0),
+            page.PageSection("moved", "Fail-overs", moved, ("audit", "manage"), 5.0),
+            page.PageSection("agents", "Agents", agents, ("manage",), 10.0),
         ),
         lead="Every resource has one manager at a time, under a lease. When one dies, others take over.",
     )
 
 
-def decided(seen: page.View, *, target: str) -> Markup:
+def recent_decisions(seen: page.PageRequest, *, target: str) -> Markup:
     found = [one for one in reversed(seen.known.source.decisions) if target in one.target.split(", ")][:20]
     return widgets.table(
         ["When", "Who", "What", "Outcome", "Why"],

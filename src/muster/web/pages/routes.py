@@ -37,7 +37,7 @@ from muster.web.pages import (
 from muster.web.rest import event_stream
 
 router = APIRouter()
-log_events = log.Events("web")
+log_events = log.EventLog("web")
 
 PAGES: dict[str, page.Build] = {
     "/": overview.overview,
@@ -75,12 +75,14 @@ def _theme(request: Request) -> str:
     return chosen if chosen in layout.THEMES else "auto"
 
 
-def _view(request: Request, person: sessions.Session, path: str, query: dict[str, str]) -> page.View:
+def _view(
+    request: Request, person: sessions.LoginSession, path: str, query: dict[str, str]
+) -> page.PageRequest:
     known = request_state.state_of(request)
-    return page.View(known, person, path, query, known.logins.form_token(person))
+    return page.PageRequest(known, person, path, query, known.logins.form_token(person))
 
 
-async def _inside(one: page.Section, within_s: float) -> html.Markup | None:
+async def _inside(one: page.PageSection, within_s: float) -> html.Markup | None:
     """A section's content, or what is wrong with it; None where that takes longer."""
     making = asyncio.ensure_future(one.make())
     try:
@@ -100,7 +102,7 @@ async def _show(request: Request) -> Response:
         person = await request_state.cookie_session(request)
     except errors.Unauthorized:
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        where = page.to("/login", next=asked) if asked != "/" else "/login"
+        where = page.link_to("/login", next=asked) if asked != "/" else "/login"
         return RedirectResponse(where, status_code=303)
     path = request.url.path
     seen = _view(request, person, path, dict(request.query_params))
@@ -144,7 +146,7 @@ async def live(request: Request) -> Response:
                 touched.clear()
                 now_s = time.monotonic()
                 changed: dict[str, str] = {}
-                looked: list[page.Section] = []
+                looked: list[page.PageSection] = []
                 for one in made.sections:
                     turn = sum(source.cache.turn(name) for name in (*one.tags, "link"))
                     if turns.get(one.id) != turn or now_s >= due.get(one.id, 0.0):
@@ -193,7 +195,7 @@ def _within(path: str) -> str:
 
 
 @router.get("/login")
-async def ask_login(request: Request, next: str = "/") -> Response:
+async def login_form(request: Request, next: str = "/") -> Response:
     return await _login_page(request, next)
 
 
@@ -237,7 +239,7 @@ async def login(request: Request) -> Response:
     name, next_ = given.get("name", ""), given.get("next", "/")
     try:
         text, session = await known.logins.begin(
-            name, given.get("password", ""), request_state.address_of(request), sessions.Kind.COOKIE
+            name, given.get("password", ""), request_state.address_of(request), sessions.TokenKind.COOKIE
         )
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
         if isinstance(error, errors.Forbidden):  # a wrong password is recorded where it is checked
@@ -246,11 +248,13 @@ async def login(request: Request) -> Response:
                 "login",
                 name or "-",
                 error.message,
-                messages.Outcome.REFUSED,
-                kind=sessions.Kind.COOKIE,
+                messages.DecisionOutcome.REFUSED,
+                kind=sessions.TokenKind.COOKIE,
             )
         return await _login_page(request, next_, error, name)
-    await known.desk.record(name, "login", name, "", messages.Outcome.DONE, kind=sessions.Kind.COOKIE)
+    await known.desk.record(
+        name, "login", name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.COOKIE
+    )
     response = RedirectResponse(_within(next_), status_code=303)
     response.set_cookie(
         request_state.COOKIE,
@@ -266,7 +270,7 @@ async def login(request: Request) -> Response:
 @router.post("/logout")
 async def logout(request: Request) -> Response:
     session = await request_state.cookie_session(request)
-    request_state.check_form(request, session, (await _form(request)).get("form", ""))
+    request_state.check_csrf_token(request, session, (await _form(request)).get("form", ""))
     await request_state.state_of(request).logins.end(session)
     response = RedirectResponse("/login", status_code=303)
     response.delete_cookie(request_state.COOKIE)
@@ -278,13 +282,13 @@ async def logout(request: Request) -> Response:
 
 
 @router.post("/do/{act}")
-async def do(request: Request, act: str) -> Response:
+async def submit_form(request: Request, act: str) -> Response:
     session = await request_state.cookie_session(request)
     given = await _form(request)
-    request_state.check_form(request, session, given.pop("form", ""))
+    request_state.check_csrf_token(request, session, given.pop("form", ""))
     back = _within(given.pop("back", "/"))
     try:
-        said = await forms.do(request_state.state_of(request), session, act, given)
+        said = await forms.run_form(request_state.state_of(request), session, act, given)
     except errors.MusterError as error:
         said = f"Not done: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)

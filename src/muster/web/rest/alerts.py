@@ -14,17 +14,17 @@ from muster.pipeline import client, protocol
 from muster.web import request_state
 from muster.web.data import read_model
 from muster.web.rest import base
-from muster.web.rest.resources import Strict
+from muster.web.rest.resources import StrictBody
 
 router = base.router("alerts")
 
 
-class Acknowledgement(Strict):
+class AcknowledgeBody(StrictBody):
     rule: str = Field(min_length=1, max_length=256)
     about: str = Field(min_length=1, max_length=256)
 
 
-class NewSilence(Strict):
+class SilenceBody(StrictBody):
     covers: str = Field(min_length=1, max_length=4096, description="A predicate over rule, about, group, …")
     for_s: float = Field(gt=0, le=366 * 86400)
     from_ms: int | None = Field(None, ge=0, le=(1 << 53) - 1, description="Later: a maintenance window.")
@@ -42,20 +42,20 @@ async def alerts(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.alerts(), cursor, limit, read_model.alert_order)
+    return base.paginate(await known.source.alerts(), cursor, limit, read_model.alert_order)
 
 
 @router.post(
     "/alerts/acknowledgements", summary="Say that an alert is in hand", **base.answers(None, status=204)
 )
 async def acknowledge(
-    known: request_state.Known, person: request_state.Person, wanted: Acknowledgement
+    known: request_state.Known, person: request_state.Person, wanted: AcknowledgeBody
 ) -> Response:
     await known.desk.do(
         person,
         "acknowledge",
         f"{wanted.rule} {wanted.about}",
-        lambda bus: client.Client(bus).acknowledge(wanted.rule, wanted.about),
+        lambda bus: client.PipelineClient(bus).acknowledge(wanted.rule, wanted.about),
         touches="alerts",
     )
     return Response(status_code=204)
@@ -68,15 +68,15 @@ async def silences(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.silences(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await known.source.silences(), cursor, limit, lambda row: (row["id"],))
 
 
 @router.post(
     "/silences", summary="Tell nobody of some alerts", **base.answers({"type": "object"}, status=201)
 )
-async def silence(known: request_state.Known, person: request_state.Person, wanted: NewSilence) -> Response:
+async def silence(known: request_state.Known, person: request_state.Person, wanted: SilenceBody) -> Response:
     async def act(bus: Any) -> Any:
-        return await client.Client(bus).silence(
+        return await client.PipelineClient(bus).silence(
             wanted.covers, for_s=wanted.for_s, from_ms=wanted.from_ms, reason=wanted.reason
         )
 
@@ -91,7 +91,7 @@ async def unsilence(
     id: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")],
 ) -> Response:
     await known.desk.do(
-        person, "unsilence", id, lambda bus: client.Client(bus).unsilence(id), touches="alerts"
+        person, "unsilence", id, lambda bus: client.PipelineClient(bus).unsilence(id), touches="alerts"
     )
     return Response(status_code=204)
 
@@ -99,7 +99,7 @@ async def unsilence(
 @router.get(
     "/pipeline/progress",
     summary="How the pipeline's job fares",
-    **base.answers(base.kind(protocol.Progress)),
+    **base.answers(base.kind(protocol.BatchProgress)),
 )
 async def progress(known: request_state.Known, person: request_state.Person) -> Response:
     return base.reply(await known.source.progress())
@@ -108,7 +108,7 @@ async def progress(known: request_state.Known, person: request_state.Person) -> 
 @router.get(
     "/pipeline/batches",
     summary="The micro-batches of the last minutes, newest first",
-    **base.answers(base.items(base.kind(protocol.Progress))),
+    **base.answers(base.items(base.kind(protocol.BatchProgress))),
 )
 async def batches(
     known: request_state.Known,

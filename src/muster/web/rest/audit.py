@@ -15,22 +15,22 @@ from muster.web import actions, request_state
 from muster.web.auth import sessions
 from muster.web.data import bus_feed
 from muster.web.rest import base
-from muster.web.rest.resources import Strict
+from muster.web.rest.resources import StrictBody
 
 router = base.router("access")
 
 LoginName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
-class Credentials(Strict):
+class CredentialsBody(StrictBody):
     name: str = Field(min_length=1, max_length=128)
     password: str = Field(min_length=1, max_length=1024)
     lifetime_s: float | None = Field(None, ge=60, le=366 * 86400)
 
 
-class NewLogin(Strict):
+class LoginBody(StrictBody):
     password: str = Field(min_length=8, max_length=1024)
-    role: sessions.Role = sessions.Role.VIEWER
+    role: sessions.WebRole = sessions.WebRole.VIEWER
 
 
 @router.get(
@@ -53,7 +53,7 @@ async def audit(
 
 
 def select(
-    known: request_state.State, *, who: str = "", what: str = "", target: str = ""
+    known: request_state.WebState, *, who: str = "", what: str = "", target: str = ""
 ) -> list[messages.Decision]:
     if not known.source.decisions:
         known.source.must_hear()
@@ -72,17 +72,17 @@ def select(
     openapi_extra={"security": []},
     **base.answers(base.row(token="string", name="string", role="string", until="integer"), status=201),
 )
-async def token(request: Request, known: request_state.Known, given: Credentials) -> Response:
+async def token(request: Request, known: request_state.Known, given: CredentialsBody) -> Response:
     actions.address.set(request_state.address_of(request))
     made, session = await known.logins.begin(
         given.name,
         given.password,
         request_state.address_of(request),
-        sessions.Kind.TOKEN,
+        sessions.TokenKind.TOKEN,
         lifetime_s=given.lifetime_s,
     )
     await known.desk.record(
-        session.name, "token", session.name, "", messages.Outcome.DONE, kind=sessions.Kind.TOKEN
+        session.name, "token", session.name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.TOKEN
     )
     told = {"token": made, "name": session.name, "role": session.role, "until": session.until}
     return base.reply(told, status=201)
@@ -110,11 +110,11 @@ async def logins(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    actions.require(person, sessions.Role.ADMIN, "see who may log in")
-    return base.cut(await asyncio.to_thread(listed, known), cursor, limit, lambda row: (row["name"],))
+    actions.require_role(person, sessions.WebRole.ADMIN, "see who may log in")
+    return base.paginate(await asyncio.to_thread(listed, known), cursor, limit, lambda row: (row["name"],))
 
 
-def listed(known: request_state.State) -> list[dict[str, Any]]:
+def listed(known: request_state.WebState) -> list[dict[str, Any]]:
     passwords = known.trust.passwords()
     found = [passwords.get(name) for name in passwords.names()]
     return [
@@ -130,19 +130,19 @@ def listed(known: request_state.State) -> list[dict[str, Any]]:
 
 @router.put("/logins/{name}", summary="Let somebody log in, or change how", **base.answers(None, status=204))
 async def set_login(
-    known: request_state.Known, person: request_state.Person, name: LoginName, wanted: NewLogin
+    known: request_state.Known, person: request_state.Person, name: LoginName, wanted: LoginBody
 ) -> Response:
     async def act(_: Any) -> None:
-        viewer = wanted.role is sessions.Role.VIEWER
+        viewer = wanted.role is sessions.WebRole.VIEWER
         await asyncio.to_thread(
             known.trust.passwords().set,
             name,
             roles.Role.VIEWER if viewer else roles.Role.OPERATOR,
             wanted.password,
-            administers=wanted.role is sessions.Role.ADMIN,
+            administers=wanted.role is sessions.WebRole.ADMIN,
         )
 
-    await known.desk.do(person, "set-login", name, act, needs=sessions.Role.ADMIN, service_audits=False)
+    await known.desk.do(person, "set-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
     return Response(status_code=204)
 
 
@@ -151,5 +151,5 @@ async def remove_login(known: request_state.Known, person: request_state.Person,
     async def act(_: Any) -> None:
         await asyncio.to_thread(known.trust.passwords().remove, name)
 
-    await known.desk.do(person, "remove-login", name, act, needs=sessions.Role.ADMIN, service_audits=False)
+    await known.desk.do(person, "remove-login", name, act, needs=sessions.WebRole.ADMIN, service_audits=False)
     return Response(status_code=204)

@@ -139,7 +139,7 @@ def page(found: Sequence[object], next_: str | int | None = None, *, total: int 
 Key = tuple[str | int, ...]
 
 
-def cut(found: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], Key]) -> Response:
+def paginate(found: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], Key]) -> Response:
     """One page of a list that is all here, in the order of ``key``, which is unique.
 
     The cursor is the key of the last row of the page before, not a position: rows that come or go between two
@@ -188,7 +188,7 @@ def _no_cursor(cursor: str) -> errors.InvalidInput:
     return errors.InvalidInput(f"{cursor[:40]!r} is no cursor of this list", hint="use `next` as it came")
 
 
-def expected(if_match: str | None) -> int | str | None:
+def if_match(if_match: str | None) -> int | str | None:
     """The version that ``If-Match`` names; ``*``: any; None: it was not sent."""
     if if_match is None:
         return None

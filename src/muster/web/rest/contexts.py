@@ -18,7 +18,7 @@ from muster.web import problems, request_state
 from muster.web.auth import sessions
 from muster.web.data import rows
 from muster.web.rest import base
-from muster.web.rest.resources import Strict
+from muster.web.rest.resources import StrictBody
 
 router = base.router("contexts")
 
@@ -65,7 +65,7 @@ def _searched(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return made
 
 
-class NewContext(Strict):
+class ContextBody(StrictBody):
     value: str | None = Field(None, max_length=1 << 20, description="Text; or instead:")
     value_base64: str | None = Field(None, max_length=3 << 19)
     attributes: dict[str, str | bool | int | float | list[str]] = Field(default_factory=dict)
@@ -86,7 +86,7 @@ class NewContext(Strict):
             raise errors.InvalidInput("`value_base64` is not base 64") from error
 
 
-class NewEntry(Strict):
+class ServiceEntryBody(StrictBody):
     name: str = Field(min_length=1, max_length=1000)
     access: list[str] = Field(default_factory=list, max_length=100)
     categories: list[str] = Field(default_factory=list, max_length=100)
@@ -97,26 +97,26 @@ class NewEntry(Strict):
 
 def _version(if_match: str | None) -> int | None:
     """`*` asks only that it is there, which the log cannot be asked for: see `_any`."""
-    wanted = base.expected(if_match)
+    wanted = base.if_match(if_match)
     return wanted if isinstance(wanted, int) else None
 
 
-async def _any(inform: client.Client, key: str, if_match: str | None) -> int | None:
-    if base.expected(if_match) != "*":
+async def _any(inform: client.InformClient, key: str, if_match: str | None) -> int | None:
+    if base.if_match(if_match) != "*":
         return _version(if_match)
     return (await inform.get(key, max_staleness_s=0.0)).version
 
 
 async def _write(
-    known: request_state.State,
-    person: sessions.Session,
+    known: request_state.WebState,
+    person: sessions.LoginSession,
     what: str,
     key: str,
     if_match: str | None,
     act: Any,
 ) -> Any:
     async def conditionally(bus: Any) -> Any:
-        inform = client.Client(bus)
+        inform = client.InformClient(bus)
         return await act(inform, await _any(inform, key, if_match))
 
     try:
@@ -154,12 +154,12 @@ async def _put(
     known: request_state.Known,
     person: request_state.Person,
     key: str,
-    wanted: NewContext,
+    wanted: ContextBody,
     if_match: str | None,
-) -> protocol.Written:
+) -> protocol.WriteResult:
     data = wanted.data()
 
-    async def act(inform: client.Client, version: int | None) -> Any:
+    async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.put(
             key or None,
             data,
@@ -169,7 +169,7 @@ async def _put(
             ack=wanted.ack,
         )
 
-    written: protocol.Written = await _write(known, person, "put-context", key, if_match, act)
+    written: protocol.WriteResult = await _write(known, person, "put-context", key, if_match, act)
     return written
 
 
@@ -179,7 +179,7 @@ async def _put(
     **base.answers({"type": "object"}, status=201, headers=True),
 )
 async def new_context(
-    known: request_state.Known, person: request_state.Person, wanted: NewContext
+    known: request_state.Known, person: request_state.Person, wanted: ContextBody
 ) -> Response:
     written = await _put(known, person, "", wanted, None)
     return base.reply(msgspec.structs.asdict(written), status=201, version=written.version)
@@ -194,7 +194,7 @@ async def put_context(
     known: request_state.Known,
     person: request_state.Person,
     key: Key,
-    wanted: NewContext,
+    wanted: ContextBody,
     if_match: base.IfMatch = None,
 ) -> Response:
     written = await _put(known, person, key, wanted, if_match)
@@ -205,7 +205,7 @@ async def put_context(
 async def delete_context(
     known: request_state.Known, person: request_state.Person, key: Key, if_match: base.IfMatch = None
 ) -> Response:
-    async def act(inform: client.Client, version: int | None) -> Any:
+    async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(key, expected_version=version)
 
     await _write(known, person, "delete-context", key, if_match, act)
@@ -242,7 +242,7 @@ async def nodes(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.information_nodes(), cursor, limit, lambda row: (row["node"],))
+    return base.paginate(await known.source.information_nodes(), cursor, limit, lambda row: (row["node"],))
 
 
 # Service entries
@@ -275,10 +275,10 @@ async def put_entry(
     known: request_state.Known,
     person: request_state.Person,
     id: EntryId,
-    wanted: NewEntry,
+    wanted: ServiceEntryBody,
     if_match: base.IfMatch = None,
 ) -> Response:
-    made = service_entries.Entry(
+    made = service_entries.ServiceEntry(
         id=id,
         name=wanted.name,
         access=tuple(wanted.access),
@@ -287,8 +287,8 @@ async def put_entry(
         description=wanted.description.encode("utf-8", "surrogatepass"),
     )
 
-    async def act(inform: client.Client, version: int | None) -> Any:
-        return await service_entries.Services(inform).save(
+    async def act(inform: client.InformClient, version: int | None) -> Any:
+        return await service_entries.ServiceEntries(inform).save(
             made, lease_s=wanted.lease_s, expected_version=version
         )
 
@@ -300,7 +300,7 @@ async def put_entry(
 async def delete_entry(
     known: request_state.Known, person: request_state.Person, id: EntryId, if_match: base.IfMatch = None
 ) -> Response:
-    async def act(inform: client.Client, version: int | None) -> Any:
+    async def act(inform: client.InformClient, version: int | None) -> Any:
         return await inform.delete(service_entries.PREFIX + id, expected_version=version)
 
     await _write(known, person, "delete-service", service_entries.PREFIX + id, if_match, act)

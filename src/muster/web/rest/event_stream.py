@@ -34,16 +34,16 @@ STREAM: dict[str, Any] = {
     },
     "response_class": StreamingResponse,
 }
-_WATCHED: dict[str, tuple[str, type[messages.Message]]] = {
-    "resources": (manage_protocol.STATES, manage_protocol.State),
+_WATCHED: dict[str, tuple[str, type[messages.WireMessage]]] = {
+    "resources": (manage_protocol.STATES, manage_protocol.ResourceStateChange),
     "alerts": (pipeline_protocol.ALERTS, messages.Alert),
-    "pipeline": (pipeline_protocol.PROGRESS, pipeline_protocol.Progress),
+    "pipeline": (pipeline_protocol.PROGRESS, pipeline_protocol.BatchProgress),
     "audit": (messages.DECISIONS_SUBJECTS, messages.Decision),
-    "budgets": (subjects.announced("bus", "alert"), messages.Alert),
+    "budgets": (subjects.to_all("bus", "alert"), messages.Alert),
 }
 
 
-class Watches:
+class EventStreams:
     """How many are open: a bounded number."""
 
     open = 0
@@ -68,14 +68,14 @@ def event(data: object, *, name: str = "", id: str = "") -> bytes:
 
 def stream(request: Request, made: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
     async def body() -> AsyncIterator[bytes]:
-        with Watches.one():
+        with EventStreams.one():
             yield b": muster\n\n"
             async with contextlib.aclosing(_with_beats(made(), request)) as found:
                 async for data in found:
                     yield data
 
-    if Watches.open >= WATCHES_MAX:
-        raise errors.Overloaded(f"{Watches.open} watches are open already", retry_after_s=10.0)
+    if EventStreams.open >= WATCHES_MAX:
+        raise errors.Overloaded(f"{EventStreams.open} watches are open already", retry_after_s=10.0)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
@@ -146,7 +146,7 @@ async def watch_context(
         async for one in known.source.watch(person, key, after_version=after):
             row = msgspec.structs.asdict(one)
             value = row.pop("value")
-            told = {**row, **({} if value is None else rows.shown(value))}
+            told = {**row, **({} if value is None else rows.decode_value(value))}
             yield event(told, name="context", id=str(one.version))
 
     return stream(request, changes)

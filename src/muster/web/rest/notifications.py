@@ -12,7 +12,7 @@ from starlette.responses import Response
 from muster.notify import client, protocol
 from muster.web import request_state
 from muster.web.rest import base
-from muster.web.rest.resources import Strict
+from muster.web.rest.resources import StrictBody
 
 router = base.router("notification")
 
@@ -20,41 +20,41 @@ PARTY = "web"
 Value = str | bool | int | float | list[str] | None
 
 
-class Event(Strict):
+class EventBody(StrictBody):
     type: str = Field(min_length=1, max_length=128)
     content: dict[str, Value] = Field(default_factory=dict)
 
 
-class Question(Strict):
+class MatchBody(StrictBody):
     address: str = Field("TRUE", max_length=65536, description="A predicate over the receivers' states.")
-    event: Event | None = Field(None, description="Only those who would accept this.")
+    event: EventBody | None = Field(None, description="Only those who would accept this.")
     sender: str = Field("", max_length=300, description="PROCESS/PARTY; empty: yourself.")
     limit: int = Field(base.LIMIT, ge=1, le=base.LIMIT_MAX)
 
 
-class Explanation(Strict):
+class ExplainBody(StrictBody):
     address: str = Field("TRUE", max_length=65536)
-    event: Event
+    event: EventBody
     receiver: str = Field(min_length=1, max_length=300, description="PROCESS/PARTY.")
     sender: str = Field("", max_length=300)
 
 
-class Sending(Strict):
+class SendBody(StrictBody):
     address: str = Field("TRUE", max_length=65536)
-    event: Event
+    event: EventBody
     party: str = Field(PARTY, pattern=r"^[A-Za-z0-9_-]{1,128}$")
     durable: bool = False
 
 
-class Policy(Strict):
+class PolicyBody(StrictBody):
     policy: str = Field(min_length=1, max_length=65536)
 
 
-def send_of(event: Event, *, address: str, party: str) -> protocol.Send:
+def send_of(event: EventBody, *, address: str, party: str) -> protocol.SendEvent:
     content = {
         name: tuple(value) if isinstance(value, list) else value for name, value in event.content.items()
     }
-    return protocol.Send(
+    return protocol.SendEvent(
         id=secrets.token_hex(12), party=party, type=event.type, content=content, address=address
     )
 
@@ -79,7 +79,7 @@ async def models(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
+    return base.paginate(await known.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
 
 
 @router.post(
@@ -87,7 +87,7 @@ async def models(
     summary="Who would be reached, how many, and near misses",
     **base.answers(base.row(count="integer", parties="array", near="array")),
 )
-async def who(known: request_state.Known, person: request_state.Person, asked: Question) -> Response:
+async def who(known: request_state.Known, person: request_state.Person, asked: MatchBody) -> Response:
     sender = asked.sender or f"{person.name}/{PARTY}"
     event = (
         send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
@@ -102,7 +102,7 @@ async def who(known: request_state.Known, person: request_state.Person, asked: Q
     summary="Why an event would reach a party, or which side keeps it away",
     **base.answers({"type": "object"}),
 )
-async def explain(known: request_state.Known, person: request_state.Person, asked: Explanation) -> Response:
+async def explain(known: request_state.Known, person: request_state.Person, asked: ExplainBody) -> Response:
     sender = asked.sender or f"{person.name}/{PARTY}"
     event = send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
     return base.reply(await known.source.explain(event, sender=sender, receiver=asked.receiver))
@@ -111,16 +111,16 @@ async def explain(known: request_state.Known, person: request_state.Person, aske
 @router.post(
     "/notify/check", summary="Type a policy, and say what it costs", **base.answers({"type": "object"})
 )
-async def check(known: request_state.Known, person: request_state.Person, asked: Policy) -> Response:
+async def check(known: request_state.Known, person: request_state.Person, asked: PolicyBody) -> Response:
     return base.reply(await known.source.check_policy(asked.policy))
 
 
 @router.post("/notify/events", summary="Send an event", **base.answers({"type": "object"}, status=202))
-async def send(known: request_state.Known, person: request_state.Person, wanted: Sending) -> Response:
+async def send(known: request_state.Known, person: request_state.Person, wanted: SendBody) -> Response:
     made = send_of(wanted.event, address=wanted.address, party=wanted.party)
 
     async def act(bus: Any) -> str:
-        async with client.Parties(bus) as mine:
+        async with client.NotifyClient(bus) as mine:
             return await mine.send(
                 wanted.party,
                 made.type,

@@ -12,7 +12,7 @@ from muster.message import destinations, protocol
 from muster.web import request_state
 from muster.web.data import read_model
 from muster.web.rest import base
-from muster.web.rest.resources import Strict
+from muster.web.rest.resources import StrictBody
 
 router = base.router("messages")
 
@@ -20,7 +20,7 @@ Queue = Annotated[str, Path(min_length=1, max_length=256)]
 Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; empty: all.")]
 
 
-class Moving(Strict):
+class MoveBody(StrictBody):
     to: str | None = Field(None, max_length=300, description="`queue:NAME`; null: back to its own.")
     selector: str | None = Field(None, max_length=4096)
     limit: int = Field(100, ge=1, le=1000)
@@ -33,7 +33,7 @@ async def queues(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.queues(), cursor, limit, lambda row: (row["queue"],))
+    return base.paginate(await known.source.queues(), cursor, limit, lambda row: (row["queue"],))
 
 
 @router.get("/subscriptions", summary="Durable subscriptions", **base.answers(base.items()))
@@ -44,7 +44,7 @@ async def subscriptions(
     cursor: base.Cursor = "",
 ) -> Response:
     rows = await known.source.subscriptions()
-    return base.cut(rows, cursor, limit, _subscription)
+    return base.paginate(rows, cursor, limit, _subscription)
 
 
 @router.get(
@@ -73,7 +73,11 @@ async def purge(
     known: request_state.Known, person: request_state.Person, name: Queue, selector: Selector = ""
 ) -> Response:
     done = await known.desk.do(
-        person, "purge", f"queue:{name}", _asks(protocol.Purge(name, selector or None)), touches="message"
+        person,
+        "purge",
+        f"queue:{name}",
+        _asks(protocol.PurgeQueue(name, selector or None)),
+        touches="message",
     )
     return base.reply({"queue": name, "purged": done.count})
 
@@ -84,9 +88,9 @@ async def purge(
     **base.answers(base.row(queue="string", moved="integer")),
 )
 async def move(
-    known: request_state.Known, person: request_state.Person, name: Queue, wanted: Moving
+    known: request_state.Known, person: request_state.Person, name: Queue, wanted: MoveBody
 ) -> Response:
-    asked = protocol.Move(name, wanted.to, wanted.selector, wanted.limit)
+    asked = protocol.MoveMessages(name, wanted.to, wanted.selector, wanted.limit)
     done = await known.desk.do(person, "move", f"queue:{name}", _asks(asked), touches="message")
     return base.reply({"queue": name, "moved": done.count})
 
@@ -111,7 +115,9 @@ def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _asks(asked: protocol.Ask) -> Any:
-    async def act(bus: Any) -> protocol.Answer:
-        return await read_model.dispatch(bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0)
+    async def act(bus: Any) -> protocol.DispatcherReply:
+        return await read_model.call_dispatcher(
+            bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0
+        )
 
     return act

@@ -57,7 +57,7 @@ async def facts(source: Any) -> dict[str, Any]:
         alerts = await source.alerts()
         found["alerts"] = {
             level.value: sum(one.level is level and one.state is messages.AlertState.FIRING for one in alerts)
-            for level in messages.Level
+            for level in messages.Severity
         }
     except errors.Unavailable as error:
         found["alerts"] = {"error": error.message}
@@ -90,7 +90,7 @@ async def groups(
     found = await known.source.machines.summary()
     if not found["groups"]:
         known.source.must_hear()
-    return base.cut(found["groups"], cursor, limit, lambda row: (str(row["group"]),))
+    return base.paginate(found["groups"], cursor, limit, lambda row: (str(row["group"]),))
 
 
 @router.get(

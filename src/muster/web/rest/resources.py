@@ -34,15 +34,15 @@ _RESOURCE = base.row(
 )
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Manifest(Strict):
+class ManifestBody(StrictBody):
     manifest: str = Field(min_length=1, max_length=4 << 20, description="YAML or JSON.")
 
 
-class Desired(Strict):
+class DesiredStateBody(StrictBody):
     """One entry of a manifest, without its name."""
 
     type: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
@@ -56,7 +56,7 @@ class Desired(Strict):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
-class Execution(Strict):
+class ExecuteBody(StrictBody):
     operation: str = Field(min_length=1, max_length=256)
     arguments: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(30.0, gt=0, le=600)
@@ -100,14 +100,14 @@ async def put_resource(
     known: request_state.Known,
     person: request_state.Person,
     name: base.ResourceName,
-    wanted: Desired,
+    wanted: DesiredStateBody,
     if_match: base.IfMatch = None,
 ) -> Response:
     changes = wanted.model_dump(exclude_defaults=True)
-    version = base.expected(if_match)
+    version = base.if_match(if_match)
 
     async def act(bus: Any) -> dict[str, Any]:
-        manage = client.Client(bus)
+        manage = client.ManageClient(bus)
         try:
             generation = version if isinstance(version, int) else None
             return await manage.put(name, generation=generation, **{"type": wanted.type, **changes})
@@ -129,11 +129,11 @@ async def delete_resource(
     name: base.ResourceName,
     if_match: base.IfMatch = None,
 ) -> Response:
-    version = base.expected(if_match)
+    version = base.if_match(if_match)
 
     async def act(bus: Any) -> dict[str, Any]:
         generation = version if isinstance(version, int) else None
-        return await client.Client(bus).delete(name, generation=generation)
+        return await client.ManageClient(bus).delete(name, generation=generation)
 
     return base.reply(
         await _conditional(known.desk.do(person, "delete", name, act, touches="manage"), if_match)
@@ -160,10 +160,10 @@ async def _conditional(work: Any, if_match: str | None) -> Any:
     **base.answers({"type": "object"}),
 )
 async def execute(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName, wanted: Execution
+    known: request_state.Known, person: request_state.Person, name: base.ResourceName, wanted: ExecuteBody
 ) -> Response:
     async def act(bus: Any) -> dict[str, Any]:
-        found = await client.Client(bus).exec(
+        found = await client.ManageClient(bus).exec(
             wanted.operation, name, arguments=wanted.arguments, timeout_s=wanted.timeout_s, id=wanted.id
         )
         return found[0]
@@ -182,7 +182,7 @@ async def drain(
 ) -> Response:
     return base.reply(
         await known.desk.do(
-            person, "drain", name, lambda bus: client.Client(bus).drain(name), touches="manage"
+            person, "drain", name, lambda bus: client.ManageClient(bus).drain(name), touches="manage"
         )
     )
 
@@ -193,24 +193,24 @@ async def undrain(
 ) -> Response:
     return base.reply(
         await known.desk.do(
-            person, "undrain", name, lambda bus: client.Client(bus).undrain(name), touches="manage"
+            person, "undrain", name, lambda bus: client.ManageClient(bus).undrain(name), touches="manage"
         )
     )
 
 
 @router.post("/plans", summary="What a manifest would change", **base.answers(base.items()))
-async def plan(known: request_state.Known, person: request_state.Person, wanted: Manifest) -> Response:
-    return base.page(await client.Client(known.source.link.bus).plan(wanted.manifest))
+async def plan(known: request_state.Known, person: request_state.Person, wanted: ManifestBody) -> Response:
+    return base.page(await client.ManageClient(known.source.link.bus).plan(wanted.manifest))
 
 
 @router.post("/manifests", summary="Apply a manifest", **base.answers({"type": "object"}))
-async def apply(known: request_state.Known, person: request_state.Person, wanted: Manifest) -> Response:
+async def apply(known: request_state.Known, person: request_state.Person, wanted: ManifestBody) -> Response:
     return base.reply(
         await known.desk.do(
             person,
             "apply",
             "a manifest",
-            lambda bus: client.Client(bus).apply(wanted.manifest),
+            lambda bus: client.ManageClient(bus).apply(wanted.manifest),
             touches="manage",
         )
     )
@@ -228,7 +228,7 @@ async def managers(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.managers(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await known.source.managers(), cursor, limit, lambda row: (row["name"],))
 
 
 @router.get("/agents", summary="Agents: machines that host resources", **base.answers(base.items()))
@@ -238,7 +238,7 @@ async def agents(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.agents(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await known.source.agents(), cursor, limit, lambda row: (row["name"],))
 
 
 @router.get("/rollouts", summary="Rollouts, and how far they are", **base.answers(base.items()))
@@ -248,19 +248,19 @@ async def rollouts(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.rollouts(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await known.source.rollouts(), cursor, limit, lambda row: (row["id"],))
 
 
 # Brokers
 
 
-class NewBroker(Strict):
+class BrokerBody(StrictBody):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     below: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
     storage: bool = True
 
 
-class NewLink(Strict):
+class LinkBody(StrictBody):
     near: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
@@ -273,7 +273,7 @@ async def brokers(
     cursor: base.Cursor = "",
 ) -> Response:
     rows = [_without_paths(one) for one in await known.source.brokers()]
-    return base.cut(rows, cursor, limit, lambda row: (row["name"],))
+    return base.paginate(rows, cursor, limit, lambda row: (row["name"],))
 
 
 def _without_paths(one: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _without_paths(one: dict[str, Any]) -> dict[str, Any]:
 
 @router.post("/brokers", summary="Start one more broker", **base.answers({"type": "object"}, status=201))
 async def start_broker(
-    known: request_state.Known, person: request_state.Person, wanted: NewBroker
+    known: request_state.Known, person: request_state.Person, wanted: BrokerBody
 ) -> Response:
     made = await _control(known, person, "start", wanted.name, **wanted.model_dump())
     return base.reply(_without_paths(made), status=201)
@@ -305,11 +305,11 @@ async def links(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(await known.source.links(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await known.source.links(), cursor, limit, lambda row: (row["id"],))
 
 
 @router.post("/links", summary="Hang a broker on another", **base.answers({"type": "object"}, status=201))
-async def link(known: request_state.Known, person: request_state.Person, wanted: NewLink) -> Response:
+async def link(known: request_state.Known, person: request_state.Person, wanted: LinkBody) -> Response:
     target = f"{wanted.near}>{wanted.far}"
     return base.reply(await _control(known, person, "link", target, **wanted.model_dump()), status=201)
 
@@ -324,15 +324,15 @@ async def unlink(
 
 
 async def _control(
-    known: request_state.State, person: sessions.Session, verb: str, target: str, **arguments: Any
+    known: request_state.WebState, person: sessions.LoginSession, verb: str, target: str, **arguments: Any
 ) -> dict[str, Any]:
     async def act(bus: Any) -> dict[str, Any]:
-        subject = subjects.said_by("bus", bus.identity, "brokers", verb)
+        subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
         found: dict[str, Any] = await rpc.call(
             bus, subject, arguments, timeout_s=60.0, try_s=3.0, waits=False
         )
         return found
 
     return await known.desk.do(
-        person, f"broker-{verb}", target, act, touches="brokers", needs=sessions.Role.ADMIN
+        person, f"broker-{verb}", target, act, touches="brokers", needs=sessions.WebRole.ADMIN
     )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from muster.gateways.amqp import connection as amqp_connection
 
 
-class Attaching:
-    def __init__(self, owner: amqp_connection.Bridge) -> None:
+class LinkFactory:
+    def __init__(self, owner: amqp_connection.AmqpConnection) -> None:
         self._bridge = owner
         self.temporaries: set[str] = set()  # the client's own temporary destinations
         self._coming: dict[protocol_proton.Pointer, Any] = {}
@@ -57,7 +57,7 @@ class Attaching:
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
         link.open()
-        link.condition = conditions.of(error)
+        link.condition = conditions.condition_of(error)
         link.close()
 
     def _temporary(self, *, topic: bool) -> destinations.Destination:
@@ -66,7 +66,7 @@ class Attaching:
             made = destinations.temporary_topic(connection, number)
         else:
             name = f"{destinations.TEMPORARY}{connection}:{number}"
-            made = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+            made = destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
         self.check_may_send(made)
         self.temporaries.add(made.name)
         return made
@@ -74,7 +74,7 @@ class Attaching:
     async def drop(self, temporary: destinations.Destination) -> None:
         self.temporaries.discard(temporary.name)
         if temporary.is_queue:
-            await self._bridge.jms.ask(protocol.DropQueue(temporary.name))
+            await self._bridge.jms.ask(protocol.DeleteQueue(temporary.name))
 
     def _check_there(self, destination: destinations.Destination) -> None:
         """Nobody else's temporary destination; one of our own that was deleted is not made anew."""
@@ -110,7 +110,7 @@ class Attaching:
             destination = self._temporary(topic="temporary-topic" in capabilities)
             link.target.address = destination.name
             link.target.dynamic = True
-            self._bridge.outlets[link._impl] = consumers.Temporary(
+            self._bridge.outlets[link._impl] = consumers.TemporaryQueueLink(
                 self._bridge, self._bridge.running, link, destination
             )
         elif not coordinator and target.address:
@@ -119,7 +119,7 @@ class Attaching:
         link.max_message_size = producers.MESSAGE_BYTES_MAX
         link.open()
         self._bridge.running.sync()
-        self._bridge.inlets[link._impl] = producers.Inlet(
+        self._bridge.inlets[link._impl] = producers.ProducerLink(
             self._bridge, self._bridge.running, link, destination, coordinator=coordinator
         )
 
@@ -142,7 +142,7 @@ class Attaching:
             destination = message_codec.address(source.address or "", capabilities)
             self._check_there(destination)
         jms = self._bridge.jms
-        asked = protocol.Attach(
+        asked = protocol.AttachConsumer(
             jms.name,
             jms.next_number(),
             str(destination),
@@ -153,14 +153,16 @@ class Attaching:
             no_local=no_local,
             everyone=everyone,
         )
-        outlet: consumers.Outlet
+        outlet: consumers.OutgoingLink
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             self._check_may_browse(destination)
-            outlet = consumers.Browser(self._bridge, self._bridge.running, link, destination.name, selector)
+            outlet = consumers.BrowserLink(
+                self._bridge, self._bridge.running, link, destination.name, selector
+            )
         elif destination.is_queue or durable:
-            outlet = consumers.Fed(self._bridge, self._bridge.running, link, asked)
+            outlet = consumers.DispatcherLink(self._bridge, self._bridge.running, link, asked)
         else:
-            outlet = consumers.Tap(self._bridge, self._bridge.running, link, destination, asked)
+            outlet = consumers.TopicLink(self._bridge, self._bridge.running, link, destination, asked)
         await outlet.open()
         if self._is_gone(link):
             await outlet.close(destroy=False)
@@ -189,7 +191,7 @@ class Attaching:
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._bridge.outlets[link._impl] = consumers.Ending(
+                self._bridge.outlets[link._impl] = consumers.UnsubscribeLink(
                     self._bridge, self._bridge.running, link, name, everyone=everyone
                 )
                 link.open()

@@ -34,7 +34,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _encoded(meta: messages.Meta, delivery: protocol.Delivery, *, bytes_too: bool) -> bytes:
+def _encoded(meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, bytes_too: bool) -> bytes:
     """``bytes_too``: what cannot be read as what it says it is, as bytes."""
     try:
         return message_codec.encode(meta, delivery.data, delivery.count, _now_ms())
@@ -44,10 +44,10 @@ def _encoded(meta: messages.Meta, delivery: protocol.Delivery, *, bytes_too: boo
         return message_codec.encode(messages.unreadable(meta), delivery.data, delivery.count, _now_ms())
 
 
-class Outlet:
+class OutgoingLink:
     """Nothing: what a link without a message source has."""
 
-    def __init__(self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any) -> None:
+    def __init__(self, owner: amqp_connection.AmqpConnection, over: engine.AmqpEngine, wrapper: Any) -> None:
         self.bridge = owner
         self.engine = over
         self.wrapper = wrapper
@@ -87,11 +87,15 @@ class Outlet:
         self.closed = True
 
 
-class Fed(Outlet):
+class DispatcherLink(OutgoingLink):
     """Fed by the dispatcher as far as the client's credit goes."""
 
     def __init__(
-        self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any, attach: protocol.Attach
+        self,
+        owner: amqp_connection.AmqpConnection,
+        over: engine.AmqpEngine,
+        wrapper: Any,
+        attach: protocol.AttachConsumer,
     ) -> None:
         super().__init__(owner, over, wrapper)
         self.number = attach.consumer
@@ -100,7 +104,7 @@ class Fed(Outlet):
         self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, what, when it expires
         self.expired = 0
 
-    def request(self) -> protocol.Attach:
+    def request(self) -> protocol.AttachConsumer:
         """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
         self._waiting.clear()
         self._granted = 0 if self.closed else self.link.credit
@@ -109,7 +113,7 @@ class Fed(Outlet):
     async def open(self) -> None:
         await self.bridge.jms.attach(self)
 
-    def deliver(self, delivery: protocol.Delivery) -> None:
+    def deliver(self, delivery: protocol.MessageDelivery) -> None:
         jms = self.bridge.jms
         if self.closed or (delivery.count and self.bridge.has(delivery.key, delivery.sequence)):
             self._granted -= 1  # a new dispatcher repeats what the client has
@@ -119,7 +123,9 @@ class Fed(Outlet):
         try:
             data = _encoded(meta, delivery, bytes_too=delivery.key == _DEAD_LETTERS)
         except errors.MusterError as error:
-            release = protocol.Release(jms.name, {delivery.key: [delivery.sequence]}, reason=error.message)
+            release = protocol.ReleaseMessages(
+                jms.name, {delivery.key: [delivery.sequence]}, reason=error.message
+            )
             self.bridge.spawn(jms.tell(release))
             self._granted -= 1
             self.flowed()
@@ -153,10 +159,10 @@ class Fed(Outlet):
         more = self.link.credit - self._granted
         if more > 0:
             self._granted += more
-            await jms.tell(protocol.Credit(jms.name, self.number, more))
+            await jms.tell(protocol.GrantCredit(jms.name, self.number, more))
         if self.link.drain and not self._is_closed():
             await jms.ask(protocol.Ping(jms.name, [self.number]))
-            await jms.ask(protocol.Stop(jms.name, [self.number]))
+            await jms.ask(protocol.StopDelivery(jms.name, [self.number]))
             self._granted = len(self._waiting)
             if not self._waiting:
                 self._drained()
@@ -164,14 +170,14 @@ class Fed(Outlet):
     async def _give_back(self) -> None:
         """The client has taken credit back: what it does not want now is for others."""
         jms = self.bridge.jms
-        await jms.ask(protocol.Stop(jms.name, [self.number]))
+        await jms.ask(protocol.StopDelivery(jms.name, [self.number]))
         back: dict[str, list[int]] = {}
         while len(self._waiting) > self.link.credit:
             key, number, _, _ = self._waiting.pop()
             back.setdefault(key, []).append(number)
         self._granted = len(self._waiting)
         if back:
-            await jms.ask(protocol.Release(jms.name, back, counted=False))
+            await jms.ask(protocol.ReleaseMessages(jms.name, back, counted=False))
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
@@ -181,12 +187,12 @@ class Fed(Outlet):
         )  # what its client acknowledged comes before its end
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
-            await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))
+            await jms.ask(protocol.EndSubscription(jms.name, self._attach.subscription or ""))
         if destroy and self.wrapper.remote_source.dynamic:
             await self.bridge.attaching.drop(destinations.Destination.parse(self._attach.destination))
 
 
-class Heard(topic_listeners.Heard):
+class EncodedTopicMessage(topic_listeners.TopicMessage):
     """A message of a topic, as AMQP; what an AMQP client said goes through as it is.
 
     Many links hear it: what one found out, the others need not.
@@ -247,16 +253,16 @@ class Heard(topic_listeners.Heard):
             return False  # whoever has to read it finds out
 
 
-class Tap(Outlet):
+class TopicLink(OutgoingLink):
     """Listens to a topic on the bus."""
 
     def __init__(
         self,
-        owner: amqp_connection.Bridge,
-        over: engine.Engine,
+        owner: amqp_connection.AmqpConnection,
+        over: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
-        asked: protocol.Attach,
+        asked: protocol.AttachConsumer,
     ) -> None:
         super().__init__(owner, over, wrapper)
         self.destination = destination
@@ -272,7 +278,7 @@ class Tap(Outlet):
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
         self._bytes = 0
-        self._ears: topic_listeners.Ears[Heard] | None = None
+        self._ears: topic_listeners.TopicListeners[EncodedTopicMessage] | None = None
         self._sent = 0
         self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
@@ -290,17 +296,17 @@ class Tap(Outlet):
             await self.close(destroy=False)
             raise
 
-    def request(self) -> protocol.Attach:
+    def request(self) -> protocol.AttachConsumer:
         return self._asked
 
     @property
     def owner(self) -> object:
         return self.bridge
 
-    def deliver(self, delivery: protocol.Delivery) -> None:
-        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
+    def deliver(self, delivery: protocol.MessageDelivery) -> None:
+        raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
 
-    def offer(self, heard: Heard) -> None:
+    def offer(self, heard: EncodedTopicMessage) -> None:
         if self.closed:
             return
         if (self._not_from is not None and heard.origin == self._not_from) or (
@@ -386,19 +392,21 @@ class Tap(Outlet):
             await self.bridge.jms.detach(self.number, {})
 
 
-def pass_on(taps: Sequence[topic_listeners.Tap[Heard]], heard: Heard) -> None:
+def forward_to_links(
+    taps: Sequence[topic_listeners.TopicTap[EncodedTopicMessage]], heard: EncodedTopicMessage
+) -> None:
     """Those of one connection hear it when that has its turn."""
-    ours: Sequence[Tap] = taps  # type: ignore[assignment]
+    ours: Sequence[TopicLink] = taps  # type: ignore[assignment]
     ours[0].bridge.hear(ours, heard)
 
 
-class Browser(Outlet):
+class BrowserLink(OutgoingLink):
     """A snapshot of a queue, page by page."""
 
     def __init__(
         self,
-        owner: amqp_connection.Bridge,
-        over: engine.Engine,
+        owner: amqp_connection.AmqpConnection,
+        over: engine.AmqpEngine,
         wrapper: Any,
         queue: str,
         selector: str | None,
@@ -418,7 +426,7 @@ class Browser(Outlet):
     async def _send(self) -> None:
         while not self.closed and self.engine.may_send(self.link):
             if not self._waiting and not self._ended:
-                asked = protocol.Browse(self._queue, self._selector, self._after)
+                asked = protocol.BrowseQueue(self._queue, self._selector, self._after)
                 found = (await self.bridge.jms.ask(asked)).messages
                 self._ended = not found
                 for one in found:
@@ -433,11 +441,17 @@ class Browser(Outlet):
         self._drained()
 
 
-class Ending(Outlet):
+class UnsubscribeLink(OutgoingLink):
     """A client's handle on a subscription that it wants to end: closing the link ends it."""
 
     def __init__(
-        self, owner: amqp_connection.Bridge, over: engine.Engine, wrapper: Any, name: str, *, everyone: bool
+        self,
+        owner: amqp_connection.AmqpConnection,
+        over: engine.AmqpEngine,
+        wrapper: Any,
+        name: str,
+        *,
+        everyone: bool,
     ) -> None:
         super().__init__(owner, over, wrapper)
         self._name = name
@@ -446,16 +460,16 @@ class Ending(Outlet):
     async def close(self, *, destroy: bool) -> None:
         if destroy:
             jms = self.bridge.jms
-            await jms.ask(protocol.Unsubscribe(jms.name, self._name, self._everyone))
+            await jms.ask(protocol.EndSubscription(jms.name, self._name, self._everyone))
 
 
-class Temporary(Outlet):
+class TemporaryQueueLink(OutgoingLink):
     """A temporary queue lives as long as the link that made it."""
 
     def __init__(
         self,
-        owner: amqp_connection.Bridge,
-        over: engine.Engine,
+        owner: amqp_connection.AmqpConnection,
+        over: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
     ) -> None:

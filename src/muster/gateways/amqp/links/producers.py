@@ -25,16 +25,16 @@ CREDIT: Final = 1000
 MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message: it has to fit into one of the bus
 
 
-_Passing: TypeAlias = "tuple[Inlet, int, bool, str, bytes, str]"  # its number, settled, where, what
+_Passing: TypeAlias = "tuple[ProducerLink, int, bool, str, bytes, str]"  # its number, settled, where, what
 
 
-class Inlet:
+class ProducerLink:
     """``destination`` None: each message says where it goes. ``coordinator``: of transactions."""
 
     def __init__(
         self,
-        owner: connection.Bridge,
-        over: engine.Engine,
+        owner: connection.AmqpConnection,
+        over: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination | None,
         *,
@@ -47,7 +47,7 @@ class Inlet:
         self._coordinator = coordinator
         straight = destination is not None and not destination.is_queue and not coordinator
         self._subject = destination.subject if destination is not None and straight else None
-        self._quick = message_codec.Quick()
+        self._quick = message_codec.FastPath()
         self.under_way = 0
         self.link.take = self.arrived
         self.link.too_large = self._too_large
@@ -83,7 +83,7 @@ class Inlet:
             plain = self._quick(data)
             if plain is not None:
                 at, start, kind = plain
-                raw = message_codec.foreign(data, at, kind, self._bridge.origin_token)
+                raw = message_codec.foreign_header(data, at, kind, self._bridge.origin_token)
                 self._bridge.straight.add(self, number, settled, self._subject, data[start:], raw)
                 if link.credit <= CREDIT // 2:
                     self.grant()
@@ -113,7 +113,7 @@ class Inlet:
             self._bridge.attaching.check_may_send(destination)
         meta.origin = self._bridge.jms.origin
         raw = messages.encode_meta(meta).decode()
-        send = protocol.Send(str(destination), raw, body)
+        send = protocol.SendMessage(str(destination), raw, body)
         if frames.code_of(state) == frames.TRANSACTIONAL:
             answer = transactions.send(state, send)
             if not settled:
@@ -156,17 +156,19 @@ class Inlet:
             self._engine.accept(self.link, number)
 
 
-class Straight:
+class TopicForwarder:
     """Non-persistent messages of topics, to the bus in order: at once, or when it has room for them."""
 
-    def __init__(self, owner: connection.Bridge) -> None:
+    def __init__(self, owner: connection.AmqpConnection) -> None:
         self._bridge = owner
         self.fresh: list[_Passing] = []  # of what is being read
         self._waiting: list[_Passing] = []
         self._wake = asyncio.Event()
         self._busy = False
 
-    def add(self, inlet: Inlet, number: int, settled: bool, subject: str, body: bytes, raw: str) -> None:
+    def add(
+        self, inlet: ProducerLink, number: int, settled: bool, subject: str, body: bytes, raw: str
+    ) -> None:
         self.fresh.append((inlet, number, settled, subject, body, raw))
 
     def pass_on(self) -> None:

@@ -23,23 +23,25 @@ OPEN_MAX: Final = 1000  # of one connection; the messages they hold are bounded 
 
 
 @dataclass(slots=True)
-class Transaction:
-    coordinator: endpoints.Link
-    sends: list[protocol.Send] = field(default_factory=list)
+class AmqpTransaction:
+    coordinator: endpoints.AmqpLink
+    sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
-    heard: list[tuple[consumers.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
+    heard: list[tuple[consumers.TopicLink, int, bytes]] = field(
+        default_factory=list
+    )  # acknowledged, of topics
     size: int = 0  # of the messages that it sends, in bytes,
     held: int = 0  # and of all that it holds in memory
     error: errors.MusterError | None = None  # why it can only be rolled back
 
 
-class Transactions:
-    def __init__(self, owner: connection.Bridge) -> None:
+class TransactionCoordinator:
+    def __init__(self, owner: connection.AmqpConnection) -> None:
         self._bridge = owner
-        self._open: dict[bytes, Transaction] = {}
+        self._open: dict[bytes, AmqpTransaction] = {}
 
-    def _named(self, state: bytes | None) -> tuple[bytes, Transaction]:
+    def _named(self, state: bytes | None) -> tuple[bytes, AmqpTransaction]:
         try:
             name = frames.transaction_of(state)
         except amqp_types.MALFORMED as error:
@@ -49,7 +51,7 @@ class Transactions:
             raise errors.InvalidInput("there is no such transaction")
         return name, found
 
-    def send(self, state: bytes | None, send: protocol.Send) -> bytes:
+    def send(self, state: bytes | None, send: protocol.SendMessage) -> bytes:
         """The state to answer with."""
         name, transaction = self._named(state)
         if len(transaction.sends) >= protocol.SENDS_MAX:
@@ -62,12 +64,12 @@ class Transactions:
         transaction.size += size
         return frames.transactional(name)
 
-    def _hold(self, transaction: Transaction, size: int) -> None:
+    def _hold(self, transaction: AmqpTransaction, size: int) -> None:
         if not self._bridge.running.budget.add_to_transaction(size):
             raise errors.LimitExceeded("open transactions of this connection, or its login, hold too much")
         transaction.held += size
 
-    def _release(self, transaction: Transaction) -> None:
+    def _release(self, transaction: AmqpTransaction) -> None:
         self._bridge.running.budget.end_transaction(transaction.held)
         transaction.held = 0
 
@@ -94,7 +96,7 @@ class Transactions:
             transaction.acks.setdefault(key, []).append(number)
         return True
 
-    def hold(self, state: bytes | None, tap: consumers.Tap, number: int, data: bytes) -> None:
+    def hold(self, state: bytes | None, tap: consumers.TopicLink, number: int, data: bytes) -> None:
         """A message of no backlog that is acknowledged in a transaction; if that is over, it comes again."""
         try:
             _, transaction = self._named(state)
@@ -109,7 +111,7 @@ class Transactions:
         else:
             transaction.heard.append((tap, number, data))
 
-    def coordinate(self, link: endpoints.Link, number: int, data: bytes) -> None:
+    def coordinate(self, link: endpoints.AmqpLink, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
         said = _described(data)
         code = said.descriptor if said is not None else None
@@ -117,7 +119,7 @@ class Transactions:
             if len(self._open) >= OPEN_MAX:
                 raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
             made = secrets.token_bytes(8)
-            self._open[made] = Transaction(link)
+            self._open[made] = AmqpTransaction(link)
             self._bridge.running.settle(link, number, frames.declared(made))
         elif said is not None and code in _DISCHARGE:
             name, failed = (*(item.value for item in said.value), False)[:2]
@@ -129,7 +131,7 @@ class Transactions:
             raise errors.InvalidInput("a coordinator takes declare and discharge")
 
     async def _discharge(
-        self, link: endpoints.Link, number: int, transaction: Transaction, *, commit: bool
+        self, link: endpoints.AmqpLink, number: int, transaction: AmqpTransaction, *, commit: bool
     ) -> None:
         try:
             await self._finish(link, number, transaction, commit=commit)
@@ -137,7 +139,7 @@ class Transactions:
             self._release(transaction)
 
     async def _finish(
-        self, link: endpoints.Link, number: int, transaction: Transaction, *, commit: bool
+        self, link: endpoints.AmqpLink, number: int, transaction: AmqpTransaction, *, commit: bool
     ) -> None:
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
@@ -162,14 +164,14 @@ class Transactions:
         else:
             self._bridge.running.accept(link, number)
 
-    def abandon(self, link: endpoints.Link) -> None:
+    def abandon(self, link: endpoints.AmqpLink) -> None:
         """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
         for name in [name for name, one in self._open.items() if one.coordinator is link]:
             transaction = self._open.pop(name)
             self._release(transaction)
             self._bridge.spawn(self._roll_back(transaction))
 
-    async def _roll_back(self, transaction: Transaction) -> None:
+    async def _roll_back(self, transaction: AmqpTransaction) -> None:
         jms = self._bridge.jms
         back = transaction.acks
         for key, number, _ in transaction.refused:
@@ -177,21 +179,21 @@ class Transactions:
         self._bridge.discharged(back)
         if back:
             with contextlib.suppress(errors.Unavailable):
-                await jms.ask(protocol.Release(jms.name, back, counted=True))
+                await jms.ask(protocol.ReleaseMessages(jms.name, back, counted=True))
         for tap, place, data in transaction.heard:
             tap.take_back(place, data, counted=True)
 
 
-def _described(data: bytes) -> amqp_types.Described | None:
+def _described(data: bytes) -> amqp_types.DescribedValue | None:
     """The one described list in a message's value."""
     try:
         for code, _, value, _ in amqp_types.split(data):
             if code == amqp_types.VALUE:
                 found, _ = amqp_types.read(data, value)
                 if (
-                    isinstance(found, amqp_types.Described)
+                    isinstance(found, amqp_types.DescribedValue)
                     and isinstance(found.value, list)
-                    and all(isinstance(item, values.Typed) for item in found.value)
+                    and all(isinstance(item, values.TypedValue) for item in found.value)
                 ):
                     return found
     except amqp_types.MALFORMED as error:

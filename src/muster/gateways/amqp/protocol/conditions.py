@@ -28,5 +28,5 @@ def name(error: errors.MusterError) -> str:
     return "amqp:internal-error"
 
 
-def of(error: errors.MusterError) -> proton.Condition:
+def condition_of(error: errors.MusterError) -> proton.Condition:
     return proton.Condition(name(error), error.message)

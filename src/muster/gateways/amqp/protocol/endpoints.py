@@ -24,7 +24,7 @@ def ignore(*_: Any) -> None:
     """What a link does with messages and credit before somebody owns it."""
 
 
-class Session:
+class AmqpSession:
     __slots__ = (
         "accepted",
         "blocked",
@@ -43,11 +43,11 @@ class Session:
         "wrapper",
     )
 
-    def __init__(self, incoming: int, window: int, budget: budget_.Budget) -> None:
+    def __init__(self, incoming: int, window: int, budget: budget_.ConnectionBudget) -> None:
         self.budget = budget
         self.channel: int | None = None  # ours, while it is open
         self.wrapper: Any = None
-        self.links: dict[int, Link] = {}  # by the peer's handle
+        self.links: dict[int, AmqpLink] = {}  # by the peer's handle
         self.incoming = incoming  # number of the peer's next frame
         self.room = WINDOW  # how many of them it may send
         self.outgoing = 0
@@ -57,8 +57,8 @@ class Session:
         self.unsettled_bytes = 0
         self.owes_too_much = False  # outcomes: it gets nothing more until it has settled half of it
         self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
-        self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
-        self.draining: set[Link] = set()  # drained when what of theirs is blocked has been sent
+        self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
+        self.draining: set[AmqpLink] = set()  # drained when what of theirs is blocked has been sent
 
     def sent(self, number: int, token: Token) -> None:
         self.unsettled[number] = token
@@ -107,7 +107,7 @@ class Session:
         self.unsettled_bytes = 0
 
 
-class Link:
+class AmqpLink:
     """Its owner sets what is to happen: ``take`` for a message (number, data, settled, state), ``too_large``
     for the beginning of one that is, ``too_much`` where too many are begun and not finished, ``flowed`` when
     it may send more, or is to drain.
@@ -131,7 +131,7 @@ class Link:
         "wrapper",
     )
 
-    def __init__(self, session: Session, key: tuple[str, bool]) -> None:
+    def __init__(self, session: AmqpSession, key: tuple[str, bool]) -> None:
         self.session = session
         self.key = key  # its name, and whether we receive
         self.wrapper: Any = None

@@ -29,7 +29,7 @@ _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
 _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
 
 
-class Engine:
+class AmqpEngine:
     """``on_outcome`` hears what became of a message (its token, the code of the state, the state),
     ``on_event`` of proton's events.
     """
@@ -39,11 +39,11 @@ class Engine:
         idle_s: float,
         on_outcome: Callable[[endpoints.Token, int, bytes | None], None],
         on_event: Callable[[Any], None],
-        budget: budget_.Budget | None = None,
+        budget: budget_.ConnectionBudget | None = None,
     ) -> None:
-        self.budget = budget or budget_.Budget(budget_.CONNECTION)
+        self.budget = budget or budget_.ConnectionBudget(budget_.CONNECTION)
         self.budget.on_eased = self.go_on_with_links
-        self._library = protocol_proton.Library(idle_s, FRAME_BYTES_MAX, self._happened)
+        self._library = protocol_proton.ProtonTransport(idle_s, FRAME_BYTES_MAX, self._happened)
         self.connection = self._library.connection
         self.transport = self._library.transport
         self._on_outcome = on_outcome
@@ -52,15 +52,15 @@ class Engine:
         self._rest = b""
         self._heard = False
         self.accepted = 0  # messages, where the last `push` had nothing else to say
-        self._sessions: dict[int, endpoints.Session] = {}  # by the peer's channel
-        self._links: dict[protocol_proton.Pointer, endpoints.Link] = {}
-        self._arriving: endpoints.Session | endpoints.Link | None = None
+        self._sessions: dict[int, endpoints.AmqpSession] = {}  # by the peer's channel
+        self._links: dict[protocol_proton.Pointer, endpoints.AmqpLink] = {}
+        self._arriving: endpoints.AmqpSession | endpoints.AmqpLink | None = None
         self._arriving_number = 0  # the peer's, of that session's channel or that link's handle
         self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._stopped = False
-        self._accepting: list[endpoints.Session] = []
+        self._accepting: list[endpoints.AmqpSession] = []
         self._muted = False
         self._held = False
         self._stirred = True  # proton may have something to say
@@ -69,10 +69,10 @@ class Engine:
     def closed(self) -> bool:
         return bool(self.transport.closed)
 
-    def link_of(self, wrapper: Any) -> endpoints.Link:
+    def link_of(self, wrapper: Any) -> endpoints.AmqpLink:
         return self._links[wrapper._impl]
 
-    def links(self) -> Iterator[endpoints.Link]:
+    def links(self) -> Iterator[endpoints.AmqpLink]:
         for session in self._sessions.values():
             yield from list(session.links.values())
 
@@ -112,7 +112,7 @@ class Engine:
                 elif described == 0x53 and offset == 2 and kind == 0:
                     start = at + frames.HEAD_BYTES
                 else:
-                    code, start = frames.performative(data, at, end)
+                    code, start = frames.frame_type(data, at, end)
                 if frames.FLOW <= code <= frames.DISPOSITION:
                     self._heard = True
                     session = sessions.get(channel)
@@ -165,7 +165,7 @@ class Engine:
             if channel in self._sessions:
                 raise ValueError(f"the channel {channel} has a session already")
             self._arriving, self._arriving_number = (
-                endpoints.Session(first or 0, window or 0, self.budget),
+                endpoints.AmqpSession(first or 0, window or 0, self.budget),
                 channel,
             )
         elif code == frames.ATTACH and session is not None:
@@ -179,12 +179,12 @@ class Engine:
             if not self.budget.add_link():
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
-            self._arriving, self._arriving_number = endpoints.Link(session, (name, not receives)), handle
+            self._arriving, self._arriving_number = endpoints.AmqpLink(session, (name, not receives)), handle
         arriving = self._arriving
         went_well = self._control(frame)
         self._arriving = None
         if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
-            if isinstance(arriving, endpoints.Link):
+            if isinstance(arriving, endpoints.AmqpLink):
                 self.budget.remove_links(1)
             raise ValueError("a begin or an attach with fields of the wrong type")
         if session is not None and code == frames.DETACH:
@@ -212,7 +212,7 @@ class Engine:
         del self._links[wrapper._impl]
         wrapper.free()
 
-    def _leave(self, link: endpoints.Link) -> None:
+    def _leave(self, link: endpoints.AmqpLink) -> None:
         link.leave()
         session = link.session
         session.draining.discard(link)
@@ -221,15 +221,15 @@ class Engine:
 
     def _happened(self, event: proton.Event, link: protocol_proton.Pointer) -> None:
         arriving, kinds = self._arriving, proton.Event
-        if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, endpoints.Session):
+        if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, endpoints.AmqpSession):
             arriving.wrapper = event.session
             self._sessions[self._arriving_number] = arriving
-        elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, endpoints.Link):
+        elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, endpoints.AmqpLink):
             arriving.wrapper = event.link
             arriving.session.links[self._arriving_number] = self._links[link] = arriving
         self._on_event(event)
 
-    def _transfer(self, session: endpoints.Session, data: bytes, at: int, end: int) -> None:
+    def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:
         handle, number, (settled, more, state, aborted), start = frames.transfer(data, at)
         if start > end:
             raise ValueError("a transfer ends beyond its frame")
@@ -261,13 +261,13 @@ class Engine:
             link.partial = (number, settled, state)
         link.add(data[start:end], settled, state, more=more, aborted=aborted)
 
-    def _end(self, session: endpoints.Session, condition: str, why: str) -> None:
+    def _end(self, session: endpoints.AmqpSession, condition: str, why: str) -> None:
         session.wrapper.condition = proton.Condition(condition, why)
         session.wrapper.close()
         session.shut()
         self._stirred = True
 
-    def close(self, link: endpoints.Link, condition: str, why: str) -> None:
+    def close(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
         link.shut()
         link.drop_parts()
         link.wrapper.condition = proton.Condition(condition, why)
@@ -292,7 +292,7 @@ class Engine:
         self.accepted += count
         return count * frames.SETTLED_BYTES
 
-    def _disposition(self, session: endpoints.Session, data: bytes, at: int) -> None:
+    def _disposition(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         found, _ = frames.fields(data, at, 5)
         role, first, last, settled, state = found + [None] * (5 - len(found))
         if not role:
@@ -314,7 +314,7 @@ class Engine:
             told = first if last is None else last
             self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
 
-    def _flow(self, session: endpoints.Session, data: bytes, at: int) -> None:
+    def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
         drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
         window = ((incoming or 0) + (room or 0) - session.outgoing) & _MASK
@@ -341,7 +341,7 @@ class Engine:
         if echo and link.handle is not None:
             self._link_flow(link)
 
-    def ease(self, session: endpoints.Session) -> None:
+    def ease(self, session: endpoints.AmqpSession) -> None:
         """It owed us too many outcomes: maybe it does no more."""
         if session.unsettled_bytes <= endpoints.UNSETTLED_BYTES_MAX // 2:
             session.owes_too_much = False
@@ -349,7 +349,7 @@ class Engine:
 
     # What goes out.
 
-    def _may_go_on(self, links: Iterable[endpoints.Link]) -> None:
+    def _may_go_on(self, links: Iterable[endpoints.AmqpLink]) -> None:
         for link in links:
             if link.credit > 0 and not link.key[1]:
                 link.flowed()
@@ -373,7 +373,7 @@ class Engine:
         if not self._muted:
             self._out += parts
 
-    def _session_flow(self, session: endpoints.Session) -> None:
+    def _session_flow(self, session: endpoints.AmqpSession) -> None:
         if session.channel is not None:
             self._put(frames.flow(session.channel, session.say_window(held=self._held)))
 
@@ -386,19 +386,19 @@ class Engine:
                     self._session_flow(session)
         self._held = held
 
-    def _link_flow(self, link: endpoints.Link, *, drain: bool = False) -> None:
+    def _link_flow(self, link: endpoints.AmqpLink, *, drain: bool = False) -> None:
         session = link.session
         if session.channel is not None and link.handle is not None:
             state = (link.handle, link.delivered & _MASK, link.credit)
             window = session.say_window(held=self._held)
             self._put(frames.flow(session.channel, window, state, drain=drain))
 
-    def grant(self, link: endpoints.Link, credit: int) -> None:
+    def grant(self, link: endpoints.AmqpLink, credit: int) -> None:
         """The peer may send so many more."""
         link.credit += credit
         self._link_flow(link)
 
-    def drained(self, link: endpoints.Link) -> None:
+    def drained(self, link: endpoints.AmqpLink) -> None:
         """There is nothing more to send for the credit that is left."""
         session = link.session
         if any(blocked[0] is link for blocked in session.blocked):
@@ -409,7 +409,7 @@ class Engine:
             link.drain = False
             self._link_flow(link, drain=True)
 
-    def may_send(self, link: endpoints.Link) -> bool:
+    def may_send(self, link: endpoints.AmqpLink) -> bool:
         session = link.session
         return (
             link.credit > 0
@@ -417,7 +417,7 @@ class Engine:
             and self.budget.may_deliver
         )
 
-    def send(self, link: endpoints.Link, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
+    def send(self, link: endpoints.AmqpLink, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
         """``token`` is what its outcome is told with."""
         session = link.session
         number = session.next_number & _MASK
@@ -441,7 +441,7 @@ class Engine:
         if self._out_bytes > OUT_BYTES_MAX:
             self._stopped = True
 
-    def _unblock(self, session: endpoints.Session) -> None:
+    def _unblock(self, session: endpoints.AmqpSession) -> None:
         while session.blocked and session.window > 0:
             link, number, data, settled, more = session.blocked.popleft()
             if not link.lead:
@@ -454,7 +454,7 @@ class Engine:
             for link in draining:
                 self.drained(link)
 
-    def accept(self, link: endpoints.Link, number: int) -> None:
+    def accept(self, link: endpoints.AmqpLink, number: int) -> None:
         """Told with its neighbours, at the next `pull`."""
         session = link.session
         accepted = session.accepted
@@ -467,13 +467,13 @@ class Engine:
             self._tell_accepted(session)
         session.accepted = (number, number)
 
-    def _tell_accepted(self, session: endpoints.Session) -> None:
+    def _tell_accepted(self, session: endpoints.AmqpSession) -> None:
         if session.accepted is not None and session.channel is not None:
             first, last = session.accepted
             self._put(frames.disposition(session.channel, first, last, frames.ACCEPTED_STATE))
         session.accepted = None
 
-    def settle(self, link: endpoints.Link, number: int, state: bytes) -> None:
+    def settle(self, link: endpoints.AmqpLink, number: int, state: bytes) -> None:
         """With an outcome other than that it is accepted."""
         if link.session.channel is not None:
             self._put(frames.disposition(link.session.channel, number, number, state))
@@ -488,7 +488,7 @@ class Engine:
         if frame.startswith(b"AMQP"):
             self._put(frame)
             return
-        code, at = frames.performative(frame, 0, len(frame))
+        code, at = frames.frame_type(frame, 0, len(frame))
         channel = int.from_bytes(frame[6:8], "big")
         if code == frames.FLOW:
             return

@@ -25,7 +25,7 @@ HEAD_BYTES: Final = _HEAD.size
 read_head = _HEAD.unpack_from
 
 
-def performative(data: bytes, at: int, end: int) -> tuple[int, int]:
+def frame_type(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Of the frame from ``at`` to ``end`` its code (0: it has no body), and where its fields begin."""
     start = at + 4 * data[at + 4]
     if start >= end or data[at + 5] != 0:

@@ -14,7 +14,7 @@ _BUFFER_BYTES: Final = 1 << 16
 _IGNORED: Final = (lib.PN_TRANSPORT, lib.PN_LINK_FLOW, lib.PN_DELIVERY)
 
 
-class Library:
+class ProtonTransport:
     """A server's end of one connection. ``on_event`` hears what happens, and to which link, if it is one; but
     not of what moves messages.
     """

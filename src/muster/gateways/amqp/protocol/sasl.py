@@ -29,18 +29,18 @@ _MECHANISMS, _INIT, _CHALLENGE, _RESPONSE, _OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x
 _OK, _WRONG, _TEMPORARY = 0, 1, 4
 
 
-class Verifiers(Protocol):
-    """What `muster.trust.login.password_checker.Logins` does."""
+class SaslVerifiers(Protocol):
+    """What `muster.trust.login.password_checker.PasswordChecker` does."""
 
-    async def check(self, name: str, password: str, address: str) -> passwords.Login: ...
-    async def scram(self, name: str, mechanism: str, address: str) -> passwords.Scram: ...
+    async def check(self, name: str, password: str, address: str) -> passwords.PasswordLogin: ...
+    async def scram(self, name: str, mechanism: str, address: str) -> passwords.ScramVerifier: ...
     async def prove(
-        self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
-    ) -> tuple[passwords.Login, bytes]: ...
-    async def stands(self, login: passwords.Login) -> bool: ...
+        self, name: str, verifier: passwords.ScramVerifier, address: str, auth_message: bytes, proof: bytes
+    ) -> tuple[passwords.PasswordLogin, bytes]: ...
+    async def stands(self, login: passwords.PasswordLogin) -> bool: ...
 
 
-class Server:
+class SaslServer:
     """The login of one client. ``login`` is set when it succeeded, ``failed`` when it did not.
 
     ``address`` is the client's, by which failures are counted.
@@ -48,7 +48,7 @@ class Server:
 
     def __init__(
         self,
-        verifiers: Verifiers | None,
+        verifiers: SaslVerifiers | None,
         *,
         address: str = "-",
         anonymous: str | None = None,
@@ -61,7 +61,7 @@ class Server:
         self._buffer = b""
         self._greeted = False
         self._scram: _Scram | None = None
-        self.login: passwords.Login | None = None
+        self.login: passwords.PasswordLogin | None = None
         self.failed = False
 
     @property
@@ -116,7 +116,7 @@ class Server:
             if mechanism not in self.mechanisms:
                 raise errors.Unauthorized(f"the mechanism {mechanism!r} is not offered")
             if mechanism == "ANONYMOUS":
-                return self._succeed(passwords.Login(self._anonymous or "", roles.Role.USER))
+                return self._succeed(passwords.PasswordLogin(self._anonymous or "", roles.Role.USER))
             assert self._verifiers is not None
             if mechanism == "PLAIN":
                 _, name, password = (initial or b"").split(b"\0")
@@ -130,7 +130,7 @@ class Server:
             return self._succeed(login, final)
         raise ValueError(f"code {code:#x} is not expected here")
 
-    def _succeed(self, login: passwords.Login, data: bytes | None = None) -> bytes:
+    def _succeed(self, login: passwords.PasswordLogin, data: bytes | None = None) -> bytes:
         self.login = login
         fields = [bytes((0x50, _OK))]
         if data is not None:
@@ -141,7 +141,7 @@ class Server:
 class _Scram:
     """RFC 5802 without channel binding."""
 
-    def __init__(self, verifiers: Verifiers, mechanism: str, nonce: str, address: str) -> None:
+    def __init__(self, verifiers: SaslVerifiers, mechanism: str, nonce: str, address: str) -> None:
         self._verifiers = verifiers
         self._mechanism = mechanism
         self._nonce = nonce
@@ -162,7 +162,7 @@ class _Scram:
         self._messages = [bare, answer]
         return answer
 
-    async def last(self, message: bytes) -> tuple[passwords.Login, bytes]:
+    async def last(self, message: bytes) -> tuple[passwords.PasswordLogin, bytes]:
         without_proof, _, _ = message.rpartition(b",p=")
         parts = _attributes(message)
         if parts["r"] != self._nonce or base64.b64decode(parts["c"]) != self._header:

@@ -10,7 +10,7 @@ from muster.gateways.soap import faults
 from muster.gateways.uddi.model import schema
 
 
-class Code(enum.Enum):
+class UddiErrorCode(enum.Enum):
     ASSERTION_NOT_FOUND = ("E_assertionNotFound", 30000)
     AUTH_TOKEN_EXPIRED = ("E_authTokenExpired", 10110)
     AUTH_TOKEN_REQUIRED = ("E_authTokenRequired", 10120)
@@ -40,45 +40,45 @@ class Code(enum.Enum):
         return self.value[1]
 
 
-_OURS = {Code.BUSY, Code.FATAL_ERROR, Code.REQUEST_TIMEOUT}
+_OURS = {UddiErrorCode.BUSY, UddiErrorCode.FATAL_ERROR, UddiErrorCode.REQUEST_TIMEOUT}
 
 
-def fault(code: Code, message: str, *, key_type: str = "") -> faults.Fault:
+def fault(code: UddiErrorCode, message: str, *, key_type: str = "") -> faults.SoapFault:
     uddi = schema.UDDI
     # The report must be the very first thing in the detail: there are clients that look nowhere else.
-    report = xml.Element(
+    report = xml.XmlElement(
         uddi("dispositionReport"),
-        xml.Element(
+        xml.XmlElement(
             uddi("result"),
-            xml.Element(uddi("errInfo"), f"{code.word}: {message}", attributes={"errCode": code.word}),
+            xml.XmlElement(uddi("errInfo"), f"{code.word}: {message}", attributes={"errCode": code.word}),
             attributes={"errno": str(code.number), **({"keyType": key_type} if key_type else {})},
         ),
     )
-    blame = faults.Code.RECEIVER if code in _OURS else faults.Code.SENDER
-    return faults.Fault(blame, message, subcode=uddi(code.word), details=[report])
+    blame = faults.SoapFaultCode.RECEIVER if code in _OURS else faults.SoapFaultCode.SENDER
+    return faults.SoapFault(blame, message, subcode=uddi(code.word), details=[report])
 
 
-def of(error: errors.MusterError) -> faults.Fault:
+def from_error(error: errors.MusterError) -> faults.SoapFault:
     """Any error of ours, in UDDI's words."""
-    if isinstance(error, faults.Fault):
+    if isinstance(error, faults.SoapFault):
         return error
-    said = faults.said(error)
+    said = faults.public_message(error)
     match error:
-        case schema.Invalid():
-            return fault(Code.VALUE_NOT_ALLOWED, said)
+        case schema.InvalidUddi():
+            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, said)
         case errors.TimedOut():
-            return fault(Code.REQUEST_TIMEOUT, said)
+            return fault(UddiErrorCode.REQUEST_TIMEOUT, said)
         case errors.Unavailable():
-            return fault(Code.BUSY, said)
+            return fault(UddiErrorCode.BUSY, said)
         case errors.Forbidden():
-            return fault(Code.USER_MISMATCH, said)
+            return fault(UddiErrorCode.USER_MISMATCH, said)
         case errors.LimitExceeded():
-            return fault(Code.MESSAGE_TOO_LARGE, said)
+            return fault(UddiErrorCode.MESSAGE_TOO_LARGE, said)
         case errors.NotFound():
-            return fault(Code.INVALID_KEY_PASSED, said)
+            return fault(UddiErrorCode.INVALID_KEY_PASSED, said)
         case errors.Conflict():
-            return fault(Code.BUSY, f"{said}: somebody else changes the same; try again")
+            return fault(UddiErrorCode.BUSY, f"{said}: somebody else changes the same; try again")
         case errors.InvalidInput():
-            return fault(Code.VALUE_NOT_ALLOWED, said)
+            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, said)
         case _:
-            return fault(Code.FATAL_ERROR, faults.of(error).message)
+            return fault(UddiErrorCode.FATAL_ERROR, faults.from_error(error).message)

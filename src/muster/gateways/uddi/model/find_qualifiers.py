@@ -70,7 +70,7 @@ _EXCLUSIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Qualifiers:
+class FindQualifiers:
     names: frozenset[str] = frozenset()
 
     def __contains__(self, name: str) -> bool:
@@ -91,19 +91,23 @@ def _bare(text: str) -> str:
     return "".join(one for one in parts if not unicodedata.combining(one))
 
 
-def read(given: Iterable[str]) -> Qualifiers:
+def read(given: Iterable[str]) -> FindQualifiers:
     names: set[str] = set()
     for one in given:
         word = one.strip().lower()
         short = word.removeprefix(_PREFIX).removeprefix(_SORT_PREFIX)
         name = _KNOWN.get(short)
         if name is None:
-            raise faults.fault(faults.Code.UNSUPPORTED, f"no find qualifier {one[:80]!r}")
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"no find qualifier {one[:80]!r}")
         if name in names:
-            raise faults.fault(faults.Code.VALUE_NOT_ALLOWED, f"the find qualifier {name} stands there twice")
+            raise faults.fault(
+                faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"the find qualifier {name} stands there twice"
+            )
         names.add(name)
     for group in _EXCLUSIVE:
         both = [name for name in group if name in names]
         if len(both) > 1:
-            raise faults.fault(faults.Code.INVALID_COMBINATION, f"{' and '.join(both)} contradict each other")
-    return Qualifiers(frozenset(names))
+            raise faults.fault(
+                faults.UddiErrorCode.INVALID_COMBINATION, f"{' and '.join(both)} contradict each other"
+            )
+    return FindQualifiers(frozenset(names))

@@ -24,14 +24,14 @@ _KEY = re.compile(r"uddi:[a-z0-9][a-z0-9.\-]*(:[a-z0-9_.,;!~*'()+\-$@=%/]+)*\Z")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 
 
-def new() -> str:
+def new_key() -> str:
     return f"uddi:{uuid.uuid4()}"
 
 
 def check(key: str, kind: str) -> str:
     if len(key) > LENGTH_MAX or not _KEY.match(key):
         raise faults.fault(
-            faults.Code.INVALID_KEY_PASSED,
+            faults.UddiErrorCode.INVALID_KEY_PASSED,
             f"{key[:80]!r} is no key: expected one like uddi:example.org:printers",
             key_type=kind,
         )

@@ -41,7 +41,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(made)
 
 
-def _compare(how: find_qualifiers.Qualifiers) -> Callable[[str, str], bool]:
+def _compare(how: find_qualifiers.FindQualifiers) -> Callable[[str, str], bool]:
     """From the wanted text and the one that is there."""
     if "approximateMatch" in how:
         return lambda wanted, there: like(how.fold(wanted), how.fold(there))
@@ -96,7 +96,9 @@ def _split(text: str) -> list[str]:
 
 
 def names_match(
-    wanted: Sequence[entities.Name], there: Iterable[entities.Name], how: find_qualifiers.Qualifiers
+    wanted: Sequence[entities.UddiName],
+    there: Iterable[entities.UddiName],
+    how: find_qualifiers.FindQualifiers,
 ) -> bool:
     if not wanted:
         return True
@@ -115,17 +117,21 @@ def _language(wanted: str, there: str) -> bool:
 
 
 def bag_matches(
-    wanted: entities.Bag, there: entities.Bag, how: find_qualifiers.Qualifiers, *, default: str
+    wanted: entities.CategoryBag,
+    there: entities.CategoryBag,
+    how: find_qualifiers.FindQualifiers,
+    *,
+    default: str,
 ) -> bool:
     """``default``: andAllKeys or orAllKeys, where no qualifier says which."""
     if not wanted:
         return True
     same = _compare(how)
 
-    def has(one: entities.Reference) -> bool:
+    def has(one: entities.KeyedReference) -> bool:
         return any(_same_reference(one, held, same) for held in there.references)
 
-    def has_group(one: tuple[str, tuple[entities.Reference, ...]]) -> bool:
+    def has_group(one: tuple[str, tuple[entities.KeyedReference, ...]]) -> bool:
         model, references = one
         held = [inner for name, inner in there.groups if name == model]
         if model == BOX:
@@ -140,7 +146,7 @@ def bag_matches(
     if mode == "orAllKeys":
         return any(map(has, wanted.references)) or any(map(has_group, wanted.groups))
     if mode == "orLikeKeys":
-        alike: dict[str, list[entities.Reference]] = {}
+        alike: dict[str, list[entities.KeyedReference]] = {}
         for one in wanted.references:
             alike.setdefault(one.model, []).append(one)
         return all(any(map(has, each)) for each in alike.values()) and all(map(has_group, wanted.groups))
@@ -148,7 +154,7 @@ def bag_matches(
 
 
 def _same_reference(
-    wanted: entities.Reference, there: entities.Reference, same: Callable[[str, str], bool]
+    wanted: entities.KeyedReference, there: entities.KeyedReference, same: Callable[[str, str], bool]
 ) -> bool:
     if wanted.model != there.model or not same(wanted.value, there.value):
         return False
@@ -156,7 +162,7 @@ def _same_reference(
     return wanted.model != KEYWORDS or same(wanted.name, there.name)
 
 
-def models_match(wanted: Sequence[str], there: set[str], how: find_qualifiers.Qualifiers) -> bool:
+def models_match(wanted: Sequence[str], there: set[str], how: find_qualifiers.FindQualifiers) -> bool:
     if not wanted:
         return True
     if "orAllKeys" in how or "orLikeKeys" in how:
@@ -169,22 +175,23 @@ def models_match(wanted: Sequence[str], there: set[str], how: find_qualifiers.Qu
 Box = tuple[float, float, float, float]  # west, south, east, north
 
 
-def box(references: Iterable[entities.Reference]) -> Box:
+def box(references: Iterable[entities.KeyedReference]) -> Box:
     found = {one.name.lower(): one.value for one in references}
     try:
         west, south, east, north = (float(found[side]) for side in _SIDES)
     except (KeyError, ValueError) as error:
         raise faults.fault(
-            faults.Code.INVALID_VALUE, f"a box needs the numbers {', '.join(_SIDES)}, each named so"
+            faults.UddiErrorCode.INVALID_VALUE, f"a box needs the numbers {', '.join(_SIDES)}, each named so"
         ) from error
     if not (-90 <= south <= north <= 90 and -180 <= west <= 180 and -180 <= east <= 180):
         raise faults.fault(
-            faults.Code.INVALID_VALUE, f"{(west, south, east, north)} is no box of the earth, in degrees"
+            faults.UddiErrorCode.INVALID_VALUE,
+            f"{(west, south, east, north)} is no box of the earth, in degrees",
         )
     return west, south, east, north
 
 
-def box_of(references: Iterable[entities.Reference]) -> Box | None:
+def box_of(references: Iterable[entities.KeyedReference]) -> Box | None:
     """Of what is held, here or elsewhere: it may say anything of its place."""
     try:
         return box(references)
@@ -206,5 +213,5 @@ def _spans(one: Box) -> list[tuple[float, float]]:
     return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
 
 
-def page(found: Sequence[T], head: int, rows: int) -> Sequence[T]:
+def slice_results(found: Sequence[T], head: int, rows: int) -> Sequence[T]:
     return found[head - 1 : head - 1 + rows]

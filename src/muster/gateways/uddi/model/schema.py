@@ -19,12 +19,12 @@ from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import xsd_types
 
-UDDI = xml.Namespace("urn:uddi-org:api_v3")
-SIGNATURE = xml.Namespace("http://www.w3.org/2000/09/xmldsig#")
+UDDI = xml.XmlNamespace("urn:uddi-org:api_v3")
+SIGNATURE = xml.XmlNamespace("http://www.w3.org/2000/09/xmldsig#")
 PREFIXES = {str(UDDI): "uddi"}
 
 
-class Invalid(errors.InvalidInput):
+class InvalidUddi(errors.InvalidInput):
     """Not what the schema of UDDI allows."""
 
     code = "uddi-invalid"
@@ -241,12 +241,12 @@ _TOKEN = re.compile(r"\s*([A-Za-z_]+|[(),|?*+])")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SchemaPart:
     """A node of a content model."""
 
     kind: str  # element, sequence, choice
     name: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SchemaPart, ...] = ()
     often: str = ""
 
     def pattern(self) -> str:
@@ -265,46 +265,46 @@ class _Reader:
     def _next(self) -> str:
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
-    def choice(self) -> Part:
+    def choice(self) -> SchemaPart:
         parts = [self._sequence()]
         while self._next() == "|":
             self._place += 1
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Part("choice", parts=tuple(parts))
+        return parts[0] if len(parts) == 1 else SchemaPart("choice", parts=tuple(parts))
 
-    def _sequence(self) -> Part:
+    def _sequence(self) -> SchemaPart:
         parts = [self._item()]
         while self._next() == ",":
             self._place += 1
             parts.append(self._item())
-        return parts[0] if len(parts) == 1 else Part("sequence", parts=tuple(parts))
+        return parts[0] if len(parts) == 1 else SchemaPart("sequence", parts=tuple(parts))
 
-    def _item(self) -> Part:
+    def _item(self) -> SchemaPart:
         token = self._next()
         self._place += 1
         if token == "(":
             inner = self.choice()
             self._place += 1  # the closing one
         else:
-            inner = Part("element", token)
+            inner = SchemaPart("element", token)
         often = self._next()
         if often and often in "?*+":
             self._place += 1
-            return Part(inner.kind, inner.name, inner.parts, often)
+            return SchemaPart(inner.kind, inner.name, inner.parts, often)
         return inner
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ElementDeclaration:
     name: str
     simple: str = ""  # its type, where it holds no elements
-    content: Part | None = None
+    content: SchemaPart | None = None
     pattern: re.Pattern[str] = re.compile("")
     attributes: tuple[str, ...] = ()
     required: frozenset[str] = frozenset()
 
 
-def _declared() -> Iterator[Declared]:
+def _declared() -> Iterator[ElementDeclaration]:
     for line in _ELEMENTS.strip().splitlines():
         name, _, rest = line.partition(" =")
         inside, _, after = rest.partition(";")
@@ -313,22 +313,22 @@ def _declared() -> Iterator[Declared]:
         attributes = tuple(word.rstrip("!") for word in words)
         required = frozenset(word[:-1] for word in words if word.endswith("!"))
         if inside.startswith("#"):
-            yield Declared(name, simple=inside[1:], attributes=attributes, required=required)
+            yield ElementDeclaration(name, simple=inside[1:], attributes=attributes, required=required)
         elif inside:
             part = _Reader(inside).choice()
-            yield Declared(name, "", part, re.compile(part.pattern()), attributes, required)
+            yield ElementDeclaration(name, "", part, re.compile(part.pattern()), attributes, required)
         else:
-            yield Declared(name, attributes=attributes, required=required)
+            yield ElementDeclaration(name, attributes=attributes, required=required)
 
 
 BY_NAME = {one.name: one for one in _declared()}
 
 
-def checked(element: xml.Element) -> xml.Element:
+def validate(element: xml.XmlElement) -> xml.XmlElement:
     """The same in its canonical form; `Invalid` names what is wrong and where."""
     declared = BY_NAME.get(element.local) if element.namespace == UDDI else None
     if declared is None:
-        raise Invalid(f"UDDI v3 knows no element {element.name[:120]!r}")
+        raise InvalidUddi(f"UDDI v3 knows no element {element.name[:120]!r}")
     attributes = {name: value for name, value in element.attributes.items() if not _foreign(name)}
     _check_attributes(declared, attributes)
     made = {
@@ -337,19 +337,19 @@ def checked(element: xml.Element) -> xml.Element:
     }
     if declared.simple:
         if element.children:
-            raise Invalid(f"{element.local} holds a text, no elements")
+            raise InvalidUddi(f"{element.local} holds a text, no elements")
         text = _value(declared.simple, element.exact_text, element.local)
-        return xml.Element(element.name, *([text] if text else []), attributes=made)
+        return xml.XmlElement(element.name, *([text] if text else []), attributes=made)
     if element.text:
-        raise Invalid(f"{element.local} holds elements, no text: {element.text[:60]!r}")
+        raise InvalidUddi(f"{element.local} holds elements, no text: {element.text[:60]!r}")
     children = element.children
     names = "".join(f"{'Signature' if one.namespace == SIGNATURE else one.local} " for one in children)
     if not declared.pattern.fullmatch(names):
-        raise Invalid(
+        raise InvalidUddi(
             f"{element.local} cannot hold {names.strip()[:200] or 'nothing'!r} in this order or number"
         )
-    inner = [one if one.namespace == SIGNATURE else checked(one) for one in children]
-    return xml.Element(element.name, *inner, attributes=made)
+    inner = [one if one.namespace == SIGNATURE else validate(one) for one in children]
+    return xml.XmlElement(element.name, *inner, attributes=made)
 
 
 def _foreign(name: str) -> bool:
@@ -357,30 +357,30 @@ def _foreign(name: str) -> bool:
     return name.startswith("{") and name != xml.LANG
 
 
-def _check_attributes(declared: Declared, given: dict[str, str]) -> None:
+def _check_attributes(declared: ElementDeclaration, given: dict[str, str]) -> None:
     for name in given:
         if (name if name != xml.LANG else "lang") not in declared.attributes:
-            raise Invalid(f"{declared.name} has no attribute {name[:60]!r}")
+            raise InvalidUddi(f"{declared.name} has no attribute {name[:60]!r}")
     for name in sorted(declared.required - set(given)):
-        raise Invalid(f"{declared.name} needs the attribute {name}")
+        raise InvalidUddi(f"{declared.name} needs the attribute {name}")
 
 
 def _value(kind: str, value: str, where: str) -> str:
     if kind in ENUMERATIONS:
         word = value.strip()
         if word not in ENUMERATIONS[kind]:
-            raise Invalid(f"{where} is {word[:60]!r}: one of {', '.join(ENUMERATIONS[kind])}")
+            raise InvalidUddi(f"{where} is {word[:60]!r}: one of {', '.join(ENUMERATIONS[kind])}")
         return word
     if kind in ("int", "boolean"):
         word = value.strip()
         try:
             if kind == "int":
                 return str(xsd_types.parse_integer(word, minimum=-(2**31), maximum=2**31 - 1))
-            return "true" if xsd_types.parse_truth(word) else "false"
+            return "true" if xsd_types.parse_boolean(word) else "false"
         except errors.InvalidInput as error:
-            raise Invalid(f"{where}: {error.message}") from error
+            raise InvalidUddi(f"{where}: {error.message}") from error
     text = TEXTS.get(kind, TEXTS["text"])
     made = " ".join(value.split()) if text.collapses else value
     if not text.shortest <= len(made) <= text.longest:
-        raise Invalid(f"{where} has {len(made)} characters: from {text.shortest} to {text.longest}")
+        raise InvalidUddi(f"{where} has {len(made)} characters: from {text.shortest} to {text.longest}")
     return made.lower() if text.folds else made

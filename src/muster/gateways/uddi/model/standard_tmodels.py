@@ -71,16 +71,16 @@ _MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def _element(key: str, name: str, description: str, types: tuple[str, ...]) -> xml.Element:
+def _element(key: str, name: str, description: str, types: tuple[str, ...]) -> xml.XmlElement:
     references = [
-        xml.Element(U("keyedReference"), attributes={"tModelKey": TYPES, "keyName": one, "keyValue": one})
+        xml.XmlElement(U("keyedReference"), attributes={"tModelKey": TYPES, "keyName": one, "keyValue": one})
         for one in types
     ]
-    return xml.Element(
+    return xml.XmlElement(
         U("tModel"),
-        xml.Element(U("name"), name),
-        xml.Element(U("description"), description, attributes={xml.LANG: "en"}),
-        xml.Element(U("categoryBag"), *references),
+        xml.XmlElement(U("name"), name),
+        xml.XmlElement(U("description"), description, attributes={xml.LANG: "en"}),
+        xml.XmlElement(U("categoryBag"), *references),
         attributes={"tModelKey": key},
     )
 

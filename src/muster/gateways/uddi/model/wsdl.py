@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from muster.core.formats import xml
 from muster.gateways.uddi.model import schema
 
-XSD = xml.Namespace("http://www.w3.org/2001/XMLSchema")
-WSDL = xml.Namespace("http://schemas.xmlsoap.org/wsdl/")
-WSDL_SOAP = xml.Namespace("http://schemas.xmlsoap.org/wsdl/soap/")
-TARGET = xml.Namespace("urn:uddi-org:v3_service")
+XSD = xml.XmlNamespace("http://www.w3.org/2001/XMLSchema")
+WSDL = xml.XmlNamespace("http://schemas.xmlsoap.org/wsdl/")
+WSDL_SOAP = xml.XmlNamespace("http://schemas.xmlsoap.org/wsdl/soap/")
+TARGET = xml.XmlNamespace("urn:uddi-org:v3_service")
 PREFIXES = {**schema.PREFIXES, str(XSD): "xsd", str(WSDL): "wsdl", str(WSDL_SOAP): "soap"}
 
 
@@ -29,10 +29,10 @@ def wsdl(address: str) -> bytes:
 @functools.lru_cache(maxsize=1)
 def _wsdl(address: str) -> bytes:
 
-    def named(tag: str, name: str, *inside: xml.Element, **more: str) -> xml.Element:
-        return xml.Element(WSDL(tag), *inside, attributes={"name": name, **more})
+    def named(tag: str, name: str, *inside: xml.XmlElement, **more: str) -> xml.XmlElement:
+        return xml.XmlElement(WSDL(tag), *inside, attributes={"name": name, **more})
 
-    def message(name: str, element: str) -> xml.Element:
+    def message(name: str, element: str) -> xml.XmlElement:
         part = [named("part", "body", element=f"uddi:{element}")] if element else []
         return named("message", name, *part)
 
@@ -40,8 +40,8 @@ def _wsdl(address: str) -> bytes:
     spoken |= {answer: answer for port in schema.PORTS.values() for answer in port.values() if answer}
     messages = [message(f"{name}Message", name) for name in (*spoken, "dispositionReport")]
     messages.append(message("successMessage", ""))
-    literal = xml.Element(WSDL_SOAP("body"), attributes={"use": "literal"})
-    fault = xml.Element(WSDL_SOAP("fault"), attributes={"name": "error", "use": "literal"})
+    literal = xml.XmlElement(WSDL_SOAP("body"), attributes={"use": "literal"})
+    fault = xml.XmlElement(WSDL_SOAP("fault"), attributes={"name": "error", "use": "literal"})
     kinds, bindings, ports = [], [], []
     for port, operations in schema.PORTS.items():
         kinds.append(
@@ -52,8 +52,8 @@ def _wsdl(address: str) -> bytes:
                     named(
                         "operation",
                         name,
-                        xml.Element(WSDL("input"), attributes={"message": f"tns:{name}Message"}),
-                        xml.Element(
+                        xml.XmlElement(WSDL("input"), attributes={"message": f"tns:{name}Message"}),
+                        xml.XmlElement(
                             WSDL("output"), attributes={"message": f"tns:{answer or 'success'}Message"}
                         ),
                         named("fault", "error", message="tns:dispositionReportMessage"),
@@ -66,7 +66,7 @@ def _wsdl(address: str) -> bytes:
             named(
                 "binding",
                 f"UDDI_{port}_SoapBinding",
-                xml.Element(
+                xml.XmlElement(
                     WSDL_SOAP("binding"),
                     attributes={"style": "document", "transport": "http://schemas.xmlsoap.org/soap/http"},
                 ),
@@ -74,9 +74,9 @@ def _wsdl(address: str) -> bytes:
                     named(
                         "operation",
                         name,
-                        xml.Element(WSDL_SOAP("operation"), attributes={"soapAction": name}),
-                        xml.Element(WSDL("input"), literal),
-                        xml.Element(WSDL("output"), literal),
+                        xml.XmlElement(WSDL_SOAP("operation"), attributes={"soapAction": name}),
+                        xml.XmlElement(WSDL("input"), literal),
+                        xml.XmlElement(WSDL("output"), literal),
                         named("fault", "error", fault),
                     )
                     for name in operations
@@ -84,11 +84,11 @@ def _wsdl(address: str) -> bytes:
                 type=f"tns:UDDI_{port}_PortType",
             )
         )
-        where = xml.Element(WSDL_SOAP("address"), attributes={"location": f"{address}/{port.lower()}"})
+        where = xml.XmlElement(WSDL_SOAP("address"), attributes={"location": f"{address}/{port.lower()}"})
         ports.append(named("port", f"UDDI_{port}_Port", where, binding=f"tns:UDDI_{port}_SoapBinding"))
-    root = xml.Element(
+    root = xml.XmlElement(
         WSDL("definitions"),
-        xml.Element(WSDL("types"), uddi_schema(f"{address}?xsd")),
+        xml.XmlElement(WSDL("types"), uddi_schema(f"{address}?xsd")),
         *messages,
         *kinds,
         *bindings,
@@ -101,19 +101,19 @@ def _wsdl(address: str) -> bytes:
 
 def xml_schema() -> bytes:
     """The little of XML's own words that UDDI refers to. A door gives it out, so nobody fetches it."""
-    language = xml.Element(XSD("attribute"), attributes={"name": "lang", "type": "xsd:string"})
-    root = xml.Element(
+    language = xml.XmlElement(XSD("attribute"), attributes={"name": "lang", "type": "xsd:string"})
+    root = xml.XmlElement(
         XSD("schema"), language, attributes={"targetNamespace": xml.XML}, namespaces={"xsd": str(XSD)}
     )
     return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, PREFIXES)
 
 
-def uddi_schema(xml_location: str) -> xml.Element:
+def uddi_schema(xml_location: str) -> xml.XmlElement:
     """Of UDDI's messages and data."""
     imported = {"namespace": xml.XML, "schemaLocation": xml_location}
-    return xml.Element(
+    return xml.XmlElement(
         XSD("schema"),
-        xml.Element(XSD("import"), attributes=imported),
+        xml.XmlElement(XSD("import"), attributes=imported),
         *_simple_types(),
         *(made for one in schema.BY_NAME.values() for made in _declarations(one)),
         attributes={"targetNamespace": str(schema.UDDI), "elementFormDefault": "qualified"},
@@ -127,13 +127,13 @@ def _type(name: str) -> str:
     return f"uddi:{name}" if name in schema.TEXTS or name in schema.ENUMERATIONS else f"xsd:{name}"
 
 
-def _simple_types() -> Iterator[xml.Element]:
-    def facet(name: str, value: object) -> xml.Element:
-        return xml.Element(XSD(name), attributes={"value": str(value)})
+def _simple_types() -> Iterator[xml.XmlElement]:
+    def facet(name: str, value: object) -> xml.XmlElement:
+        return xml.XmlElement(XSD(name), attributes={"value": str(value)})
 
-    def declared(name: str, base: str, facets: list[xml.Element]) -> xml.Element:
-        limits = xml.Element(XSD("restriction"), *facets, attributes={"base": f"xsd:{base}"})
-        return xml.Element(XSD("simpleType"), limits, attributes={"name": name})
+    def declared(name: str, base: str, facets: list[xml.XmlElement]) -> xml.XmlElement:
+        limits = xml.XmlElement(XSD("restriction"), *facets, attributes={"base": f"xsd:{base}"})
+        return xml.XmlElement(XSD("simpleType"), limits, attributes={"name": name})
 
     for name, text in schema.TEXTS.items():
         if name == "text":
@@ -147,37 +147,39 @@ def _simple_types() -> Iterator[xml.Element]:
         yield declared(name, "token", [facet("enumeration", value) for value in values])
 
 
-def _declarations(declared: schema.Declared) -> Iterator[xml.Element]:
+def _declarations(declared: schema.ElementDeclaration) -> Iterator[xml.XmlElement]:
     if declared.simple and not declared.attributes:
         said = {"name": declared.name, "type": _type(declared.simple)}
-        yield xml.Element(XSD("element"), attributes=said)
+        yield xml.XmlElement(XSD("element"), attributes=said)
         return
-    yield xml.Element(XSD("element"), attributes={"name": declared.name, "type": f"uddi:{declared.name}"})
+    yield xml.XmlElement(XSD("element"), attributes={"name": declared.name, "type": f"uddi:{declared.name}"})
     attributes = []
     for name in declared.attributes:
         if name == "lang":
-            attributes.append(xml.Element(XSD("attribute"), attributes={"ref": "xml:lang"}))
+            attributes.append(xml.XmlElement(XSD("attribute"), attributes={"ref": "xml:lang"}))
             continue
         said = {"name": name, "type": _type(schema.ATTRIBUTES[name])}
         if name in declared.required:
             said["use"] = "required"
-        attributes.append(xml.Element(XSD("attribute"), attributes=said))
+        attributes.append(xml.XmlElement(XSD("attribute"), attributes=said))
     if declared.simple:
         base = {"base": _type(declared.simple)}
-        inside: list[xml.Element] = [
-            xml.Element(XSD("simpleContent"), xml.Element(XSD("extension"), *attributes, attributes=base))
+        inside: list[xml.XmlElement] = [
+            xml.XmlElement(
+                XSD("simpleContent"), xml.XmlElement(XSD("extension"), *attributes, attributes=base)
+            )
         ]
     else:
         inside = attributes
         if declared.content is not None:
             part = declared.content
             if part.kind != "sequence" or part.often:
-                part = schema.Part("sequence", parts=(part,))
+                part = schema.SchemaPart("sequence", parts=(part,))
             inside = [_content(part), *attributes]
-    yield xml.Element(XSD("complexType"), *inside, attributes={"name": declared.name})
+    yield xml.XmlElement(XSD("complexType"), *inside, attributes={"name": declared.name})
 
 
-def _content(part: schema.Part) -> xml.Element:
+def _content(part: schema.SchemaPart) -> xml.XmlElement:
     attributes: dict[str, str] = {}
     if part.often and part.often in "?*":
         attributes["minOccurs"] = "0"
@@ -185,8 +187,8 @@ def _content(part: schema.Part) -> xml.Element:
         attributes["maxOccurs"] = "unbounded"
     if part.kind != "element":
         inner = [_content(one) for one in part.parts]
-        return xml.Element(XSD(part.kind), *inner, attributes=attributes)
+        return xml.XmlElement(XSD(part.kind), *inner, attributes=attributes)
     if part.name == "Signature":
         found = {"namespace": str(schema.SIGNATURE), "processContents": "skip", **attributes}
-        return xml.Element(XSD("any"), attributes=found)
-    return xml.Element(XSD("element"), attributes={"ref": f"uddi:{part.name}", **attributes})
+        return xml.XmlElement(XSD("any"), attributes=found)
+    return xml.XmlElement(XSD("element"), attributes={"ref": f"uddi:{part.name}", **attributes})

@@ -9,9 +9,9 @@ from muster.core.formats import xml
 from muster.gateways.soap import addressing, callbacks, faults
 from muster.gateways.wsman.wire import namespaces
 
-SENDER, RECEIVER = faults.Code.SENDER, faults.Code.RECEIVER
-Fault = faults.Fault
-said_of = faults.said
+SENDER, RECEIVER = faults.SoapFaultCode.SENDER, faults.SoapFaultCode.RECEIVER
+Fault = faults.SoapFault
+said_of = faults.public_message
 
 
 def fault(
@@ -19,61 +19,63 @@ def fault(
     reason: str,
     detail: str = "",
     *,
-    blame: faults.Code = SENDER,
-    more: Sequence[xml.Element] = (),
-) -> faults.Fault:
+    blame: faults.SoapFaultCode = SENDER,
+    more: Sequence[xml.XmlElement] = (),
+) -> faults.SoapFault:
     """``detail``: the last word of the standard's fault detail."""
-    details = [xml.Element(namespaces.WSMAN("FaultDetail"), f"{namespaces.DETAIL}{detail}")] if detail else []
-    return faults.Fault(blame, reason, subcode=subcode, details=[*details, *more])
+    details = (
+        [xml.XmlElement(namespaces.WSMAN("FaultDetail"), f"{namespaces.DETAIL}{detail}")] if detail else []
+    )
+    return faults.SoapFault(blame, reason, subcode=subcode, details=[*details, *more])
 
 
-def missing_header(name: str) -> faults.Fault:
+def missing_header(name: str) -> faults.SoapFault:
     return fault(namespaces.WSA("MessageInformationHeaderRequired"), f"the header {name} is missing")
 
 
-def invalid_header(reason: str, detail: str = "") -> faults.Fault:
+def invalid_header(reason: str, detail: str = "") -> faults.SoapFault:
     return fault(namespaces.WSA("InvalidMessageInformationHeader"), reason, detail)
 
 
-def unreachable(reason: str, detail: str = "") -> faults.Fault:
+def unreachable(reason: str, detail: str = "") -> faults.SoapFault:
     return fault(namespaces.WSA("DestinationUnreachable"), reason, detail)
 
 
-def selectors(reason: str, detail: str) -> faults.Fault:
+def selectors(reason: str, detail: str) -> faults.SoapFault:
     return fault(namespaces.WSMAN("InvalidSelectors"), reason, detail)
 
 
-def schema(reason: str) -> faults.Fault:
+def schema(reason: str) -> faults.SoapFault:
     return fault(namespaces.WSMAN("SchemaValidationError"), reason)
 
 
-def representation(reason: str, detail: str = "InvalidValues") -> faults.Fault:
+def representation(reason: str, detail: str = "InvalidValues") -> faults.SoapFault:
     return fault(namespaces.WXF("InvalidRepresentation"), reason, detail)
 
 
-def unsupported(reason: str, detail: str) -> faults.Fault:
+def unsupported(reason: str, detail: str) -> faults.SoapFault:
     return fault(namespaces.WSMAN("UnsupportedFeature"), reason, detail)
 
 
-def parameter(reason: str, detail: str = "") -> faults.Fault:
+def parameter(reason: str, detail: str = "") -> faults.SoapFault:
     return fault(namespaces.WSMAN("InvalidParameter"), reason, detail)
 
 
-def encoding(reason: str, detail: str) -> faults.Fault:
+def encoding(reason: str, detail: str) -> faults.SoapFault:
     return fault(namespaces.WSMAN("EncodingLimit"), reason, detail)
 
 
-def of(error: errors.MusterError) -> faults.Fault:
+def from_error(error: errors.MusterError) -> faults.SoapFault:
     """What a client of the standard understands of our error."""
-    said = faults.said(error)
+    said = faults.public_message(error)
     match error:
-        case faults.Fault():
+        case faults.SoapFault():
             return error
-        case xml.Malformed(reason="charset"):
+        case xml.MalformedXml(reason="charset"):
             return encoding(said, "CharacterSet")
-        case xml.Malformed():
+        case xml.MalformedXml():
             return schema(said)
-        case callbacks.NotAllowed() | errors.Forbidden():
+        case callbacks.CallbackNotAllowed() | errors.Forbidden():
             return fault(namespaces.WSMAN("AccessDenied"), said)
         case errors.NotFound():
             return unreachable(said, "InvalidResourceURI")
@@ -100,8 +102,10 @@ def of(error: errors.MusterError) -> faults.Fault:
     )
 
 
-def headers(asked: addressing.Addressing | None, told: faults.Fault) -> list[xml.Element]:
+def headers(asked: addressing.Addressing | None, told: faults.SoapFault) -> list[xml.XmlElement]:
     """Of the answer with this fault: its action follows from the namespace of the subcode."""
     namespace = told.subcode.rpartition("}")[0][1:] if told.subcode else namespaces.WSA
-    action = namespaces.FAULT_ACTIONS.get(xml.Namespace(namespace), namespaces.FAULT_ACTIONS[namespaces.WSA])
+    action = namespaces.FAULT_ACTIONS.get(
+        xml.XmlNamespace(namespace), namespaces.FAULT_ACTIONS[namespaces.WSA]
+    )
     return (asked or addressing.Addressing()).reply_headers(action)

@@ -22,15 +22,15 @@ _QUERY = re.compile(r"\s*select\s+\*\s+from\s+(\w+)(?:\s+where\s+(.+))?\s*\Z", r
 _NAMES = {word: word for word in ("name", "type", "group", "agent", "state", "manager", "zone")}
 
 
-def of_enumeration(asked: xml.Element) -> str:
+def of_enumeration(asked: xml.XmlElement) -> str:
     return _read(asked, namespaces.WSEN("Filter"), namespaces.WSEN)
 
 
-def of_subscription(asked: xml.Element) -> str:
+def of_subscription(asked: xml.XmlElement) -> str:
     return _read(asked, namespaces.WSE("Filter"), namespaces.WSE)
 
 
-def _read(asked: xml.Element, standard: str, space: xml.Namespace) -> str:
+def _read(asked: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
     """An empty text: no filter."""
     found = [*asked.all(standard), *asked.all(namespaces.WSMAN("Filter"))]
     if not found:
@@ -48,7 +48,7 @@ def _read(asked: xml.Element, standard: str, space: xml.Namespace) -> str:
         raise faults.fault(
             space(subcode),
             f"no filter of the dialect {dialect[:120]!r} here",
-            more=[xml.Element(space("SupportedDialect"), one) for one in DIALECTS],
+            more=[xml.XmlElement(space("SupportedDialect"), one) for one in DIALECTS],
         )
     try:
         where = _selectors(given) if dialect == namespaces.SELECTOR_FILTER else _text(given, dialect)
@@ -59,13 +59,13 @@ def _read(asked: xml.Element, standard: str, space: xml.Namespace) -> str:
     return where
 
 
-def _unusable(space: xml.Namespace, reason: str) -> faults.Fault:
+def _unusable(space: xml.XmlNamespace, reason: str) -> faults.Fault:
     if space == namespaces.WSEN:
         return faults.fault(space("CannotProcessFilter"), reason)
     return faults.fault(space("FilteringRequestedUnavailable"), reason)
 
 
-def _selectors(given: xml.Element) -> str:
+def _selectors(given: xml.XmlElement) -> str:
     (chosen,) = given.children if len(given.children) == 1 else (None,)
     if chosen is None or chosen.name != namespaces.WSMAN("SelectorSet"):
         raise errors.InvalidInput("a filter of this dialect holds one SelectorSet")
@@ -78,7 +78,7 @@ def _selectors(given: xml.Element) -> str:
     return " AND ".join(clauses)
 
 
-def _text(given: xml.Element, dialect: str) -> str:
+def _text(given: xml.XmlElement, dialect: str) -> str:
     if given.children:
         raise errors.InvalidInput("a filter of this dialect is a text")
     if dialect == namespaces.PREDICATE:

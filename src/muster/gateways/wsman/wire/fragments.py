@@ -21,7 +21,7 @@ STEPS_MAX = 16
 Path = Sequence[tuple[str, int | None]]  # names and numbers, from 1; None: all of the name
 
 
-def read(header: xml.Element, kind: xml.Namespace) -> tuple[Path, bool]:
+def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
     """The path, and whether the text alone is meant."""
     dialect = header.get("Dialect") or namespaces.XPATH
     if dialect not in (namespaces.XPATH, namespaces.XPATH_1):
@@ -50,7 +50,7 @@ def read(header: xml.Element, kind: xml.Namespace) -> tuple[Path, bool]:
     return path, text
 
 
-def select(resource: xml.Element, path: Path) -> list[xml.Element]:
+def select(resource: xml.XmlElement, path: Path) -> list[xml.XmlElement]:
     found = [resource]
     for name, number in path:
         inner = [child for one in found for child in one.all(name)]
@@ -60,16 +60,18 @@ def select(resource: xml.Element, path: Path) -> list[xml.Element]:
     return found
 
 
-def get(resource: xml.Element, path: Path, *, text: bool) -> xml.Element:
+def get(resource: xml.XmlElement, path: Path, *, text: bool) -> xml.XmlElement:
     found = select(resource, path)
     if not found:
-        return xml.Element(namespaces.WSMAN("XmlFragment"), attributes={xml.NIL: "true"})
+        return xml.XmlElement(namespaces.WSMAN("XmlFragment"), attributes={xml.NIL: "true"})
     if text:
-        return xml.Element(namespaces.WSMAN("XmlFragment"), "".join(one.exact_text for one in found))
-    return xml.Element(namespaces.WSMAN("XmlFragment"), *found)
+        return xml.XmlElement(namespaces.WSMAN("XmlFragment"), "".join(one.exact_text for one in found))
+    return xml.XmlElement(namespaces.WSMAN("XmlFragment"), *found)
 
 
-def put(resource: xml.Element, path: Path, fragment: xml.Element | None, *, text: bool) -> xml.Element:
+def put(
+    resource: xml.XmlElement, path: Path, fragment: xml.XmlElement | None, *, text: bool
+) -> xml.XmlElement:
     """The resource with the part replaced."""
     if fragment is None or fragment.name != namespaces.WSMAN("XmlFragment"):
         raise faults.representation("expected a wsman:XmlFragment", "InvalidFragment")
@@ -77,7 +79,7 @@ def put(resource: xml.Element, path: Path, fragment: xml.Element | None, *, text
     if not path or not old:
         raise faults.representation("there is nothing at this path to replace", "InvalidFragment")
     if text:
-        new = [xml.Element(old[0].name, fragment.exact_text, attributes=old[0].attributes)]
+        new = [xml.XmlElement(old[0].name, fragment.exact_text, attributes=old[0].attributes)]
     else:
         wanted = path[-1][0].rpartition("}")[2]
         if not fragment.children or any(one.local != wanted for one in fragment.children):
@@ -86,21 +88,25 @@ def put(resource: xml.Element, path: Path, fragment: xml.Element | None, *, text
     return _replaced(resource, old, new)
 
 
-def _renamed(element: xml.Element, namespace: str) -> xml.Element:
+def _renamed(element: xml.XmlElement, namespace: str) -> xml.XmlElement:
     """Elements that were written without a namespace are of the resource's."""
-    content = [_renamed(one, namespace) if isinstance(one, xml.Element) else one for one in element.content]
+    content = [
+        _renamed(one, namespace) if isinstance(one, xml.XmlElement) else one for one in element.content
+    ]
     name = element.name if element.namespace else f"{{{namespace}}}{element.local}"
-    return xml.Element(name, *content, attributes=element.attributes)
+    return xml.XmlElement(name, *content, attributes=element.attributes)
 
 
-def _replaced(element: xml.Element, old: Sequence[xml.Element], new: Sequence[xml.Element]) -> xml.Element:
+def _replaced(
+    element: xml.XmlElement, old: Sequence[xml.XmlElement], new: Sequence[xml.XmlElement]
+) -> xml.XmlElement:
     content: list[xml.Content] = []
     for one in element.content:
         if one is old[0]:
             content += new
-        elif isinstance(one, xml.Element):
+        elif isinstance(one, xml.XmlElement):
             if not any(one is other for other in old):
                 content.append(_replaced(one, old, new))
         else:
             content.append(one)
-    return xml.Element(element.name, *content, attributes=element.attributes)
+    return xml.XmlElement(element.name, *content, attributes=element.attributes)

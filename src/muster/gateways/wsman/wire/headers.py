@@ -34,14 +34,14 @@ _IGNORED = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"  # DataLocale, 
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
+class WsManHeaders:
     addressing: addressing.Addressing
     resource: str
     action: str
     selectors: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     bytes_max: int = ENVELOPE_BYTES
-    fragment: xml.Element | None = None
+    fragment: xml.XmlElement | None = None
     wants_epr: bool = False
     wants_count: bool = False
     subscription: str = ""
@@ -51,11 +51,11 @@ def understood(name: str) -> bool:
     return name in _KNOWN or addressing.understood(name) or name.startswith(f"{{{_IGNORED}}}")
 
 
-def is_identify(message: envelope.Envelope) -> bool:
+def is_identify(message: envelope.SoapEnvelope) -> bool:
     return message.first is not None and message.first.name == namespaces.WSMID("Identify")
 
 
-def read(call: soap_endpoint.Call, *, bytes_max: int) -> Headers:
+def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
     """``bytes_max``: no answer is longer, whatever the request allows."""
     message, wsa = call.envelope, call.addressing
     if wsa is None or wsa.wsa != namespaces.WSA:
@@ -101,7 +101,7 @@ def read(call: soap_endpoint.Call, *, bytes_max: int) -> Headers:
     ):
         raise faults.unsupported("texts are in English", "Locale")
     _check_options(message.header(namespaces.WSMAN("OptionSet")))
-    return Headers(
+    return WsManHeaders(
         addressing=wsa,
         resource=resource.text if resource is not None else "",
         action=wsa.action,
@@ -115,7 +115,7 @@ def read(call: soap_endpoint.Call, *, bytes_max: int) -> Headers:
     )
 
 
-def read_selectors(given: xml.Element | None) -> dict[str, str]:
+def read_selectors(given: xml.XmlElement | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in given.all(namespaces.WSMAN("Selector")) if given is not None else ():
         name = (one.get("Name") or "").strip()
@@ -142,7 +142,7 @@ def check_selectors(found: Mapping[str, str]) -> None:
         raise faults.selectors("the selector Name is empty", "InvalidValue")
 
 
-def _timeout(given: xml.Element | None) -> float | None:
+def _timeout(given: xml.XmlElement | None) -> float | None:
     if given is None:
         return None
     try:
@@ -158,7 +158,7 @@ def _timeout(given: xml.Element | None) -> float | None:
     return min(timeout_s, TIMEOUT_S_MAX)
 
 
-def _bytes_max(given: xml.Element | None, ours: int) -> int:
+def _bytes_max(given: xml.XmlElement | None, ours: int) -> int:
     if given is None:
         return min(ENVELOPE_BYTES, ours)
     try:
@@ -172,7 +172,7 @@ def _bytes_max(given: xml.Element | None, ours: int) -> int:
     return min(max(asked, ENVELOPE_BYTES_MIN), ours)
 
 
-def _check_options(given: xml.Element | None) -> None:
+def _check_options(given: xml.XmlElement | None) -> None:
     """We know no options: one that must be complied with is refused."""
     for one in given.all(namespaces.WSMAN("Option")) if given is not None else ():
         if one.get("MustComply", "false") in ("true", "1"):
@@ -183,5 +183,5 @@ def _check_options(given: xml.Element | None) -> None:
             )
 
 
-def _binding(header: xml.Element) -> bool:
-    return header.get(envelope.Version.V12("mustUnderstand")) in ("true", "1")
+def _binding(header: xml.XmlElement) -> bool:
+    return header.get(envelope.SoapVersion.V12("mustUnderstand")) in ("true", "1")

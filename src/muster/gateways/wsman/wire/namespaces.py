@@ -6,14 +6,14 @@ from muster.core.formats import xml
 from muster.gateways.soap import addressing, envelope
 
 WSA = addressing.WSA04
-WSMAN = xml.Namespace("http://schemas.dmtf.org/wbem/wsman/1/wsman.xsd")
-WSMID = xml.Namespace("http://schemas.dmtf.org/wbem/wsman/identity/1/wsmanidentity.xsd")
-WXF = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/09/transfer")
-WSEN = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/09/enumeration")
-WSE = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/eventing")
+WSMAN = xml.XmlNamespace("http://schemas.dmtf.org/wbem/wsman/1/wsman.xsd")
+WSMID = xml.XmlNamespace("http://schemas.dmtf.org/wbem/wsman/identity/1/wsmanidentity.xsd")
+WXF = xml.XmlNamespace("http://schemas.xmlsoap.org/ws/2004/09/transfer")
+WSEN = xml.XmlNamespace("http://schemas.xmlsoap.org/ws/2004/09/enumeration")
+WSE = xml.XmlNamespace("http://schemas.xmlsoap.org/ws/2004/08/eventing")
 
 PREFIXES = {
-    str(envelope.Version.V12.value): "s",
+    str(envelope.SoapVersion.V12.value): "s",
     WSA: "wsa",
     WSMAN: "wsman",
     WSMID: "wsmid",
@@ -61,9 +61,9 @@ BASIC_TLS = f"{WORDS}/secprofile/https/basic"
 # Ours.
 BASE = "urn:muster:manage:1"
 PREDICATE = f"{BASE}/predicate"
-RESOURCE = xml.Namespace(f"{BASE}/Resource")
-AGENT = xml.Namespace(f"{BASE}/Agent")
-MANAGER = xml.Namespace(f"{BASE}/Manager")
+RESOURCE = xml.XmlNamespace(f"{BASE}/Resource")
+AGENT = xml.XmlNamespace(f"{BASE}/Agent")
+MANAGER = xml.XmlNamespace(f"{BASE}/Manager")
 KINDS = {RESOURCE: "Resource", AGENT: "Agent", MANAGER: "Manager"}  # their elements: the last word, for `wsl`
 PREFIXES |= {
     RESOURCE: "p",

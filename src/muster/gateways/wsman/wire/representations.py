@@ -44,7 +44,7 @@ _TOLD = (
 READ_ONLY = frozenset(_TOLD)
 
 
-def item(name: str, value: Any, p: xml.Namespace, *, tag: str = "Item") -> xml.Element:
+def item(name: str, value: Any, p: xml.XmlNamespace, *, tag: str = "Item") -> xml.XmlElement:
     """A value of JSON. ``name`` empty: in a list, or the property itself where ``tag`` says which."""
     attributes = {"Name": name} if name else {}
     if not xml.can_hold(name):
@@ -69,10 +69,10 @@ def item(name: str, value: Any, p: xml.Namespace, *, tag: str = "Item") -> xml.E
             attributes["Type"], content = "json", [json.dumps(str(value))]
         case _:
             content = [str(value)] if str(value) else []
-    return xml.Element(p(tag), *content, attributes=attributes)
+    return xml.XmlElement(p(tag), *content, attributes=attributes)
 
 
-def value(element: xml.Element, depth: int = 0) -> Any:
+def value(element: xml.XmlElement, depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
         raise faults.representation(f"values nested deeper than {DEPTH_MAX}")
     kind = element.get("Type") or "string"
@@ -88,7 +88,7 @@ def value(element: xml.Element, depth: int = 0) -> Any:
             case "number":
                 return msgspec.json.decode(text, type=float)
             case "boolean":
-                return xsd_types.parse_truth(text)
+                return xsd_types.parse_boolean(text)
             case "null":
                 return None
             case "json":
@@ -104,7 +104,7 @@ def value(element: xml.Element, depth: int = 0) -> Any:
     raise faults.representation(f"{_named(element)}: no type {kind[:40]!r}")
 
 
-def _map(element: xml.Element, depth: int = 0) -> dict[str, Any]:
+def _map(element: xml.XmlElement, depth: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in element.children:
         name = one.get("Name")
@@ -120,21 +120,21 @@ def _map(element: xml.Element, depth: int = 0) -> dict[str, Any]:
     return found
 
 
-def _named(element: xml.Element) -> str:
+def _named(element: xml.XmlElement) -> str:
     return element.get("Name") or element.local
 
 
 # A resource.
 
 
-def resource(described: Mapping[str, Any]) -> xml.Element:
+def resource(described: Mapping[str, Any]) -> xml.XmlElement:
     """From what `client.Client.describe` tells."""
     p, spec = namespaces.RESOURCE, described["spec"]
 
-    def told(tag: str, text: object) -> xml.Element:
-        return xml.Element(p(tag), str(text)) if text not in ("", None) else xml.Element(p(tag))
+    def told(tag: str, text: object) -> xml.XmlElement:
+        return xml.XmlElement(p(tag), str(text)) if text not in ("", None) else xml.XmlElement(p(tag))
 
-    return xml.Element(
+    return xml.XmlElement(
         p("Resource"),
         told("Name", described["name"]),
         told("Type", described["type"]),
@@ -147,7 +147,7 @@ def resource(described: Mapping[str, Any]) -> xml.Element:
         _plain(item("", spec.get("config", {}), p, tag="Config")),
         told("State", described["state"]),
         told("Reason", described["reason"]),
-        told("Since", xsd_types.moment(described["since_ms"] / 1000)),
+        told("Since", xsd_types.format_datetime(described["since_ms"] / 1000)),
         told("Drift", described["drift"]),
         told("Restarts", described["restarts"]),
         told("Manager", described["manager"]),
@@ -159,12 +159,12 @@ def resource(described: Mapping[str, Any]) -> xml.Element:
     )
 
 
-def _plain(element: xml.Element) -> xml.Element:
+def _plain(element: xml.XmlElement) -> xml.XmlElement:
     """Of a property that is always a map: no need to say so."""
-    return xml.Element(element.name, *element.content)
+    return xml.XmlElement(element.name, *element.content)
 
 
-def entry(body: xml.Element | None) -> tuple[dict[str, Any], int | None]:
+def entry(body: xml.XmlElement | None) -> tuple[dict[str, Any], int | None]:
     """A manifest's entry from a whole resource, and the generation it was read at, where it says."""
     p = namespaces.RESOURCE
     if body is None:
@@ -195,7 +195,7 @@ def entry(body: xml.Element | None) -> tuple[dict[str, Any], int | None]:
     return {field: given for field, given in found.items() if given != ""}, generation
 
 
-def _integer(element: xml.Element) -> int:
+def _integer(element: xml.XmlElement) -> int:
     try:
         return xsd_types.parse_integer(element.text)
     except errors.InvalidInput as error:
@@ -220,7 +220,7 @@ def changes(described: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 # Agents, managers, events, results.
 
 
-def simple(kind: xml.Namespace, row: Mapping[str, Any]) -> xml.Element:
+def simple(kind: xml.XmlNamespace, row: Mapping[str, Any]) -> xml.XmlElement:
     """A row of an agent or a manager: scalars as properties, the rest as items."""
     content = []
     for key, one in row.items():
@@ -228,16 +228,16 @@ def simple(kind: xml.Namespace, row: Mapping[str, Any]) -> xml.Element:
         if isinstance(one, Mapping | list | tuple):
             content.append(item("", one, kind, tag=tag))
         elif isinstance(one, bool):
-            content.append(xml.Element(kind(tag), "true" if one else "false"))
+            content.append(xml.XmlElement(kind(tag), "true" if one else "false"))
         else:
-            content.append(xml.Element(kind(tag), "" if one is None else str(one)))
-    return xml.Element(kind(namespaces.KINDS[kind]), *content)
+            content.append(xml.XmlElement(kind(tag), "" if one is None else str(one)))
+    return xml.XmlElement(kind(namespaces.KINDS[kind]), *content)
 
 
-def event(one: protocol.State | protocol.Event) -> tuple[str, xml.Element]:
+def event(one: protocol.ResourceStateChange | protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
     """The action of an event, and its body."""
     p = namespaces.RESOURCE
-    if isinstance(one, protocol.Event):
+    if isinstance(one, protocol.ResourceEvent):
         tag, facts = "Event", {"What": one.what, "Details": one.details, "At": one.at_ms}
     else:
         tag = "StateChanged"
@@ -249,23 +249,23 @@ def event(one: protocol.State | protocol.Event) -> tuple[str, xml.Element]:
             "Epoch": one.epoch,
             "Since": one.since_ms,
         }
-    content = [xml.Element(p("Name"), one.resource)]
+    content = [xml.XmlElement(p("Name"), one.resource)]
     for name, fact in facts.items():
         if name in ("At", "Since"):
             assert isinstance(fact, int)
-            content.append(xml.Element(p(name), xsd_types.moment(fact / 1000)))
+            content.append(xml.XmlElement(p(name), xsd_types.format_datetime(fact / 1000)))
         elif isinstance(fact, Mapping):
             content.append(_plain(item("", fact, p, tag=name)))
         else:
-            content.append(xml.Element(p(name), str(fact)))
-    return f"{p}/{tag}", xml.Element(p(tag), *content)
+            content.append(xml.XmlElement(p(name), str(fact)))
+    return f"{p}/{tag}", xml.XmlElement(p(tag), *content)
 
 
 def camel(key: str) -> str:
     return "".join(word.capitalize() for word in key.split("_"))
 
 
-def arguments(given: xml.Element | None, method: str) -> dict[str, Any]:
+def arguments(given: xml.XmlElement | None, method: str) -> dict[str, Any]:
     """Of a method: one child for each. A text that is to be a number or a list says its ``Type``."""
     if given is None:
         return {}
@@ -283,11 +283,11 @@ def arguments(given: xml.Element | None, method: str) -> dict[str, Any]:
     return found
 
 
-def endpoint(address: str, kind: xml.Namespace, name: str, tag: str) -> xml.Element:
+def endpoint(address: str, kind: xml.XmlNamespace, name: str, tag: str) -> xml.XmlElement:
     """The reference to one of ours."""
-    selector = xml.Element(namespaces.WSMAN("Selector"), name, attributes={"Name": "Name"})
+    selector = xml.XmlElement(namespaces.WSMAN("Selector"), name, attributes={"Name": "Name"})
     parameters = [
-        xml.Element(namespaces.WSMAN("ResourceURI"), str(kind)),
-        xml.Element(namespaces.WSMAN("SelectorSet"), selector),
+        xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(kind)),
+        xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
     ]
-    return addressing.Endpoint(address, parameters).element(tag)
+    return addressing.EndpointReference(address, parameters).element(tag)

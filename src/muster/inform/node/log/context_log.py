@@ -24,8 +24,8 @@ DUPLICATE_WINDOW_S = 120.0  # longer than an initiator repeats a write
 DUPLICATE_WINDOW_S_MIN = 0.1  # the broker's least
 
 
-class Entry(NamedTuple):
-    record: protocol.Record
+class ContextLogEntry(NamedTuple):
+    record: protocol.ContextRecord
     sequence: int
 
     @property
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 class ContextLog:
     def __init__(self, stream: api.Stream) -> None:
         self._stream = stream
-        self._under_way: dict[str, tuple[bytes, protocol.Record]] = {}
+        self._under_way: dict[str, tuple[bytes, protocol.ContextRecord]] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
 
     @classmethod
@@ -60,7 +60,7 @@ class ContextLog:
                 max_bytes=max_bytes,
                 max_age_s=0.0,
                 max_messages_per_subject=history,
-                on_full=api.OnFull.REFUSE,
+                on_full=api.FullPolicy.REFUSE,
                 replicas=replicas,
                 # A deletion must not be forgotten sooner: a repeat would count as stored after it was purged.
                 duplicate_window_s=min(DUPLICATE_WINDOW_S, max(DUPLICATE_WINDOW_S_MIN, tombstone_s)),
@@ -68,13 +68,13 @@ class ContextLog:
         )
         return cls(stream)
 
-    async def last(self, key: str) -> Entry | None:
+    async def last(self, key: str) -> ContextLogEntry | None:
         """What stands there now."""
         stored = await self._stream.last_for(protocol.log_subject(key))
         return None if stored is None else entry_of(stored, key)
 
     async def append(
-        self, record: protocol.Record, after: int, *, timeout_s: float, message_id: str = ""
+        self, record: protocol.ContextRecord, after: int, *, timeout_s: float, message_id: str = ""
     ) -> int:
         """The new sequence; `errors.Conflict` unless ``after`` is the sequence of the key's last entry.
 
@@ -84,7 +84,9 @@ class ContextLog:
         """
         return await self._stream.store(self._outgoing(record, after, message_id), timeout_s=timeout_s)
 
-    def append_soon(self, record: protocol.Record, after: int, *, timeout_s: float) -> asyncio.Future[int]:
+    def append_soon(
+        self, record: protocol.ContextRecord, after: int, *, timeout_s: float
+    ) -> asyncio.Future[int]:
         """The same from a plain function. Until it is done the record is `under_way`."""
         message = self._outgoing(record, after)
         stored = self._stream.store_soon(message, timeout_s=timeout_s)
@@ -92,27 +94,29 @@ class ContextLog:
         stored.add_done_callback(lambda _: self._under_way.pop(message.subject, None))
         return stored
 
-    def _outgoing(self, record: protocol.Record, after: int, message_id: str = "") -> api.Outgoing:
-        return api.Outgoing(
+    def _outgoing(
+        self, record: protocol.ContextRecord, after: int, message_id: str = ""
+    ) -> api.OutgoingMessage:
+        return api.OutgoingMessage(
             protocol.log_subject(record.key),
             protocol.encode(record),
             message_id=message_id or _message_id(record) or next(self._ids),
             expected_last_subject_sequence=after,
         )
 
-    async def at(self, sequence: int, key: str) -> Entry | None:
+    async def at(self, sequence: int, key: str) -> ContextLogEntry | None:
         """What stands there; None if it is gone."""
         try:
             return entry_of(await self._stream.get(sequence), key)
         except errors.NotFound:
             return None
 
-    def under_way(self, stored: api.StoredMessage) -> protocol.Record | None:
+    def under_way(self, stored: api.StoredMessage) -> protocol.ContextRecord | None:
         """The record, if it is one that we append just now: often it is here before its acknowledgement."""
         data, record = self._under_way.get(stored.subject, (None, None))
         return record if data == stored.data else None
 
-    async def entries(self, key: str, *, since: int = 1) -> AsyncGenerator[Entry]:
+    async def entries(self, key: str, *, since: int = 1) -> AsyncGenerator[ContextLogEntry]:
         """What the log still has of a context from that sequence on, oldest first, a page in memory.
 
         `errors.Dropped` if the oldest went meanwhile: begin again.
@@ -141,7 +145,7 @@ class ContextLog:
     async def begins_at(self) -> int:
         return (await self._stream.state()).first_sequence
 
-    def follow(self, first: int) -> api.Following:
+    def follow(self, first: int) -> api.OrderedConsumer:
         return self._stream.follow(first, gaps=True)
 
     async def forgotten_up_to(self) -> int:
@@ -155,7 +159,7 @@ class ContextLog:
             last = await self.last(FORGOTTEN_KEY)
             if last is not None and protocol.decode(last.record.value or b"", int) >= up_to:
                 return
-            record = protocol.Record(FORGOTTEN_KEY, (), 0, "", protocol.encode(up_to), reason="place")
+            record = protocol.ContextRecord(FORGOTTEN_KEY, (), 0, "", protocol.encode(up_to), reason="place")
             with contextlib.suppress(errors.Conflict):  # another node was faster: it may have gone less far
                 await self.append(record, last.sequence if last is not None else 0, timeout_s=timeout_s)
                 return
@@ -165,7 +169,7 @@ class ContextLog:
         await self._stream.purge(subject=protocol.log_subject(key), before=deleted_at + 1)
 
 
-def _message_id(record: protocol.Record) -> str:
+def _message_id(record: protocol.ContextRecord) -> str:
     """Empty for a record that is not a write."""
     if not record.request or record.reason == "place":
         return ""
@@ -181,7 +185,7 @@ def write_id(writer: str, key: str, request: str) -> str:
     return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()
 
 
-def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:
+def entry_of(stored: api.StoredMessage, key: str | None = None) -> ContextLogEntry:
     record = protocol.decode_record(stored.data)
     if key is None:
         if protocol.log_subject(record.key) != stored.subject:
@@ -190,4 +194,4 @@ def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:
         raise errors.InvalidInput(f"under the subject of {key[:80]!r} stands a record of {record.key[:80]!r}")
     if not record.holders and record.key != FORGOTTEN_KEY:
         raise errors.InvalidInput(f"a record of {record.key[:80]!r} names no holders")
-    return Entry(record, stored.sequence)
+    return ContextLogEntry(record, stored.sequence)

@@ -12,16 +12,16 @@ BYTES_MAX = 32 << 20
 ENTRY_BYTES = 600  # of an entry beside its value and attributes
 
 
-class Later:
+class DeferredChange:
     """Something changed, and the log knows what. Each change has a mark of its own."""
 
     __slots__ = ()
 
 
-Change = context_log.Entry | Later | None  # None: the copy is gone
+Change = context_log.ContextLogEntry | DeferredChange | None  # None: the copy is gone
 
 
-class Unsaved:
+class UnsavedChanges:
     def __init__(self) -> None:
         self._changes: dict[str, Change] = {}
         self._bytes = 0
@@ -33,17 +33,17 @@ class Unsaved:
     def is_full(self) -> bool:
         return self._bytes >= BYTES_MAX
 
-    def note(self, key: str, entry: context_log.Entry | None) -> None:
+    def note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
         """The newest of ``key``."""
         self._bytes -= size(self._changes.pop(key, None))
-        change: Change = Later() if entry is not None and self.is_full else entry
+        change: Change = DeferredChange() if entry is not None and self.is_full else entry
         self._changes[key] = change
         self._bytes += size(change)
 
-    def get(self, key: str) -> context_log.Entry | None:
+    def get(self, key: str) -> context_log.ContextLogEntry | None:
         """As far as it is known here."""
         change = self._changes.get(key)
-        return change if isinstance(change, context_log.Entry) else None
+        return change if isinstance(change, context_log.ContextLogEntry) else None
 
     def first(self, count_max: int, bytes_max: int) -> dict[str, Change]:
         """The oldest, as many as fit, and one at least."""
@@ -65,6 +65,6 @@ class Unsaved:
 
 
 def size(change: Change) -> int:
-    if not isinstance(change, context_log.Entry):
+    if not isinstance(change, context_log.ContextLogEntry):
         return 0
     return ENTRY_BYTES + len(change.record.value or b"") + len(change.record.attributes)

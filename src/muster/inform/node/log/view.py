@@ -20,7 +20,7 @@ PAGE = 2_000
 NODE_CHARACTERS_MAX = 52  # a collection's name has 64
 
 
-class View:
+class ReplicaView:
     def __init__(self, store: database.Store, node: str) -> None:
         self._store = store
         if len(node) > NODE_CHARACTERS_MAX:  # so long that two might begin alike
@@ -33,16 +33,16 @@ class View:
         record = await self._store.get(_POSITIONS, self._node)
         return 0 if record is None else protocol.decode(record.value, int)
 
-    async def load(self) -> AsyncIterator[list[context_log.Entry]]:
+    async def load(self) -> AsyncIterator[list[context_log.ContextLogEntry]]:
         async with self._store.snapshot() as snapshot:
             async for page in snapshot.load(self._collection, page=PAGE):
                 yield [_entry(record.value) for record in page]
 
-    async def value(self, key: str) -> context_log.Entry | None:
+    async def value(self, key: str) -> context_log.ContextLogEntry | None:
         record = await self._store.get(self._collection, key)
         return None if record is None else _entry(record.value)
 
-    async def save(self, entries: Mapping[str, context_log.Entry | None], position: int) -> None:
+    async def save(self, entries: Mapping[str, context_log.ContextLogEntry | None], position: int) -> None:
         """In one commit. None: the copy is gone."""
         async with self._store.transaction() as tx:
             for key, entry in entries.items():
@@ -66,5 +66,5 @@ class View:
                         tx.delete(self._collection, record.key)
 
 
-def _entry(data: bytes) -> context_log.Entry:
-    return context_log.Entry(protocol.decode_record(data[8:]), int.from_bytes(data[:8], "big"))
+def _entry(data: bytes) -> context_log.ContextLogEntry:
+    return context_log.ContextLogEntry(protocol.decode_record(data[8:]), int.from_bytes(data[:8], "big"))

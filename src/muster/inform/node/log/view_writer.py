@@ -15,8 +15,8 @@ SAVE_ENTRIES = 5_000
 SAVE_BYTES = 16 << 20
 
 
-class Keeper:
-    def __init__(self, shared: state.Desk, view: log_view.View) -> None:
+class ViewWriter:
+    def __init__(self, shared: state.NodeState, view: log_view.ReplicaView) -> None:
         self._desk = shared
         self._view = view
         self.failure: errors.MusterError | None = None  # while the view cannot be written
@@ -31,7 +31,7 @@ class Keeper:
                 state.events.warning("view-too-old", node=shared.name, position=position)
                 position = 0
             if position:
-                newest: context_log.Entry | None = None
+                newest: context_log.ContextLogEntry | None = None
                 async for page in view.load():
                     shared.restore(page)
                     newest = max(page if newest is None else [newest, *page], key=lambda one: one.sequence)
@@ -52,7 +52,7 @@ class Keeper:
         log = self._desk.log
         return await log.forgotten_up_to() <= position <= await log.ends_at()
 
-    async def _is_logged(self, entry: context_log.Entry) -> bool:
+    async def _is_logged(self, entry: context_log.ContextLogEntry) -> bool:
         """Whether the newest record of the view is of this log: one that was restored from a backup may give
         the same sequences to other records."""
         log, key = self._desk.log, entry.record.key
@@ -99,12 +99,14 @@ class Keeper:
             shared.unsaved.saved({key: taken[key] for key in entries})
             self._stored.set()
 
-    async def _read_later(self, taken: dict[str, unsaved.Change]) -> dict[str, context_log.Entry | None]:
+    async def _read_later(
+        self, taken: dict[str, unsaved.Change]
+    ) -> dict[str, context_log.ContextLogEntry | None]:
         """With what the log has in place of the marks; only the first of them where that is much."""
-        found: dict[str, context_log.Entry | None] = {}
+        found: dict[str, context_log.ContextLogEntry | None] = {}
         size = 0
         for key, change in taken.items():
-            entry = await self._desk.log.last(key) if isinstance(change, unsaved.Later) else change
+            entry = await self._desk.log.last(key) if isinstance(change, unsaved.DeferredChange) else change
             found[key] = entry if entry is not None and self._desk.name in entry.record.holders else None
             size += unsaved.size(found[key])
             if size > SAVE_BYTES:

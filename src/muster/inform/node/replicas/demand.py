@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class DemandThresholds:
     interval_s: float = 100.0
     replicate_per_s: float = 0.18
     delete_per_s: float = 0.03
@@ -30,7 +30,7 @@ class Thresholds:
     replication_ratio: float = 0.2
 
 
-class Counts:
+class DemandCounts:
     """Requests in an interval. By origin first: of a million contexts, most are asked for by one."""
 
     def __init__(self) -> None:
@@ -50,48 +50,48 @@ class Counts:
         return set().union(*self._by_origin.values())
 
 
-class Kind(enum.Enum):
+class ReplicaKind(enum.Enum):
     PRIMARY = "primary"
     PERMANENT = "permanent"
     TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class DeleteReplica:
     """Our temporary copy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Migrate:
+class MigrateReplica:
     to: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replicate:
+class CreateReplica:
     to: str
 
 
-Instruction = Delete | Migrate | Replicate
+Instruction = DeleteReplica | MigrateReplica | CreateReplica
 
 
 def decide(
-    me: str, kind: Kind, counts: Mapping[str, int], held_s: float, thresholds: Thresholds
+    me: str, kind: ReplicaKind, counts: Mapping[str, int], held_s: float, thresholds: DemandThresholds
 ) -> list[Instruction]:
     """``counts``: requests in the interval that has ended, by origin; our own clients' are under ``me``."""
     total = sum(counts.values())
     rate = total / thresholds.interval_s
     if held_s < thresholds.interval_s:
         return []
-    if kind is Kind.TEMPORARY:
-        return [Delete()] if rate < thresholds.delete_per_s else []
-    if kind is Kind.PERMANENT or rate <= thresholds.replicate_per_s:
+    if kind is ReplicaKind.TEMPORARY:
+        return [DeleteReplica()] if rate < thresholds.delete_per_s else []
+    if kind is ReplicaKind.PERMANENT or rate <= thresholds.replicate_per_s:
         return []
     others = sorted((count, origin) for origin, count in counts.items() if origin != me)
     for count, origin in reversed(others):
         if count > thresholds.migration_ratio * total:
-            return [Migrate(origin)]
+            return [MigrateReplica(origin)]
     return [
-        Replicate(origin)
+        CreateReplica(origin)
         for count, origin in reversed(others)
         if count > thresholds.replication_ratio * total
     ]

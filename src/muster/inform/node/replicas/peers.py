@@ -23,7 +23,7 @@ class _Seen:
     proximity_ms: float | None = None
 
 
-class Directory:
+class NodeDirectory:
     def __init__(self, me: str, *, lost_after_s: float) -> None:
         self._me = me
         self._lost_after_s = lost_after_s
@@ -77,10 +77,10 @@ class Directory:
             self._names = sorted(self._seen)
         return self._names
 
-    def candidates(self, own: protocol.ServerInformation) -> list[placement.Candidate]:
+    def candidates(self, own: protocol.ServerInformation) -> list[placement.ReplicaCandidate]:
         """Everybody alive, with ourselves at no distance."""
         others = [
-            placement.Candidate(
+            placement.ReplicaCandidate(
                 node,
                 seen.information.load.ratio,
                 FAR_MS if seen.proximity_ms is None else seen.proximity_ms,
@@ -88,17 +88,17 @@ class Directory:
             )
             for node, seen in self._seen.items()
         ]
-        return [placement.Candidate(self._me, own.load.ratio, 0.0, own.zone), *others]
+        return [placement.ReplicaCandidate(self._me, own.load.ratio, 0.0, own.zone), *others]
 
     def views(
         self, own: protocol.ServerInformation, now_s: float, nodes: Iterable[str] | None = None
-    ) -> list[protocol.NodeView]:
+    ) -> list[protocol.NodeInfo]:
         """``nodes``, or all in their order; ``own`` describes this node."""
         if nodes is None:
             nodes = sorted([self._me, *self._seen])
         return [self._view(node, own, now_s) for node in nodes]
 
-    def _view(self, node: str, own: protocol.ServerInformation, now_s: float) -> protocol.NodeView:
+    def _view(self, node: str, own: protocol.ServerInformation, now_s: float) -> protocol.NodeInfo:
         if node == self._me:
             return _view(own, 0.0, 0.0)
         seen = self._seen[node]
@@ -108,8 +108,8 @@ class Directory:
 
 def _view(
     information: protocol.ServerInformation, proximity_ms: float, heard_s_ago: float
-) -> protocol.NodeView:
-    return protocol.NodeView(
+) -> protocol.NodeInfo:
+    return protocol.NodeInfo(
         information.node,
         information.load,
         round(proximity_ms, 3),

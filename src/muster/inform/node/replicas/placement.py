@@ -18,14 +18,14 @@ LOAD_FLOOR = 0.01  # below it a load is none: twice of next to nothing means not
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReplicaCandidate:
     node: str
     load: float  # 1: full by its own settings
     proximity_ms: float
     zone: str = "default"
 
 
-def rank(candidates: Iterable[Candidate], count: int, *, watermark: float = 1.0) -> list[str]:
+def rank(candidates: Iterable[ReplicaCandidate], count: int, *, watermark: float = 1.0) -> list[str]:
     """The best ``count`` (fewer if there are not so many), best first."""
     rest = sorted(candidates, key=lambda one: one.node)
     chosen: list[str] = []
@@ -39,8 +39,8 @@ def rank(candidates: Iterable[Candidate], count: int, *, watermark: float = 1.0)
     return chosen
 
 
-def mend(
-    holders: Sequence[str], live: Sequence[Candidate], copies: int, *, watermark: float = 1.0
+def repair_plan(
+    holders: Sequence[str], live: Sequence[ReplicaCandidate], copies: int, *, watermark: float = 1.0
 ) -> tuple[str, ...]:
     """``holders`` without those that are gone, filled up again; the order (so the primary) stays.
 
@@ -52,7 +52,7 @@ def mend(
     return (*kept, *rank(others, copies - len(kept), watermark=watermark))
 
 
-def responsible(holders: Sequence[str], alive: Iterable[str]) -> str | None:
+def repair_owner(holders: Sequence[str], alive: Iterable[str]) -> str | None:
     """Who sees to a context's copies: the primary, or the first permanent holder that lives."""
     living = set(alive)
     return next((node for node in holders if node in living), None)

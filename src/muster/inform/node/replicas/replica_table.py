@@ -23,7 +23,7 @@ ENTRY_BYTES = 440  # measured: with the id of the last write and its places in t
 VALUE_BYTES = 48  # what a value takes beyond its length
 
 
-class Copy(msgspec.Struct, gc=False):
+class Replica(msgspec.Struct, gc=False):
     """One context here."""
 
     value: bytes | None  # None: it was deleted, or the value was evicted
@@ -52,11 +52,11 @@ class Copy(msgspec.Struct, gc=False):
         return self.value
 
 
-class Copies:
+class ReplicaTable:
     def __init__(self, me: str, *, memory_bytes_max: int) -> None:
         self.me = me
-        self.index: dict[str, Copy] = {}
-        self.order: sorted_keys.Keys | None = None  # of the index, once somebody has asked for it
+        self.index: dict[str, Replica] = {}
+        self.order: sorted_keys.SortedKeys | None = None  # of the index, once somebody has asked for it
         self.permanent = 0
         self.temporary = 0
         self.evicted = 0
@@ -68,12 +68,12 @@ class Copies:
         self._queue: deque[str] = deque()  # where the hand passes; may name what is gone
         self._holders: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all contexts placed alike
 
-    def kind(self, copy: Copy) -> demand.Kind:
+    def kind(self, copy: Replica) -> demand.ReplicaKind:
         if copy.temporary:
-            return demand.Kind.TEMPORARY
-        return demand.Kind.PRIMARY if copy.holders[0] == self.me else demand.Kind.PERMANENT
+            return demand.ReplicaKind.TEMPORARY
+        return demand.ReplicaKind.PRIMARY if copy.holders[0] == self.me else demand.ReplicaKind.PERMANENT
 
-    def apply(self, record: protocol.Record, sequence: int, now_s: float) -> bool:
+    def apply(self, record: protocol.ContextRecord, sequence: int, now_s: float) -> bool:
         """Take note of a record of the log: whether it is news here. Older ones than what we have are not."""
         known = self.index.get(record.key)
         if known is not None and known.sequence >= sequence and not known.temporary:
@@ -88,7 +88,7 @@ class Copies:
         return True
 
     def install_temporary(
-        self, record: protocol.Record, sequence: int, now_s: float, *, fresh_at_s: float
+        self, record: protocol.ContextRecord, sequence: int, now_s: float, *, fresh_at_s: float
     ) -> None:
         known = self.index.get(record.key)
         if known is None or (known.temporary and known.sequence <= sequence):
@@ -96,13 +96,19 @@ class Copies:
             self._install(record, sequence, temporary=True, since_s=since_s, fresh_at_s=fresh_at_s)
 
     def _install(
-        self, record: protocol.Record, sequence: int, *, temporary: bool, since_s: float, fresh_at_s: float
+        self,
+        record: protocol.ContextRecord,
+        sequence: int,
+        *,
+        temporary: bool,
+        since_s: float,
+        fresh_at_s: float,
     ) -> None:
         key = record.key
         known = self.index.get(key)
         if known is not None:
             self._weigh(key, known, -1)
-        copy = Copy(
+        copy = Replica(
             value=None,
             sequence=sequence,
             version=record.version or sequence,
@@ -130,7 +136,7 @@ class Copies:
         if record.value is not None:
             self.keep_value(key, copy, record.value)
 
-    def keep_value(self, key: str, copy: Copy, value: bytes) -> None:
+    def keep_value(self, key: str, copy: Replica, value: bytes) -> None:
         """Of a copy that has none, unless another has taken its place meanwhile."""
         if self.index.get(key) is not copy or copy.value is not None:
             return
@@ -142,7 +148,7 @@ class Copies:
             self._queue.append(key)
         self._make_room(copy)
 
-    def _make_room(self, newest: Copy) -> None:
+    def _make_room(self, newest: Replica) -> None:
         while self.memory_bytes > self._memory_bytes_max and self._values > 1:
             key = self._queue.popleft()
             copy = self.index.get(key)
@@ -159,7 +165,7 @@ class Copies:
         if len(self._queue) > 2 * len(self.index) + 1_000:  # contexts came and went, and none was evicted
             self._queue = deque(dict.fromkeys(key for key in self._queue if key in self.index))
 
-    def _forget_value(self, copy: Copy) -> None:
+    def _forget_value(self, copy: Replica) -> None:
         if copy.value is not None:
             self.memory_bytes -= len(copy.value) + VALUE_BYTES
             self._values -= 1
@@ -173,13 +179,13 @@ class Copies:
             self._weigh(key, copy, -1)
             self._count(key, copy, -1)
 
-    def _weigh(self, key: str, copy: Copy, by: int) -> None:
+    def _weigh(self, key: str, copy: Replica, by: int) -> None:
         """One entry more, or one less: then its value goes too."""
         self.memory_bytes += by * (ENTRY_BYTES + len(key) + len(copy.attributes))
         if by < 0:
             self._forget_value(copy)
 
-    def _count(self, key: str, copy: Copy, by: int) -> None:
+    def _count(self, key: str, copy: Replica, by: int) -> None:
         if copy.temporary:
             self.temporary += by
             return

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 BLOCK = 1_000
 
 
-class Keys:
+class SortedKeys:
     def __init__(self) -> None:
         self._blocks: list[list[str]] = []
         self._lasts: list[str] = []  # of each block

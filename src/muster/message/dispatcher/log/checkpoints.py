@@ -16,14 +16,14 @@ from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
 
-async def recover(over: state.Desk) -> None:
+async def recover(over: state.DispatcherState) -> None:
     """What the log says, from the last checkpoint on.
 
     It begins with a page of ours.  From then on whoever had the log before us cannot write, and what it wrote
     lies before our page: a broker that has just begun to lead the log may not know the end of it otherwise.
     """
     try:
-        head = await over.stream.publish(protocol.RECORD, pages.encode(pages.Page()))
+        head = await over.stream.publish(protocol.RECORD, pages.encode(pages.LogPage()))
     except errors.LimitExceeded:
         head = (await over.stream.state()).last_sequence
     over.journal.head = head
@@ -31,7 +31,7 @@ async def recover(over: state.Desk) -> None:
     start = 1
     if last is not None:
         chunks = _chunks(last.sequence, last.data)[0].chunks
-        found: list[ledger.Checkpoint] = []
+        found: list[ledger.LogCheckpoint] = []
         async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
             found += _chunks(page.sequence, page.data)
         over.ledger.restore(found)
@@ -46,7 +46,7 @@ async def recover(over: state.Desk) -> None:
         over.patterns.add(subscription.topic)
 
 
-async def sweep(over: state.Desk) -> None:
+async def delete_unused_pages(over: state.DispatcherState) -> None:
     """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
     queues: dict[str, list[backlog.Backlog]] = {}
     by_pattern: dict[str, list[backlog.Backlog]] = {}
@@ -76,16 +76,20 @@ def _has_expired(raw: str, now_ms: int) -> bool:
     return '"exp":' in raw and 0 < messages.decode_meta(raw).expiration_ms <= now_ms
 
 
-def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:
-    return [msgspec.json.decode(held.data, type=ledger.Checkpoint) for _, held in pages.read(sequence, data)]
+def _chunks(sequence: int, data: bytes) -> list[ledger.LogCheckpoint]:
+    return [
+        msgspec.json.decode(held.data, type=ledger.LogCheckpoint) for _, held in pages.read(sequence, data)
+    ]
 
 
-async def write(over: state.Desk) -> None:
+async def write(over: state.DispatcherState) -> None:
     target = destinations.topic("checkpoint")
     head = over.ledger.head
     dropped = set(over.ledger.dropped)
     copies = [
-        journal.Copy(target, messages.Meta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT)
+        journal.JournalMessage(
+            target, messages.MessageMeta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT
+        )
         for chunk in over.ledger.checkpoint()
     ]
     cuts = {
@@ -95,7 +99,7 @@ async def write(over: state.Desk) -> None:
     } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
     topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
     records = over.records
-    first = pages.sequence_of((await over.store(journal.Item(copies)))[0])
+    first = pages.sequence_of((await over.store(journal.JournalItem(copies)))[0])
     over.records -= records
     over.summed = head
     over.ledger.dropped -= dropped

@@ -31,17 +31,17 @@ _APART = (protocol.DELAY, protocol.CHECKPOINT)
 
 
 Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
-Placed = list[tuple["Copy", int]]  # copies in the order of the items, each with its number
+Placed = list[tuple["JournalMessage", int]]  # copies in the order of the items, each with its number
 #: What a batch says, the log's last sequence with it, and its messages.
-OnBatch = Callable[[ledger.Record | None, int, Placed], None]
+OnBatch = Callable[[ledger.LogRecord | None, int, Placed], None]
 
 
 @dataclass(slots=True)
-class Copy:
+class JournalMessage:
     """A message on its way into the log. ``subject`` None: only to those who listen now."""
 
     destination: destinations.Destination
-    meta: messages.Meta
+    meta: messages.MessageMeta
     raw: str
     data: bytes
     subject: str | None
@@ -49,9 +49,9 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Item:
-    copies: list[Copy] = field(default_factory=list)
-    record: ledger.Record = field(default_factory=ledger.Record)
+class JournalItem:
+    copies: list[JournalMessage] = field(default_factory=list)
+    record: ledger.LogRecord = field(default_factory=ledger.LogRecord)
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
     alone: bool = False  # no message that comes later may stand in the same batch
@@ -62,7 +62,7 @@ class Item:
     def __post_init__(self) -> None:
         self.size = sum(copy.subject is not None for copy in self.copies)
         self.bytes = sum(len(copy.data) + len(copy.raw) for copy in self.copies)
-        self.record_bytes = ledger.about_bytes(self.record)
+        self.record_bytes = ledger.estimate_bytes(self.record)
 
 
 class Journal:
@@ -75,7 +75,7 @@ class Journal:
         self.head = head
         self.batches = 0
         self.bytes = 0  # of what waits
-        self._items: deque[Item] = deque()
+        self._items: deque[JournalItem] = deque()
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Journal:
     def is_full(self) -> bool:
         return len(self._items) > QUEUED_MAX or self.bytes > QUEUED_BYTES_MAX
 
-    def add(self, item: Item) -> None:
+    def add(self, item: JournalItem) -> None:
         self._items.append(item)
         self.bytes += item.bytes
         self._wake.set()
@@ -102,8 +102,8 @@ class Journal:
             while self._items:
                 await self._store(self._take())
 
-    def _take(self) -> list[Item]:
-        taken: list[Item] = []
+    def _take(self) -> list[JournalItem]:
+        taken: list[JournalItem] = []
         size = total = records = 0
         closed = False  # to messages: a subscription that was asked for before them must hear them
         while self._items:
@@ -123,7 +123,7 @@ class Journal:
             closed = closed or item.alone
         return taken
 
-    async def _store(self, items: list[Item]) -> None:
+    async def _store(self, items: list[JournalItem]) -> None:
         record = _sum([item.record for item in items])
         record_bytes = sum(item.record_bytes for item in items)
         batch, places = _bind([copy for item in items for copy in item.copies], record, record_bytes)
@@ -131,7 +131,7 @@ class Journal:
             if batch:
                 last = await self._stream.publish_batch(
                     [
-                        api.Outgoing(
+                        api.OutgoingMessage(
                             subject,
                             pages.encode(page),
                             # A page alone can be sent again when its acknowledgement stays away.
@@ -168,7 +168,7 @@ class Journal:
             at += len(item.copies)
 
 
-def _parts(items: list[Item]) -> list[list[Item]]:
+def _parts(items: list[JournalItem]) -> list[list[JournalItem]]:
     """What to try apart: acknowledgements, which need little room, from messages; or two halves."""
     without = [item for item in items if not item.copies]
     if 0 < len(without) < len(items):
@@ -177,7 +177,7 @@ def _parts(items: list[Item]) -> list[list[Item]]:
     return [items[:middle], items[middle:]]
 
 
-def counts(copies: Iterable[Copy]) -> dict[str, int]:
+def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
     """How many of them are stored in which queue."""
     found: dict[str, int] = {}
     for copy in copies:
@@ -188,8 +188,8 @@ def counts(copies: Iterable[Copy]) -> dict[str, int]:
 
 
 def _bind(
-    copies: list[Copy], record: ledger.Record | None, record_bytes: int
-) -> tuple[list[tuple[str, pages.Page]], list[tuple[int, int]]]:
+    copies: list[JournalMessage], record: ledger.LogRecord | None, record_bytes: int
+) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and place.
 
     A delayed message has a page to itself, which is deleted when its time has come, and so has each part of
@@ -197,36 +197,36 @@ def _bind(
     that it would make too large for the broker.
     """
     last_bytes = 0
-    bound: list[tuple[str, pages.Page]] = []
+    bound: list[tuple[str, pages.LogPage]] = []
     places: list[tuple[int, int]] = []
-    open_pages: dict[str, tuple[int, pages.Page, int]] = {}
+    open_pages: dict[str, tuple[int, pages.LogPage, int]] = {}
     for copy in copies:
         if copy.subject is None:
             places.append((-1, 0))
             continue
         size = len(copy.data) + len(copy.raw) + 16
-        at, page, used = open_pages.get(copy.subject) or (-1, pages.Page(), 0)
+        at, page, used = open_pages.get(copy.subject) or (-1, pages.LogPage(), 0)
         if at < 0 or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
-            at, page, used = len(bound), pages.Page(held=[]), 0
+            at, page, used = len(bound), pages.LogPage(held=[]), 0
             bound.append((copy.subject, page))
         if at == len(bound) - 1:
             last_bytes = used + size
         if copy.subject not in _APART:
             open_pages[copy.subject] = (at, page, used + size)
         places.append((at, len(page.held)))
-        page.held.append(pages.Held(copy.raw, copy.data))
+        page.held.append(pages.PagedMessage(copy.raw, copy.data))
     if record is not None:
         if not bound or bound[-1][0] in _APART or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
-            bound.append((protocol.RECORD, pages.Page()))
+            bound.append((protocol.RECORD, pages.LogPage()))
         bound[-1][1].record = record
     return bound, places
 
 
-def _sum(records: list[ledger.Record]) -> ledger.Record | None:
+def _sum(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
     if len(records) == 1:
         found = records[0]
     else:
-        found = ledger.Record()
+        found = ledger.LogRecord()
         found.acked, found.stored, found.last_works = {}, {}, {}
         consumed: dict[str, bool] = {}  # what was said last
         for record in records:
@@ -244,4 +244,4 @@ def _sum(records: list[ledger.Record]) -> ledger.Record | None:
                 consumed[key] = False
         found.consumed = [key for key, last in consumed.items() if last]
         found.idle = [key for key, last in consumed.items() if not last]
-    return found if found != ledger.Record() else None
+    return found if found != ledger.LogRecord() else None

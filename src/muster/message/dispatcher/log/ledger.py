@@ -25,7 +25,7 @@ CHUNK_BYTES = 400 << 10  # equivalent (400 -> 401): about, of one message of a c
 SPANS = 10_000  # of what a backlog has done, in one; equivalent: any bound of this order serves
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A durable one. ``client_id`` None: shared by all identities that may subscribe to its topic.
 
     ``identity`` made it, and may end it.
@@ -41,14 +41,14 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shared: bool = False
 
     @property
-    def pattern(self) -> topics.Pattern:
-        return topics.Pattern.parse(self.topic)
+    def pattern(self) -> topics.TopicPattern:
+        return topics.TopicPattern.parse(self.topic)
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class LogRecord(msgspec.Struct, omit_defaults=True):
     acked: dict[str, list[int]] = {}
     stored: dict[str, int] = {}  # messages by queue
-    subscribed: list[Subscription] = []
+    subscribed: list[DurableSubscription] = []
     unsubscribed: list[str] = []
     last_works: dict[str, int] = {}  # by connection, their numbers
     consumed: list[str] = []  # backlogs that have consumers from here on
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     dropped: list[str] = []  # queues
 
 
-def about_bytes(record: Record) -> int:
+def estimate_bytes(record: LogRecord) -> int:
     """Its size in the log, rather too large than too small."""
     size = 0
     for key, sequences in record.acked.items():
@@ -75,25 +75,25 @@ def about_bytes(record: Record) -> int:
     return size
 
 
-def _about_bytes(one: Subscription) -> int:
+def _about_bytes(one: DurableSubscription) -> int:
     texts = (one.key, one.key, one.name, one.topic, one.identity, one.selector or "")
     return sum(map(len, texts)) + 200
 
 
-class Extent(msgspec.Struct, array_like=True):
+class LogExtent(msgspec.Struct, array_like=True):
     floor: int
     done: list[tuple[int, int]]
     depth: int
     created: int = 0
 
 
-class Checkpoint(msgspec.Struct, omit_defaults=True):
+class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     """One of ``chunks`` messages that stand next to each other in the log. An extent may be in several."""
 
     chunks: int
     head: int  # records up to here are in the sum
-    extents: dict[str, Extent] = {}
-    subscriptions: list[Subscription] = []
+    extents: dict[str, LogExtent] = {}
+    subscriptions: list[DurableSubscription] = []
     last_works: dict[str, int] = {}
     consumed: list[str] = []
 
@@ -108,7 +108,7 @@ class Ledger:
         self.end = 0
         self.backlogs: dict[str, backlog.Backlog] = {}
         self.depths: dict[str, int] = {}
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, DurableSubscription] = {}
         self.created: dict[str, int] = {}  # the number after which a subscription hears
         self.last_works: dict[str, int] = {}  # by connection, the latest at the end
         self.consumed: set[str] = set()
@@ -130,7 +130,7 @@ class Ledger:
     def reach(self, head: int, end: int) -> None:
         self.head, self.end = head, end
 
-    def apply(self, record: Record, end: int) -> None:
+    def apply(self, record: LogRecord, end: int) -> None:
         """``end`` is the last number of the record's own page: a subscription hears what comes after it."""
         for subscription in record.subscribed:
             self.subscriptions[subscription.key] = subscription
@@ -173,16 +173,16 @@ class Ledger:
         while len(self.last_works) > WORKS_KEPT:
             del self.last_works[next(iter(self.last_works))]
 
-    def checkpoint(self) -> list[Checkpoint]:
-        found: list[Checkpoint] = []
+    def checkpoint(self) -> list[LogCheckpoint]:
+        found: list[LogCheckpoint] = []
         used = 0
 
-        def chunk(size: int) -> Checkpoint:
+        def chunk(size: int) -> LogCheckpoint:
             """The one that has room for so many bytes more."""
             nonlocal used
             if not found or used + size > CHUNK_BYTES:
                 found.append(
-                    Checkpoint(
+                    LogCheckpoint(
                         chunks=0,  # equivalent: known only at the end
                         head=self.head,
                         extents={},
@@ -202,7 +202,7 @@ class Ledger:
         for at in range(0, len(delayed), SPANS):
             part = delayed[at : at + SPANS]
             extents = chunk(len(part) * 4 * ACK_BYTES).extents
-            nothing_else = Extent(0, [], 0)  # equivalent: of delayed messages only what is done is read
+            nothing_else = LogExtent(0, [], 0)  # equivalent: of delayed messages only what is done is read
             extents.setdefault(DELAY_KEY, nothing_else).done.extend(part)
         for key, one in self.backlogs.items():
             floor, done = one.settle(self.end), list(one.done)
@@ -210,7 +210,7 @@ class Ledger:
                 part = done[at : at + SPANS]
                 depth, created = self.depths.get(key, 0), self.created.get(key, 0)
                 extents = chunk(len(key) + (len(part) + 2) * 4 * ACK_BYTES).extents
-                extents.setdefault(key, Extent(floor, [], depth, created)).done.extend(part)
+                extents.setdefault(key, LogExtent(floor, [], depth, created)).done.extend(part)
             if key in self.consumed:
                 chunk(len(key) + ACK_BYTES).consumed.append(key)
             if (subscription := self.subscriptions.get(key)) is not None:
@@ -219,7 +219,7 @@ class Ledger:
             one_of_them.chunks = len(found)
         return found
 
-    def restore(self, chunks: Iterable[Checkpoint]) -> None:
+    def restore(self, chunks: Iterable[LogCheckpoint]) -> None:
         for chunk in chunks:
             for subscription in chunk.subscriptions:
                 self.subscriptions[subscription.key] = subscription
@@ -237,7 +237,7 @@ class Ledger:
             self._did(chunk.last_works)
             self.consumed.update(chunk.consumed)
 
-    def wants(self, key: str, meta: messages.Meta) -> bool:
+    def wants(self, key: str, meta: messages.MessageMeta) -> bool:
         """Whether a subscription wants a message besides what its selector says.
 
         Not one of its own connection's if it said so, nor one whose delivery was delayed and which was sent
@@ -277,15 +277,15 @@ def subscription_key(identity: str, client_id: str | None, name: str) -> str:
     return f"s:{identity}:{client_id.replace('%', '%25').replace(':', '%3A')}:{name}"
 
 
-class Patterns:
+class TopicPatternIndex:
     """Which of many patterns a subject matches; each pattern counted as often as it was added."""
 
     def __init__(self) -> None:
-        self._patterns: dict[str, tuple[topics.Pattern, int]] = {}
+        self._patterns: dict[str, tuple[topics.TopicPattern, int]] = {}
         self._found: dict[str, tuple[str, ...]] = {}
 
     def add(self, text: str) -> None:
-        pattern, count = self._patterns.get(text) or (topics.Pattern.parse(text), 0)
+        pattern, count = self._patterns.get(text) or (topics.TopicPattern.parse(text), 0)
         self._patterns[text] = (pattern, count + 1)
         self._found.clear()
 

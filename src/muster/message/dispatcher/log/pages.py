@@ -23,25 +23,25 @@ PAGE_BYTES: Final = 512 << 10  # a page takes no more, unless its first message 
 STORED_BYTES_MAX: Final = 960 << 10  # with its record: the broker takes a little more
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class PagedMessage(msgspec.Struct, frozen=True, array_like=True):
     raw: str  # `messages.Meta` in JSON
     data: bytes
 
 
-class Page(msgspec.Struct, array_like=True):
-    record: ledger.Record | None = None
-    held: list[Held] = []
+class LogPage(msgspec.Struct, array_like=True):
+    record: ledger.LogRecord | None = None
+    held: list[PagedMessage] = []
 
 
 class _Cover(msgspec.Struct, array_like=True):
     """A page whose messages nobody looks at now."""
 
-    record: ledger.Record | None = None
+    record: ledger.LogRecord | None = None
     held: msgspec.Raw = msgspec.Raw()
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_pages: Final = msgspec.msgpack.Decoder(Page)
+_pages: Final = msgspec.msgpack.Decoder(LogPage)
 _covers: Final = msgspec.msgpack.Decoder(_Cover)
 
 
@@ -58,18 +58,18 @@ def end(sequence: int) -> int:
     return sequence << BITS | (PLACES - 1)
 
 
-def read(sequence: int, data: bytes) -> Iterator[tuple[int, Held]]:
+def read(sequence: int, data: bytes) -> Iterator[tuple[int, PagedMessage]]:
     """The messages of a page with their numbers."""
     try:
         held = _pages.decode(data).held
     except msgspec.DecodeError as error:
-        raise errors.InvariantBroken(f"page {sequence} of the log is unreadable: {error}") from error
+        raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error
     first = sequence << BITS
     return ((first | place, one) for place, one in enumerate(held))
 
 
-def record_of(sequence: int, data: bytes) -> ledger.Record | None:
+def record_of(sequence: int, data: bytes) -> ledger.LogRecord | None:
     try:
         return _covers.decode(data).record
     except msgspec.DecodeError as error:
-        raise errors.InvariantBroken(f"page {sequence} of the log is unreadable: {error}") from error
+        raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error

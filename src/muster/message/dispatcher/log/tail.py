@@ -15,16 +15,16 @@ COUNT_MAX: Final = 5_000
 BYTES_MAX: Final = 8 << 20
 
 
-class Tail:
+class LogTail:
     """Everything that was stored with a number above ``start``."""
 
     def __init__(self) -> None:
         self.start = 0
         self._last = 0
         self._bytes = 0
-        self._held: deque[tuple[int, journal.Copy]] = deque()
+        self._held: deque[tuple[int, journal.JournalMessage]] = deque()
 
-    def add(self, number: int, copy: journal.Copy) -> None:
+    def add(self, number: int, copy: journal.JournalMessage) -> None:
         self._last = max(self._last, number)
         self._held.append((number, copy))
         self._bytes += len(copy.data)
@@ -36,12 +36,12 @@ class Tail:
     def covers(self, position: int) -> bool:
         return position >= self.start
 
-    def after(self, position: int) -> list[tuple[int, journal.Copy]]:
+    def after(self, position: int) -> list[tuple[int, journal.JournalMessage]]:
         """In order."""
         if self._last <= position:
             return []
         return sorted(((number, copy) for number, copy in self._held if number > position), key=_number)
 
 
-def _number(pair: tuple[int, journal.Copy]) -> int:
+def _number(pair: tuple[int, journal.JournalMessage]) -> int:
     return pair[0]

@@ -23,15 +23,15 @@ from muster.predicates import ast, types
 GONE_BEATS = 5
 FRESH_BEATS = 3
 IN_DOUBT_MAX = 16
-SUBJECT = subjects.announced(protocol.PART, "notifier")
+SUBJECT = subjects.to_all(protocol.PART, "notifier")
 
 
-class Members:
-    def __init__(self, common: common_.Common, owing_max: int) -> None:
+class NotifierMembers:
+    def __init__(self, common: common_.NotifierState, owing_max: int) -> None:
         self._common = common
         self._owing_max = owing_max
-        self._heard: dict[str, tuple[float, protocol.Summary]] = {}
-        self._in_doubt: list[protocol.Summary] = []  # others go by one of these
+        self._heard: dict[str, tuple[float, protocol.ShardSummary]] = {}
+        self._in_doubt: list[protocol.ShardSummary] = []  # others go by one of these
 
     async def start(self) -> None:
         await self._common.listen(SUBJECT, self._take)
@@ -65,16 +65,16 @@ class Members:
         if summary in self._in_doubt:
             del self._in_doubt[: self._in_doubt.index(summary)]
 
-    def _summary(self, leaving: bool, also: tuple[protocol.Shard, ...]) -> protocol.Summary:
+    def _summary(self, leaving: bool, also: tuple[protocol.Shard, ...]) -> protocol.ShardSummary:
         common = self._common
         accepts = common.engine.policies.accepts()
-        return protocol.Summary(
+        return protocol.ShardSummary(
             notifier=common.name,
             shards=() if leaving else (*common.held, *also),
             leaving=leaving,
             full=self.owing >= self._owing_max,
             floors={shard: held.floor for shard, held in common.held.items()},
-            words=summaries.words_of(common.engine),
+            words=summaries.summary_words(common.engine),
             accepts=None if accepts is None else tuple(sorted(accepts)),
         )
 
@@ -96,7 +96,7 @@ class Members:
 
     def _take(self, message: api.Message) -> None:
         try:
-            summary = messages.decode(message.data, protocol.Summary)
+            summary = messages.decode(message.data, protocol.ShardSummary)
         except errors.MusterError:
             self._common.count("malformed")
             return

@@ -28,17 +28,17 @@ CHANGES_WAITING_MAX = 1000  # messages of one process
 
 
 @dataclass(slots=True)
-class Said:
+class QueuedChanges:
     """Changes that wait for the writer."""
 
     process: str
     changes: Sequence[protocol.Change]
-    answer: asyncio.Future[protocol.Answer]
+    answer: asyncio.Future[protocol.NotifyReply]
     size: int
 
 
 @dataclass(slots=True)
-class Holding:
+class Shard:
     shard: protocol.Shard
     lease: leases.Lease
     sequence: int = 0  # of the last message in its log of parties
@@ -47,13 +47,13 @@ class Holding:
     snapshot_bytes: int = 0
     matched_sequence: int = 0  # of the last in its log of matches
     matched_bytes: int = 0  # since everything in it was replaced
-    pending: pending_acks.Pending = field(default_factory=pending_acks.Pending)
+    pending: pending_acks.PendingAcks = field(default_factory=pending_acks.PendingAcks)
     floor: int = 0  # of what is recorded: whoever holds the shard next needs no event below it
     recorded: int = 0  # how far it is
     doubtful: asyncio.Event = field(default_factory=asyncio.Event)  # what is stored is not known: begin anew
     passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
-    unstored: list[protocol.Matched] = field(default_factory=list)
-    queue: fair_queue.FairQueue[Said] = field(
+    unstored: list[protocol.MatchRecord] = field(default_factory=list)
+    queue: fair_queue.FairQueue[QueuedChanges] = field(
         default_factory=lambda: fair_queue.FairQueue(CHANGES_WAITING_MAX)
     )
     subscriptions: list[api.Subscription] = field(default_factory=list)
@@ -75,18 +75,18 @@ class Holding:
 
     @property
     def subject(self) -> str:
-        return subjects.logged(protocol.PART, "party", str(self.shard))
+        return subjects.log_subject(protocol.PART, "party", str(self.shard))
 
     @property
     def matched_subject(self) -> str:
-        return subjects.logged(protocol.PART, "matched", str(self.shard))
+        return subjects.log_subject(protocol.PART, "matched", str(self.shard))
 
 
-class Checker:
+class ChangeValidator:
     """Decides which changes hold, given those before them in the same write."""
 
     def __init__(
-        self, engine: engines.Engine, knows: authorities.Known, count: Callable[[str], None]
+        self, engine: engines.Matcher, knows: authorities.AuthorityView, count: Callable[[str], None]
     ) -> None:
         self._engine = engine
         self._knows = knows
@@ -95,15 +95,15 @@ class Checker:
 
     def check(
         self, process: str, changes: Sequence[protocol.Change], shard: protocol.Shard
-    ) -> tuple[list[protocol.Change], list[tuple[int, error_replies.Fault]]]:
+    ) -> tuple[list[protocol.Change], list[tuple[int, error_replies.ErrorReply]]]:
         accepted: list[protocol.Change] = []
-        refused: list[tuple[int, error_replies.Fault]] = []
+        refused: list[tuple[int, error_replies.ErrorReply]] = []
         for place, change in enumerate(changes):
             try:
                 accepted.append(self._check(process, change, shard))
             except errors.MusterError as error:
                 self._count(error.code)
-                refused.append((place, error_replies.fault_of(error)))
+                refused.append((place, error_replies.to_error_reply(error)))
         return accepted, refused
 
     def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:
@@ -114,31 +114,31 @@ class Checker:
             if protocol.shard_of(party) != shard:
                 raise errors.InvalidInput(f"{party} does not belong to shard {shard}")
         match change:
-            case protocol.Join():
+            case protocol.JoinReceiver():
                 subjects.token(change.party)
                 found = vocabulary.party_model(change.model)
                 found.require(protocol.from_wire(change.state))
                 kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
                 self._models[parties[0]] = found
                 return kept
-            case protocol.Joins():
+            case protocol.JoinReceivers():
                 self._check_joins(change, parties)
                 texts = tuple(map(vocabulary.policy_text, change.policies))
                 self._models.update(dict.fromkeys(parties, vocabulary.party_model(change.model)))
                 return msgspec.structs.replace(change, policies=texts, changed_s=[])
-            case protocol.SetPolicy():
+            case protocol.SetReceiverPolicy():
                 self._model(parties[0])
                 return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
-            case protocol.Leave():
+            case protocol.LeaveReceiver():
                 self._models[parties[0]] = None  # one who is not there has left already
-            case protocol.Update():
+            case protocol.UpdateReceivers():
                 fitting = self._models_of(parties)
                 for attribute, cells in change.values.items():
                     for one in fitting:
                         _check_cells(one, attribute, cells, len(parties))
         return change
 
-    def _check_joins(self, change: protocol.Joins, parties: list[str]) -> None:
+    def _check_joins(self, change: protocol.JoinReceivers, parties: list[str]) -> None:
         for name in change.parties:
             subjects.token(name)
         found = self._knows.vocabulary.party_model(change.model)
@@ -176,7 +176,7 @@ def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], coun
     if declared is None or models.restricted(attribute):
         model.require({attribute: None})  # says what is wrong
     assert declared is not None
-    if declared.kind is types.Kind.FLOAT and set(map(type, cells)) == {float}:
+    if declared.kind is types.ValueKind.FLOAT and set(map(type, cells)) == {float}:
         models.require_finite(attribute, cells)
         return
     for cell in cells:

@@ -32,15 +32,15 @@ MUCH_BYTES = 8 << 20  # of what was said: the memory it passed through is worth 
 LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # no more than that in so long: it is quiet
 
 
-class Shards:
+class ShardManager:
     def __init__(
         self,
-        common: common_.Common,
-        others: members.Members,
-        beliefs: grants.Believing,
-        decides: event_router.Deciding,
-        lasting: durable_events.Durable,
-        past: decision_log.History,
+        common: common_.NotifierState,
+        others: members.NotifierMembers,
+        beliefs: grants.GrantView,
+        decides: event_router.EventRouter,
+        lasting: durable_events.DurableEvents,
+        past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
@@ -50,11 +50,11 @@ class Shards:
         self._history = past
         self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
         self._handled_bytes = 0  # of logs, written and replayed
-        self._change = server.Operation(
+        self._change = server.RpcOperation(
             "change.*",
             self._changed,
             audited=False,  # the log of parties names the process
-            decode=lambda data: messages.decode(data, protocol.Changes),
+            decode=lambda data: messages.decode(data, protocol.ReceiverChanges),
         )
         self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
 
@@ -101,16 +101,16 @@ class Shards:
     async def _tenure(self, shard: protocol.Shard) -> None:
         common = self._common
         lease = await self._leases.acquire(protocol.lease_of(shard))
-        held = shards_shard.Holding(shard, lease)
+        held = shards_shard.Shard(shard, lease)
         writer: asyncio.Task[None] | None = None
         try:
             async with self._replaying:
                 await self._replay(held)
             await self._durable.replay(held)
             for kind, operation in (("change", self._change), ("event", self._deciding.send)):
-                pattern = subjects.said_by(PART, "*", kind, str(shard))
+                pattern = subjects.from_identity(PART, "*", kind, str(shard))
                 held.subscriptions.append(await common.serve(pattern, operation))
-            receipts = subjects.said_by(PART, "*", "ack", str(shard))
+            receipts = subjects.from_identity(PART, "*", "ack", str(shard))
             held.subscriptions.append(
                 await common.bus.subscribe(
                     receipts, handler=functools.partial(self._durable.acknowledged, receipts)
@@ -137,10 +137,10 @@ class Shards:
             common.engine.leave_shard(shard)
             await lease.release()
 
-    async def _replay(self, held: shards_shard.Holding) -> None:
+    async def _replay(self, held: shards_shard.Shard) -> None:
         common = self._common
         common.engine.leave_shard(held.shard)
-        replay = snapshots.Replay(common.engine, common.known, held.shard)
+        replay = snapshots.ShardReplay(common.engine, common.known, held.shard)
         while True:
             async for data, sequence in durable_events.read(self._log, held.subject, held.sequence + 1):
                 replay.take(data)
@@ -149,7 +149,7 @@ class Shards:
             with contextlib.suppress(errors.Conflict):
                 held.sequence = await self._log.publish(
                     held.subject,
-                    snapshots.kept((), held.lease.epoch),
+                    snapshots.encode_applied((), held.lease.epoch),
                     expected_last_subject_sequence=held.sequence,
                 )
                 break
@@ -162,17 +162,17 @@ class Shards:
 
     # -- changes
 
-    async def _changed(self, call: server.Call, changes: protocol.Changes) -> protocol.Answer:
+    async def _changed(self, call: server.RpcCall, changes: protocol.ReceiverChanges) -> protocol.NotifyReply:
         """Answered when the changes are stored. Much may be slow: a request that is sent again while it
         waits, or after its answer was lost, is the same one (`rpc.requests.REQUEST_ID`)."""
         held = self._common.held_of(call.message.subject)
-        answer: asyncio.Future[protocol.Answer] = asyncio.get_running_loop().create_future()
-        said = shards_shard.Said(call.identity, changes.changes, answer, len(call.message.data))
+        answer: asyncio.Future[protocol.NotifyReply] = asyncio.get_running_loop().create_future()
+        said = shards_shard.QueuedChanges(call.identity, changes.changes, answer, len(call.message.data))
         if not held.queue.put(call.identity, said, said.size):
             raise errors.Overloaded(f"{call.identity} has too many changes waiting")
         return await answer
 
-    async def _write(self, held: shards_shard.Holding) -> None:
+    async def _write(self, held: shards_shard.Shard) -> None:
         """The one writer of a shard's log."""
         while True:
             said = [await held.queue.get()]
@@ -188,8 +188,8 @@ class Shards:
             if self._is_long(held):
                 await self._shorten(held)
 
-    async def _write_some(self, held: shards_shard.Holding, said: list[shards_shard.Said]) -> None:
-        checker = shards_shard.Checker(self._common.engine, self._common.known, self._common.count)
+    async def _write_some(self, held: shards_shard.Shard, said: list[shards_shard.QueuedChanges]) -> None:
+        checker = shards_shard.ChangeValidator(self._common.engine, self._common.known, self._common.count)
         entries, outcomes = [], []
         for one in said:
             accepted, refused = checker.check(one.process, one.changes, held.shard)
@@ -197,7 +197,7 @@ class Shards:
             if accepted:
                 entries.append((one.process, accepted))
         if entries:
-            data = snapshots.kept(entries, held.lease.epoch)
+            data = snapshots.encode_applied(entries, held.lease.epoch)
             try:
                 held.sequence = await self._log.publish(
                     held.subject, data, expected_last_subject_sequence=held.sequence
@@ -220,17 +220,17 @@ class Shards:
                     self._apply(held, process, change)
             await self._members.widen()
         for one, refused in outcomes:
-            common_.finish(one.answer, protocol.Answer(sequence=held.sequence, refused=tuple(refused)))
+            common_.finish(one.answer, protocol.NotifyReply(sequence=held.sequence, refused=tuple(refused)))
 
-    def _apply(self, held: shards_shard.Holding, process: str, change: protocol.Change) -> None:
+    def _apply(self, held: shards_shard.Shard, process: str, change: protocol.Change) -> None:
         common = self._common
         snapshots.apply(common.engine, common.known, held.shard, process, change, int(time.time()))
         common.count("changes")
         if self._beliefs.moved(process, change):
             self._beliefs.believe(snapshots.parties_of(process, change))
-        if isinstance(change, protocol.Join | protocol.Joins):
+        if isinstance(change, protocol.JoinReceiver | protocol.JoinReceivers):
             self._durable.joined(held, snapshots.parties_of(process, change))
-        elif isinstance(change, protocol.Leave):
+        elif isinstance(change, protocol.LeaveReceiver):
             self._durable.left(held, protocol.party_id(process, change.party))
 
     async def give_back(self) -> None:
@@ -243,11 +243,11 @@ class Shards:
                 given = seen
                 self._common.known.vocabulary.forget()
                 self._common.engine.tidy()
-                await asyncio.to_thread(heap.give_back)
+                await asyncio.to_thread(heap.trim_heap)
 
     # -- snapshots
 
-    def _is_long(self, held: shards_shard.Holding) -> bool:
+    def _is_long(self, held: shards_shard.Shard) -> bool:
         """Whether a snapshot is due: many messages, or much of this shard's part of the stream."""
         settings = self._common.settings
         part = settings.stream_bytes // protocol.SHARDS
@@ -255,7 +255,7 @@ class Shards:
             part // 4, min(part // 2, held.snapshot_bytes)
         )
 
-    async def _shorten(self, held: shards_shard.Holding) -> None:
+    async def _shorten(self, held: shards_shard.Shard) -> None:
         """Put a snapshot in place of the log; it counts when its last message is there."""
         parts: list[bytes] = []
         for data in snapshots.snapshot(self._common.engine, held.shard, held.lease.epoch):
@@ -279,10 +279,10 @@ class Shards:
         await self._log.purge(subject=held.subject, before=first)
         self._common.count("snapshots")
 
-    async def _append(self, held: shards_shard.Holding, batch: list[bytes]) -> None:
+    async def _append(self, held: shards_shard.Shard, batch: list[bytes]) -> None:
         held.sequence = await self._log.publish_batch(
             [
-                api.Outgoing(
+                api.OutgoingMessage(
                     held.subject, data, expected_last_subject_sequence=None if place else held.sequence
                 )
                 for place, data in enumerate(batch)

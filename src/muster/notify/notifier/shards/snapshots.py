@@ -23,10 +23,14 @@ BYTES_MAX: Final = 900_000
 Part = Literal["", "begin", "part", "end"]
 
 
-def kept(entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, snapshot: Part = "") -> bytes:
+def encode_applied(
+    entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, snapshot: Part = ""
+) -> bytes:
     return messages.encode(
-        protocol.Kept(
-            entries=tuple(protocol.Entry(process=process, changes=tuple(some)) for process, some in entries),
+        protocol.AppliedChanges(
+            entries=tuple(
+                protocol.ShardLogEntry(process=process, changes=tuple(some)) for process, some in entries
+            ),
             at_ms=int(time.time() * 1000),
             epoch=epoch,
             snapshot=snapshot,
@@ -38,18 +42,18 @@ def kept(entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, s
 # -- writing
 
 
-def snapshot(engine: engines.Engine, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
+def snapshot(engine: engines.Matcher, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
     """The parties of a shard as messages. It may pause in between: only the shard's writer changes them."""
-    yield kept((), epoch, "begin")
+    yield encode_applied((), epoch, "begin")
     for number, table in enumerate(engine.tables):
         rows = table.rows_of(shard)
         for start in range(0, len(rows), PARTIES):
             yield from _written(engine, number, rows[start : start + PARTIES], epoch)
-    yield kept((), epoch, "end")
+    yield encode_applied((), epoch, "end")
 
 
-def _written(engine: engines.Engine, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
-    data = kept(_joins(engine, table, rows), epoch, "part")
+def _written(engine: engines.Matcher, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
+    data = encode_applied(_joins(engine, table, rows), epoch, "part")
     if len(data) <= BYTES_MAX or len(rows) == 1:
         yield data
         return
@@ -58,10 +62,10 @@ def _written(engine: engines.Engine, table: int, rows: Any, epoch: int) -> Itera
     yield from _written(engine, table, rows[middle:], epoch)
 
 
-def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, list[protocol.Change]]]:
+def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.Change]]]:
     table = engine.tables[number]
     by_process: dict[str, tuple[list[str], list[int]]] = {}
-    for place, party in enumerate(engine.names([engines.Found(number, rows)])):
+    for place, party in enumerate(engine.names([engines.MatchResult(number, rows)])):
         process, _, name = party.partition("/")
         names, places = by_process.setdefault(process, ([], []))
         names.append(name)
@@ -72,7 +76,7 @@ def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, li
     for process, (names, places) in by_process.items():
         numbers, which = np.unique(held[places], return_inverse=True)
         texts = ("" if one < 0 else engine.policies.text(one) for one in numbers.tolist())
-        join = protocol.Joins(
+        join = protocol.JoinReceivers(
             parties=tuple(names),
             model=table.model.name,
             values={
@@ -103,7 +107,7 @@ class _Joining:
         self._durable: list[int] = []
         self._changed_s: list[int] = []
 
-    def add(self, process: str, joins: protocol.Joins, at_s: int) -> None:
+    def add(self, process: str, joins: protocol.JoinReceivers, at_s: int) -> None:
         before, count = len(self.parties), len(joins.parties)
         self.parties += [protocol.party_id(process, name) for name in joins.parties]
         for name in joins.values.keys() - self._columns.keys():
@@ -115,7 +119,7 @@ class _Joining:
         self._durable += [before + place for place in joins.durable]
         self._changed_s += joins.changed_s or [at_s] * count
 
-    def join(self, engine: engines.Engine, model: models.Model, shard: protocol.Shard) -> None:
+    def join(self, engine: engines.Matcher, model: models.Model, shard: protocol.Shard) -> None:
         durable = np.zeros(len(self.parties), np.bool_)
         durable[self._durable] = True
         engine.join_many(
@@ -130,22 +134,24 @@ class _Joining:
         )
 
 
-class Replay:
+class ShardReplay:
     """Brings an engine to what a shard's log says: `take` each message, then `finish`."""
 
-    def __init__(self, engine: engines.Engine, knows: authorities.Known, shard: protocol.Shard) -> None:
+    def __init__(
+        self, engine: engines.Matcher, knows: authorities.AuthorityView, shard: protocol.Shard
+    ) -> None:
         self._engine = engine
         self._knows = knows
         self._shard = shard
         self._joining: dict[str, _Joining] = {}  # by model
         self._there: set[str] = set()  # the parties in it
-        self._snapshot: list[protocol.Kept] | None = None
+        self._snapshot: list[protocol.AppliedChanges] | None = None
         self.since_snapshot = 0
         self.bytes = 0
         self.refused: list[errors.MusterError] = []
 
     def take(self, data: bytes) -> None:
-        message = messages.decode(data, protocol.Kept)
+        message = messages.decode(data, protocol.AppliedChanges)
         self.since_snapshot += 1
         self.bytes += len(data)
         match message.snapshot:
@@ -171,7 +177,7 @@ class Replay:
         self._joining.clear()
         self._there.clear()
 
-    def _replace(self, snapshot: list[protocol.Kept]) -> None:
+    def _replace(self, snapshot: list[protocol.AppliedChanges]) -> None:
         self._engine.leave_shard(self._shard)
         self._joining.clear()
         self._there.clear()
@@ -179,10 +185,10 @@ class Replay:
         for message in snapshot:
             self._changes(message)
 
-    def _changes(self, message: protocol.Kept) -> None:
+    def _changes(self, message: protocol.AppliedChanges) -> None:
         for entry in message.entries:
             for change in entry.changes:
-                if isinstance(change, protocol.Joins | protocol.Join):
+                if isinstance(change, protocol.JoinReceivers | protocol.JoinReceiver):
                     self._join(entry.process, joins_of(change), message.at_ms // 1000)
                     continue
                 self.finish()
@@ -193,7 +199,7 @@ class Replay:
                 except errors.MusterError as error:
                     self.refused.append(error)
 
-    def _join(self, process: str, joins: protocol.Joins, at_s: int) -> None:
+    def _join(self, process: str, joins: protocol.JoinReceivers, at_s: int) -> None:
         names = {protocol.party_id(process, name) for name in joins.parties}
         if not self._there.isdisjoint(names):
             self.finish()
@@ -201,10 +207,10 @@ class Replay:
         self._joining.setdefault(joins.model, _Joining()).add(process, joins, at_s)
 
 
-def joins_of(change: protocol.Join | protocol.Joins) -> protocol.Joins:
-    if isinstance(change, protocol.Joins):
+def joins_of(change: protocol.JoinReceiver | protocol.JoinReceivers) -> protocol.JoinReceivers:
+    if isinstance(change, protocol.JoinReceivers):
         return change
-    return protocol.Joins(
+    return protocol.JoinReceivers(
         parties=(change.party,),
         model=change.model,
         values={name: [value] for name, value in change.state.items()},
@@ -218,8 +224,8 @@ def cells(listed: list[protocol.Value]) -> list[Any]:
 
 
 def apply(
-    engine: engines.Engine,
-    knows: authorities.Known,
+    engine: engines.Matcher,
+    knows: authorities.AuthorityView,
     shard: protocol.Shard,
     process: str,
     change: protocol.Change,
@@ -227,7 +233,7 @@ def apply(
 ) -> None:
     """A change that was checked, by this notifier or the one before it."""
     match change:
-        case protocol.Join():
+        case protocol.JoinReceiver():
             model = knows.vocabulary.party_model(change.model)
             engine.join(
                 protocol.party_id(process, change.party),
@@ -238,22 +244,26 @@ def apply(
                 shard=shard,
                 at_s=at_s,
             )
-        case protocol.Joins():
+        case protocol.JoinReceivers():
             joining = _Joining()
             joining.add(process, change, at_s)
             joining.join(engine, knows.vocabulary.party_model(change.model), shard)
-        case protocol.Update():
+        case protocol.UpdateReceivers():
             columns = {name: cells(listed) for name, listed in change.values.items()}
             engine.update(parties_of(process, change), columns, at_s)
-        case protocol.SetPolicy():
+        case protocol.SetReceiverPolicy():
             party = protocol.party_id(process, change.party)
             engine.set_policy(party, change.policy, at_s)
-        case protocol.Leave():
+        case protocol.LeaveReceiver():
             party = protocol.party_id(process, change.party)
             if party in engine:
                 engine.leave(party)
 
 
 def parties_of(process: str, change: protocol.Change) -> list[str]:
-    names = change.parties if isinstance(change, protocol.Update | protocol.Joins) else (change.party,)
+    names = (
+        change.parties
+        if isinstance(change, protocol.UpdateReceivers | protocol.JoinReceivers)
+        else (change.party,)
+    )
     return [f"{process}/{name}" for name in names]

@@ -17,7 +17,7 @@ from muster.predicates.analysis import normal_forms
 Words = Mapping[str, tuple[str, ...]]
 
 
-def words_of(held: matcher.Engine) -> dict[str, tuple[str, ...]]:
+def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
     """For each string that takes few values in every model, all of them.
 
     None that is restricted: a grant begins and ends without anybody's change.
@@ -28,8 +28,12 @@ def words_of(held: matcher.Engine) -> dict[str, tuple[str, ...]]:
         for name, column in table.columns.items():
             if models.restricted(name):
                 continue
-            is_string = isinstance(column, receiver_columns.Words) and column.kind is types.Kind.STRING
-            words = column.words_held() if isinstance(column, receiver_columns.Words) and is_string else None
+            is_string = (
+                isinstance(column, receiver_columns.WordColumn) and column.kind is types.ValueKind.STRING
+            )
+            words = (
+                column.words_held() if isinstance(column, receiver_columns.WordColumn) and is_string else None
+            )
             if words is None:
                 unknown.add(name)
             else:
@@ -37,19 +41,19 @@ def words_of(held: matcher.Engine) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(words)) for name, words in found.items() if name not in unknown}
 
 
-def is_wider(held: matcher.Engine, told: protocol.Summary | None) -> bool:
+def is_wider(held: matcher.Matcher, told: protocol.ShardSummary | None) -> bool:
     """Whether there is more now than others were told of."""
     if told is None:
         return True
     accepts = held.policies.accepts()
     if told.accepts is not None and (accepts is None or not accepts <= set(told.accepts)):
         return True
-    now = words_of(held)
+    now = summary_words(held)
     return any(name not in now or not set(now[name]) <= set(words) for name, words in told.words.items())
 
 
 def may_match(
-    summary: protocol.Summary, attributes: Mapping[str, types.Value], address: ast.Condition
+    summary: protocol.ShardSummary, attributes: Mapping[str, types.Value], address: ast.Condition
 ) -> bool:
     if not summary.shards:
         return False

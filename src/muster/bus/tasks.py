@@ -1,0 +1,195 @@
+"""Supervised background tasks: none ends unnoticed.
+
+    tasks = TaskSupervisor(f"manager {name}", on_fatal=self._stop_because)
+    tasks.loop("renewal", self._renew_always)                      # restarted after an exception
+    tasks.loop("query", self._run_query, on_failure=OnFailure.FATAL)
+    tasks.spawn("reply", self._reply(message))                     # ends by itself
+    ...
+    await tasks.close()
+
+Every exception is logged and counted (`failures`).  A loop is declared `RESTART` or `FATAL`.  A restarted
+loop waits longer after each failure (`muster.core.backoff`), and `problem` names it until it has run for the
+policy's window without another failure.  A fatal failure stays in `problem` and is passed to ``on_fatal``,
+which ends the service or its process.  A task of `spawn` that fails is over: it is logged and counted only.
+
+`problems` lists what is wrong in all supervisors of the process; `muster.bus.http.health` shows it in
+``/readyz``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from muster.core import backoff
+from muster.core.telemetry import log
+
+events = log.EventLog("tasks")
+
+#: A loop is restarted for ever: its owner decides when the service is of no use without it.
+POLICY = backoff.BackoffPolicy(crashes_max=1_000_000, window_s=60.0, pause_s=0.1, pause_s_max=10.0)
+
+_supervisors: weakref.WeakSet[TaskSupervisor] = weakref.WeakSet()
+
+
+class OnFailure(enum.Enum):
+    RESTART = "restart"
+    FATAL = "fatal"
+
+
+class TaskSupervisor:
+    """``owner`` names the service in logs. ``on_fatal`` is called once, with the first fatal error."""
+
+    def __init__(
+        self,
+        owner: str,
+        *,
+        on_fatal: Callable[[Exception], None] | None = None,
+        policy: backoff.BackoffPolicy = POLICY,
+    ) -> None:
+        self.owner = owner
+        self.failures: Counter[str] = Counter()  # by the name of the task
+        self.fatal: Exception | None = None
+        self._on_fatal = on_fatal
+        self._policy = policy
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, asyncio.Future[None]] = {}  # the current run of each loop
+        self._problems: dict[str, tuple[str, float]] = {}  # by loop: what failed last, and when
+        _supervisors.add(self)
+
+    def loop(
+        self,
+        name: str,
+        run: Callable[[], Awaitable[None]],
+        *,
+        on_failure: OnFailure = OnFailure.RESTART,
+    ) -> asyncio.Task[None]:
+        """Keep ``run`` running until `close`. A ``run`` that returns has finished its work and is not
+        restarted."""
+        task = asyncio.get_running_loop().create_task(
+            self._keep(name, run, on_failure), name=f"{self.owner}: {name}"
+        )
+        self._loops[name] = task
+        self._remember(task)
+        return task
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run ``work`` once."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.owner}: {name}")
+        self._remember(task)
+        task.add_done_callback(lambda ended: self._report(name, ended))
+        return task
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """Names of the loops that are running or waiting to be restarted."""
+        return tuple(name for name, task in self._loops.items() if not task.done())
+
+    @property
+    def pending(self) -> int:
+        """Tasks that have not ended, loops included."""
+        return len(self._tasks)
+
+    def problem(self) -> str | None:
+        """What is wrong now, for health pages; None while all loops run."""
+        if self.fatal is not None:
+            return f"{self.owner}: {_text(self.fatal)}"
+        now = asyncio.get_running_loop().time()
+        for name, (reason, at) in list(self._problems.items()):
+            if now - at > self._policy.window_s and name in self._runs:
+                del self._problems[name]
+            else:
+                return f"{self.owner}: {name} failed: {reason}"
+        return None
+
+    def inject(self, name: str, error: Exception) -> None:
+        """Fail the current run of a loop with ``error``, as drills and tests do."""
+        run = self._runs[name]
+        if not run.done():
+            run.set_exception(error)
+
+    async def close(self) -> None:
+        """Cancel what is running and wait for its end."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._problems.clear()
+        _supervisors.discard(self)
+
+    def _remember(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, name: str, run: Callable[[], Awaitable[None]], on_failure: OnFailure) -> None:
+        clock = asyncio.get_running_loop().time
+        crashes: list[float] = []
+        while True:
+            try:
+                await self._run_once(name, run)
+                return
+            except Exception as error:  # noqa: BLE001  (whatever it is: it is logged, counted and shown)
+                self.failures[name] += 1
+                if on_failure is OnFailure.FATAL:
+                    events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
+                    self._fail(error)
+                    return
+                crashes = [*backoff.recent(self._policy, crashes, clock()), clock()]
+                delay_s = backoff.next_delay_s(self._policy, len(crashes)) or 0.0
+                events.error("task-failed", owner=self.owner, task=name, restart_s=delay_s, error=error)
+                self._problems[name] = (_text(error), clock())
+                await asyncio.sleep(delay_s)
+
+    async def _run_once(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        injected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        work = asyncio.ensure_future(run())
+        self._runs[name] = injected
+        try:
+            await asyncio.wait((work, injected), return_when=asyncio.FIRST_COMPLETED)
+            if injected.done():
+                injected.result()
+            await work
+        finally:
+            self._runs.pop(name, None)
+            injected.cancel()
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await work
+
+    def _report(self, name: str, ended: asyncio.Task[Any]) -> None:
+        if ended.cancelled() or (error := ended.exception()) is None:
+            return
+        self.failures[name] += 1
+        events.error("task-failed", owner=self.owner, task=name, error=error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.fatal is None:
+            self.fatal = error
+            if self._on_fatal is not None:
+                self._on_fatal(error)
+
+
+def problems() -> list[str]:
+    """What is wrong in any supervisor of this process, for its health page."""
+    found = (supervisor.problem() for supervisor in list(_supervisors))
+    return sorted(problem for problem in found if problem is not None)
+
+
+def failures() -> Counter[tuple[str, str]]:
+    """Failures so far in this process, by owner and task."""
+    total: Counter[tuple[str, str]] = Counter()
+    for supervisor in list(_supervisors):
+        for name, count in supervisor.failures.items():
+            total[supervisor.owner, name] += count
+    return total
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

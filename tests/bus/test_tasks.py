@@ -1,0 +1,128 @@
+"""Supervised tasks: a failure is logged, counted and shown, and the loop is restarted or the service ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from muster.bus import tasks
+from muster.core import backoff
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.virtual_time]
+
+
+async def test_a_failed_loop_is_counted_shown_and_restarted():
+    supervisor = tasks.TaskSupervisor("service")
+    starts = []
+
+    async def run():
+        starts.append(asyncio.get_running_loop().time())
+        if len(starts) < 3:
+            raise RuntimeError("broken")
+        await asyncio.Event().wait()
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(1)
+    assert len(starts) == 3
+    assert supervisor.failures == {"work": 2}
+    assert supervisor.problem() == "service: work failed: RuntimeError: broken"
+    assert tasks.problems() == ["service: work failed: RuntimeError: broken"]
+    await asyncio.sleep(tasks.POLICY.window_s + 1)
+    assert supervisor.problem() is None, "it has run for a whole window since"
+    await supervisor.close()
+
+
+async def test_the_delay_grows_and_starts_again_after_a_healthy_period():
+    policy = backoff.BackoffPolicy(crashes_max=1000, window_s=10.0, pause_s=1.0, pause_s_max=4.0)
+    supervisor = tasks.TaskSupervisor("service", policy=policy)
+    starts = []
+
+    async def run():
+        starts.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(100 if len(starts) == 5 else 0)
+        raise RuntimeError("broken")
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(120)
+    pauses = [round(later - earlier) for earlier, later in itertools.pairwise(starts)]
+    assert pauses[:4] == [0, 1, 2, 4]
+    assert pauses[4:6] == [100, 1], "the first failure after a healthy period is followed by a start at once"
+    await supervisor.close()
+
+
+async def test_a_fatal_failure_reaches_the_owner_once_and_stays():
+    fatal: list[Exception] = []
+    supervisor = tasks.TaskSupervisor("service", on_fatal=fatal.append)
+
+    async def run():
+        raise OSError("no disk")
+
+    supervisor.loop("one", run, on_failure=tasks.OnFailure.FATAL)
+    supervisor.loop("two", run, on_failure=tasks.OnFailure.FATAL)
+    await asyncio.sleep(0.1)
+    assert len(fatal) == 1
+    assert supervisor.problem() == "service: OSError: no disk"
+    assert supervisor.loops == ()
+    await supervisor.close()
+
+
+async def test_a_task_that_runs_once_is_counted_when_it_fails():
+    supervisor = tasks.TaskSupervisor("service")
+
+    async def fail() -> None:
+        raise ValueError("odd")
+
+    async def succeed() -> int:
+        return 3
+
+    supervisor.spawn("reply", fail())
+    assert await supervisor.spawn("reply", succeed()) == 3
+    await asyncio.sleep(0)
+    assert supervisor.failures == {"reply": 1}
+    assert supervisor.problem() is None
+    assert supervisor.pending == 0
+    assert tasks.failures()["service", "reply"] == 1
+    await supervisor.close()
+
+
+async def test_an_injected_error_fails_the_run_and_its_cleanup_is_awaited():
+    supervisor = tasks.TaskSupervisor("service")
+    ended = []
+
+    async def run():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(True)
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    supervisor.inject("work", RuntimeError("injected"))
+    await asyncio.sleep(0.1)
+    assert ended == [True]
+    assert supervisor.failures == {"work": 1}
+    assert supervisor.loops == ("work",)
+    await supervisor.close()
+    assert ended == [True, True]
+
+
+async def test_a_loop_that_returns_is_finished_and_close_cancels_the_others():
+    supervisor = tasks.TaskSupervisor("service")
+
+    async def once():
+        return
+
+    async def forever():
+        await asyncio.Event().wait()
+
+    supervisor.loop("once", once)
+    supervisor.loop("forever", forever)
+    await asyncio.sleep(0.1)
+    assert supervisor.loops == ("forever",)
+    await supervisor.close()
+    assert supervisor.pending == 0
+    assert tasks.problems() == []

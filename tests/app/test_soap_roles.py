@@ -212,7 +212,8 @@ class Soap:
 
 def enveloped(body: str, headers: str = "", version: envelope.SoapVersion = V12) -> str:
     return (
-        f'<s:Envelope xmlns:s="{version.value}" xmlns:c="{W}" xmlns:a="{namespaces.WSA}" xmlns:w="{namespaces.WSMAN}" '
+        f'<s:Envelope xmlns:s="{version.value}" xmlns:c="{W}" '
+        f'xmlns:a="{namespaces.WSA}" xmlns:w="{namespaces.WSMAN}" '
         f'xmlns:n="{namespaces.WSEN}" xmlns:e="{namespaces.WSE}" xmlns:p="{P}" xmlns:u="{U}">'
         f"<s:Header>{headers}</s:Header><s:Body>{body}</s:Body></s:Envelope>"
     )

@@ -91,5 +91,8 @@ def test_gauges_can_be_read_from_their_source() -> None:
 
 
 def test_importing_it_does_not_import_the_client() -> None:
-    code = "import sys, muster.core.telemetry.metrics, muster.core.telemetry.log; sys.exit('prometheus_client' in sys.modules)"
+    code = (
+        "import sys, muster.core.telemetry.metrics, muster.core.telemetry.log;"
+        " sys.exit('prometheus_client' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
+from muster.gateways.uddi import mount
 from muster.inform import client, settings
 from muster.inform.node import node as node_node
 
@@ -28,6 +29,7 @@ async def start_node(connect) -> AsyncIterator[StartNode]:
                 if key in settings.InformSettings.__struct_fields__
             }
             options.setdefault("settings", msgspec.structs.replace(QUICK, **changes))
+            options.setdefault("mount_backends", mount.BACKENDS)
             node = await node_node.start(await connect(name), **options)
             nodes.push_async_callback(node.close)
             return node

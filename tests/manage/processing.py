@@ -1,4 +1,5 @@
-"""What tests of `muster.manage.registry.assignments` share: a registry's state, its managers and what they report."""
+"""What tests of `muster.manage.registry.assignments` share: a registry's state, its managers and what they
+report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What tests of `muster.manage.manager.reconciler` share: an assignment, and what is heard of its resource."""
+"""What tests of `muster.manage.manager.reconciler` share: an assignment, and what is heard of its
+resource."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Indirect ways around the permission matrix: what the broker, or one of its listeners, does for a client.
 
-Each way is tried at a real broker by a plain client.  `muster.trust.permissions.matrix.INDIRECT` lists them for
-docs/security.md.
+Each way is tried at a real broker by a plain client.  `muster.trust.permissions.matrix.INDIRECT` lists them
+for docs/security.md.
 """
 
 from __future__ import annotations

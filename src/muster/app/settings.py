@@ -1,8 +1,9 @@
 """What a domain can run: the table in which each service has its line.
 
-A service comes to a domain as a `muster.app.components.component.Component`: it names itself, what it depends on and whether the
-domain can do without it, and is handed a `muster.app.components.context.ComponentContext` when it starts.  Its section of the
-settings is a field of `Settings`; ``[section] enabled = …`` decides whether it runs here.
+A service comes to a domain as a `muster.app.components.component.Component`: it names itself, what it depends
+on and whether the domain can do without it, and is handed a `muster.app.components.context.ComponentContext`
+when it starts. Its section of the settings is a field of `Settings`; ``[section] enabled = …`` decides
+whether it runs here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The words in which everybody speaks to the bus.
 
-Two things speak them: the real one over brokers (`muster.bus.client.client`) and its in-memory twin for simulation
-(`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols only.
+Two things speak them: the real one over brokers (`muster.bus.client.client`) and its in-memory twin for
+simulation (`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols
+only.
 
 Durable means: when a call of `Stream` or `KeyValue` that writes returns, what it wrote is synced to disk or
 stands on a quorum of brokers.  A plain `publish` promises nothing of the kind.  A write that ends in

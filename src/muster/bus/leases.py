@@ -5,10 +5,10 @@
             while lease.held:
                 await act(epoch=lease.epoch)
 
-One module for every part of Muster that must be done by one process at a time.  `muster.bus.lease_state` decides;
-this shell stores, watches and tells.  A holder renews three times in the lease's time to live; whoever waits
-for the lease takes it when it is released, when it expires, and at once when a broker reports that the
-holder's connection is closed.
+One module for every part of Muster that must be done by one process at a time.  `muster.bus.lease_state`
+decides; this shell stores, watches and tells.  A holder renews three times in the lease's time to live;
+whoever waits for the lease takes it when it is released, when it expires, and at once when a broker reports
+that the holder's connection is closed.
 
 The brokers say so on `DISCONNECTED`.  They say it in their own account first, as
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the

@@ -32,75 +32,109 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "demo": CommandEntry("demo", "Start here", "Start a domain on this machine and show it at work."),
-    "init": CommandEntry("init", "Start here", "Make a home: identities, certificates and settings."),
-    "up": CommandEntry("up", "A domain", "Start the domain of a home."),
-    "down": CommandEntry("up", "A domain", "Stop the domain of a home."),
-    "status": CommandEntry("status", "A domain", "Say what runs, how it is, and where its things are."),
-    "web": CommandEntry("web", "A domain", "Serve the dashboard and REST, and say who may log in."),
-    "broker": CommandEntry("broker", "A domain", "Start, link, unlink and list brokers."),
-    "creds": CommandEntry("creds", "A domain", "Issue, revoke and show credentials."),
-    "config": CommandEntry("config", "A domain", "Check and print settings."),
-    "backup": CommandEntry("backup", "A domain", "Write settings, keys, store and streams to a file."),
-    "restore": CommandEntry("backup", "A domain", "Make a home from a backup."),
+    "demo": CommandEntry("start.demo", "Start here", "Start a domain on this machine and show it at work."),
+    "init": CommandEntry("start.init", "Start here", "Make a home: identities, certificates and settings."),
+    "up": CommandEntry("domain.lifecycle", "A domain", "Start the domain of a home."),
+    "down": CommandEntry("domain.lifecycle", "A domain", "Stop the domain of a home."),
+    "status": CommandEntry(
+        "domain.status", "A domain", "Say what runs, how it is, and where its things are."
+    ),
+    "web": CommandEntry("domain.web", "A domain", "Serve the dashboard and REST, and say who may log in."),
+    "broker": CommandEntry("domain.broker", "A domain", "Start, link, unlink and list brokers."),
+    "creds": CommandEntry("domain.creds", "A domain", "Issue, revoke and show credentials."),
+    "config": CommandEntry("domain.config", "A domain", "Check and print settings."),
+    "backup": CommandEntry("domain.backup", "A domain", "Write settings, keys, store and streams to a file."),
+    "restore": CommandEntry("domain.backup", "A domain", "Make a home from a backup."),
     "audit": CommandEntry(
-        "audit", "A domain", "Say who did what, when, by which door, and what became of it."
+        "domain.audit", "A domain", "Say who did what, when, by which door, and what became of it."
     ),
-    "doctor": CommandEntry("doctor", "A domain", "Check this machine and its domain, and say what to do."),
-    "pub": CommandEntry("messages", "Messages", "Publish a message to a topic."),
-    "sub": CommandEntry("messages", "Messages", "Print the messages of a topic as they come."),
-    "request": CommandEntry("messages", "Messages", "Ask a topic and print the answer."),
-    "message": CommandEntry("message", "Messages", "Send, receive and browse JMS messages; see to queues."),
-    "gateway": CommandEntry("gateway", "Messages", "Let clients in that speak other protocols."),
-    "inform": CommandEntry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
-    "apply": CommandEntry("desired", "Management", "Make what a manifest says be so, and keep it so."),
-    "plan": CommandEntry("desired", "Management", "Say what an apply would do, and do nothing."),
-    "diff": CommandEntry("desired", "Management", "Say field by field what an apply would change."),
+    "doctor": CommandEntry(
+        "domain.doctor", "A domain", "Check this machine and its domain, and say what to do."
+    ),
+    "pub": CommandEntry("messages.pubsub", "Messages", "Publish a message to a topic."),
+    "sub": CommandEntry("messages.pubsub", "Messages", "Print the messages of a topic as they come."),
+    "request": CommandEntry("messages.pubsub", "Messages", "Ask a topic and print the answer."),
+    "message": CommandEntry(
+        "messages.jms", "Messages", "Send, receive and browse JMS messages; see to queues."
+    ),
+    "gateway": CommandEntry("messages.gateway", "Messages", "Let clients in that speak other protocols."),
+    "inform": CommandEntry(
+        "contexts.inform", "Contexts", "Put, get, find and watch contexts; see where they are."
+    ),
+    "apply": CommandEntry(
+        "resources.desired_state", "Management", "Make what a manifest says be so, and keep it so."
+    ),
+    "plan": CommandEntry(
+        "resources.desired_state", "Management", "Say what an apply would do, and do nothing."
+    ),
+    "diff": CommandEntry(
+        "resources.desired_state", "Management", "Say field by field what an apply would change."
+    ),
     "delete": CommandEntry(
-        "desired", "Management", "Take resources down and forget them, those that depend on others first."
+        "resources.desired_state",
+        "Management",
+        "Take resources down and forget them, those that depend on others first.",
     ),
-    "drain": CommandEntry("desired", "Management", "Let a resource, or all of an agent's, finish and stop."),
-    "rollout": CommandEntry("desired", "Management", "Do the same to many resources, some at a time."),
-    "get": CommandEntry("fleet", "Management", "List resources and how they are."),
-    "describe": CommandEntry("fleet", "Management", "Tell all there is to tell of one resource."),
+    "drain": CommandEntry(
+        "resources.desired_state", "Management", "Let a resource, or all of an agent's, finish and stop."
+    ),
+    "rollout": CommandEntry(
+        "resources.desired_state", "Management", "Do the same to many resources, some at a time."
+    ),
+    "get": CommandEntry("resources.live_state", "Management", "List resources and how they are."),
+    "describe": CommandEntry(
+        "resources.live_state", "Management", "Tell all there is to tell of one resource."
+    ),
     "targets": CommandEntry(
-        "fleet", "Management", "List the resources that a predicate selects, and do nothing."
+        "resources.live_state", "Management", "List the resources that a predicate selects, and do nothing."
     ),
-    "watch": CommandEntry("fleet", "Management", "Print each change of a resource's state as it comes."),
-    "logs": CommandEntry("fleet", "Management", "Print the end of what a resource wrote."),
-    "exec": CommandEntry("fleet", "Management", "Have an operation of a resource carried out."),
-    "events": CommandEntry("fleet", "Management", "List the latest decisions: the audit."),
-    "secret": CommandEntry("secret", "Management", "Keep secrets in the domain's store."),
+    "watch": CommandEntry(
+        "resources.live_state", "Management", "Print each change of a resource's state as it comes."
+    ),
+    "logs": CommandEntry("resources.live_state", "Management", "Print the end of what a resource wrote."),
+    "exec": CommandEntry(
+        "resources.live_state", "Management", "Have an operation of a resource carried out."
+    ),
+    "events": CommandEntry("resources.live_state", "Management", "List the latest decisions: the audit."),
+    "secret": CommandEntry("resources.secret", "Management", "Keep secrets in the domain's store."),
     "agent": CommandEntry(
-        "agent", "Management", "Host resources on this machine, and let machines into a domain."
+        "resources.agent", "Management", "Host resources on this machine, and let machines into a domain."
     ),
-    "chaos": CommandEntry("chaos", "Management", "Kill parts of a domain, for drills."),
-    "sensor": CommandEntry("sensor", "Monitoring", "Report this machine and the services on it."),
-    "channel": CommandEntry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
+    "chaos": CommandEntry("resources.chaos", "Management", "Kill parts of a domain, for drills."),
+    "sensor": CommandEntry("monitoring.sensor", "Monitoring", "Report this machine and the services on it."),
+    "channel": CommandEntry(
+        "monitoring.channel", "Monitoring", "Take reports, hold them, and pass them on as columns."
+    ),
     "top": CommandEntry(
-        "top", "Monitoring", "Show the fleet live: groups, the busiest first, and those that are stale."
+        "monitoring.top",
+        "Monitoring",
+        "Show the fleet live: groups, the busiest first, and those that are stale.",
     ),
     "report": CommandEntry(
-        "report", "Monitoring", "Print the report of the system, of a group or of a machine."
+        "monitoring.report", "Monitoring", "Print the report of the system, of a group or of a machine."
     ),
     "capacity": CommandEntry(
-        "capacity",
+        "monitoring.capacity",
         "Monitoring",
         "Say what a fleet of this size needs, how old its reports are, and what limits it.",
     ),
-    "simulate": CommandEntry("simulate", "Monitoring", "Play virtual fleets onto the bus."),
+    "simulate": CommandEntry("monitoring.simulate", "Monitoring", "Play virtual fleets onto the bus."),
     "pipeline": CommandEntry(
-        "pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."
+        "monitoring.pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."
     ),
-    "alert": CommandEntry("alert", "Monitoring", "List, acknowledge and silence alerts."),
-    "history": CommandEntry("history", "Monitoring", "Search the history of reports and alerts."),
+    "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge and silence alerts."),
+    "history": CommandEntry("monitoring.history", "Monitoring", "Search the history of reports and alerts."),
     "notify": CommandEntry(
-        "notify", "Messages", "Send events to those they are meant for, and see who that is."
+        "notifications.notify", "Messages", "Send events to those they are meant for, and see who that is."
     ),
-    "authority": CommandEntry("authority", "Messages", "Grant restricted attributes, and take them back."),
-    "profile": CommandEntry("profile", "This command", "Named connection settings."),
-    "completion": CommandEntry("completion", "This command", "Print the completion script of a shell."),
-    "version": CommandEntry("version", "This command", "Print the versions of Muster and what it stands on."),
+    "authority": CommandEntry(
+        "notifications.authority", "Messages", "Grant restricted attributes, and take them back."
+    ),
+    "profile": CommandEntry("tool.profile", "This command", "Named connection settings."),
+    "completion": CommandEntry("tool.completion", "This command", "Print the completion script of a shell."),
+    "version": CommandEntry(
+        "tool.version", "This command", "Print the versions of Muster and what it stands on."
+    ),
 }
 
 

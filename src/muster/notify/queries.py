@@ -1,4 +1,5 @@
-"""What people ask about parties, models and grants; the notifiers answer (`muster.notify.notifier.query_handler`).
+"""What people ask about parties, models and grants; the notifiers answer
+(`muster.notify.notifier.query_handler`).
 
 Each notifier answers for the parties that it holds, so most questions go to all of them.
 """

@@ -49,7 +49,8 @@ def say(url: str, body: str) -> xml.XmlElement | None:
     asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
     answer = httpx.post(
         url,
-        content=f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+        content=f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}">'
+        f"<s:Body>{asked}</s:Body>"
         "</s:Envelope>",
         headers={"content-type": "text/xml"},
         timeout=40,

@@ -158,7 +158,8 @@ async def test_pywinrm(wsman, create):
             found: dict[str, Any] = xmltodict.parse(
                 client.send_message(xmltodict.unparse({"env:Envelope": message})),
                 process_namespaces=True,
-                namespaces={str(P): None, str(namespaces.WSMAN): "w", str(namespaces.WSEN): "n", str(namespaces.WXF): "x",
+                namespaces={str(P): None, str(namespaces.WSMAN): "w", str(namespaces.WSEN): "n",
+                            str(namespaces.WXF): "x",
                             "http://www.w3.org/2003/05/soap-envelope": "s"},
             )  # fmt: skip
             return dict(found["s:Envelope"]["s:Body"] or {})

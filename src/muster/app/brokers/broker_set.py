@@ -1,6 +1,7 @@
 """The domain's own brokers: started from the settings, watched, and changed while they run.
 
-`verbs` is what `muster.app.operations.control` offers over the bus, and so ``muster broker`` on the command line.
+`verbs` is what `muster.app.operations.control` offers over the bus, and so ``muster broker`` on the command
+line.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.core import errors, health
 from muster.core.settings import domain
+from muster.gateways.uddi import mount
 from muster.inform import settings
 from muster.inform.node import node as node_node
 from muster.trust import keyring
@@ -72,6 +73,7 @@ def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dic
         "replicas": settings.bus.replicas,
         "role_of": functools.lru_cache(1024)(functools.partial(_role_of, trust)),
         "zone": settings.domain.zone,
+        "mount_backends": mount.BACKENDS,
     }
 
 

@@ -1,6 +1,7 @@
 """The web as a process of its own: ``python -m muster.app.supervisor.web_process``.
 
-The domain supervises it (`muster.app.supervisor.server_process`).  ``muster web`` calls `run` in its own process instead.
+The domain supervises it (`muster.app.supervisor.server_process`).  ``muster web`` calls `run` in its own
+process instead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """uvicorn with the bounds that a server on an open network needs; REST and the dashboard use it too.
 
 Added to it: connections are counted, in all and for each address, before their TLS handshake, and the
-handshake has a short deadline; requests whose end is ambiguous are refused (`muster.core.net.http1`); a request's
-head has a deadline; an answer that the client does not read ends the connection; signals are left to the
-process.
+handshake has a short deadline; requests whose end is ambiguous are refused (`muster.core.net.http1`); a
+request's head has a deadline; an answer that the client does not read ends the connection; signals are left
+to the process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Group commit: takes a connection's durable publishes of one stream to the broker, round by round.
 
-The decisions are in `muster.bus.streams.commit_groups`.  What this half promises: every publish gets its own fate, in the
-order of the calls.  A publish is sent again by itself only where that cannot store it twice: where the
-broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
+The decisions are in `muster.bus.streams.commit_groups`.  What this half promises: every publish gets its own
+fate, in the order of the calls.  A publish is sent again by itself only where that cannot store it twice:
+where the broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
 ``message_id``.  Otherwise a publish whose acknowledgement stays away ends, at its own deadline, in
 `errors.TimedOut`, and others do not wait for it.
 

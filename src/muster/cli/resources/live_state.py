@@ -102,7 +102,8 @@ def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
                 "manager": one.manager,
                 "epoch": one.epoch,
             }
-            line = f"{registry_calls.format_time(one.since_ms)}  {one.resource:<20}  {one.state.value:<9}  {one.reason}"
+            since = registry_calls.format_time(one.since_ms)
+            line = f"{since}  {one.resource:<20}  {one.state.value:<9}  {one.reason}"
             invocation.printer.item(facts, line)
 
     registry_calls.call_registry(invocation, to, work)

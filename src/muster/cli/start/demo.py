@@ -174,7 +174,8 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
     scenario.prepare(place.root)
     if printer.for_people:
         printer.note(
-            f"starting {wishes.brokers} brokers, 2 managers and Spark in {cli_command.display_path(place.root)}"
+            f"starting {wishes.brokers} brokers, 2 managers and Spark in "
+            f"{cli_command.display_path(place.root)}"
         )
     running = domain.Domain(settings, parts=app_settings.components(settings))
 

@@ -1,7 +1,8 @@
 """Settings: typed, grouped, defaulted, and each explains itself.
 
-A section is a `Section` struct; a whole is a struct of sections (`muster.core.settings.domain.BaseSettings` is the one every
-process shares; `muster.app` adds the services').  Values come from four places, later ones winning:
+A section is a `Section` struct; a whole is a struct of sections (`muster.core.settings.domain.BaseSettings`
+is the one every process shares; `muster.app` adds the services').  Values come from four places, later ones
+winning:
 
     defaults < a TOML file < environment (MUSTER_BUS__LEASE_TTL_S=20s) < flags ({"bus.lease_ttl_s": "20s"})
 

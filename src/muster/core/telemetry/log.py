@@ -4,9 +4,9 @@
     events.info("lease-lost", lease="manager-1", epoch=7)
 
 A person at a terminal reads ``12:03:44.120 INFO    bus lease-lost lease=manager-1 epoch=7``; a program reads
-one JSON object a line.  The trace that the running task works for (`muster.core.telemetry.trace`) is added to each.  It
-is a thin layer on the standard library's logging: a host program that embeds Muster configures the logger
-``muster`` as any other, or calls `configure`.
+one JSON object a line.  The trace that the running task works for (`muster.core.telemetry.trace`) is added to
+each.  It is a thin layer on the standard library's logging: a host program that embeds Muster configures the
+logger ``muster`` as any other, or calls `configure`.
 
 One event is always one line, whatever its facts hold, and a fact is cut at 2,000 characters.
 """

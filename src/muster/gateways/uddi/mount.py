@@ -14,7 +14,7 @@ from muster.core.formats import xml
 from muster.gateways.soap import envelope
 from muster.gateways.uddi import records
 from muster.gateways.uddi.model import entities, schema
-from muster.inform.mounts import base
+from muster.inform.mounts import base, registry
 
 U = schema.UDDI
 ROWS = 500  # in one answer
@@ -99,3 +99,7 @@ def _found(service: xml.XmlElement) -> base.MountedEntry:
     for ours in ("created", "uddi"):
         del attributes[ours]
     return base.MountedEntry(service.get("serviceKey") or "", xml.write(service, schema.PREFIXES), attributes)
+
+
+#: What a node of a domain can mount.
+BACKENDS: registry.Backends = {**registry.BACKENDS, "uddi": lambda settings: UddiMount(settings.url)}

@@ -1,8 +1,8 @@
 """Entities of UDDI as contexts, and contexts as entities.
 
 Each business, service and tModel is a context whose value is its XML and whose attributes are what `find`
-and the search of UDDI look at.  A service is a service entry (`muster.inform.service_entries`) under its own key,
-so both views are of one thing: what was saved as a plain entry is shown as a businessService of the
+and the search of UDDI look at.  A service is a service entry (`muster.inform.service_entries`) under its own
+key, so both views are of one thing: what was saved as a plain entry is shown as a businessService of the
 domain's own business, with its metadata as keywords, its place as a box and its lease as a keyed reference.
 
 Pure.

@@ -1,13 +1,17 @@
-"""The kinds of registries that can be mounted, and a mount from its settings."""
+"""Mounts from their settings. A process passes in its back ends; `BACKENDS` need no gateway."""
 
 from __future__ import annotations
 
 import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
 from muster.core import errors, subjects
 from muster.inform.mounts import base
+
+KINDS = ("etcd", "uddi")
 
 
 class MountSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,20 +30,22 @@ class MountSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise errors.InvalidInput(f"{self.url!r} of the mount {self.name!r} is no address of HTTP")
 
 
-def _etcd(wanted: MountSettings) -> base.MountBackend:
+Backends: TypeAlias = Mapping[str, Callable[[MountSettings], base.MountBackend]]
+
+
+def _etcd(settings: MountSettings) -> base.MountBackend:
     from muster.inform.mounts import etcd
 
-    return etcd.EtcdMount(wanted.url, wanted.prefix)
+    return etcd.EtcdMount(settings.url, settings.prefix)
 
 
-def _uddi(wanted: MountSettings) -> base.MountBackend:
-    from muster.gateways.uddi import mount
-
-    return mount.UddiMount(wanted.url)
+BACKENDS: Backends = {"etcd": _etcd}  # gateways add theirs: `muster.gateways.uddi.mount`
 
 
-KINDS = {"etcd": _etcd, "uddi": _uddi}
-
-
-def open_mount(wanted: MountSettings) -> base.MountedRegistry:
-    return base.MountedRegistry(wanted.name, KINDS[wanted.kind](wanted))
+def open_mount(settings: MountSettings, backends: Backends) -> base.MountedRegistry:
+    backend = backends.get(settings.kind)
+    if backend is None:
+        raise errors.InvalidInput(
+            f"this node cannot mount the kind {settings.kind!r}: only {', '.join(backends)}"
+        )
+    return base.MountedRegistry(settings.name, backend(settings))

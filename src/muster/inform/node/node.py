@@ -22,6 +22,7 @@ from muster.bus.rpc import requests, server
 from muster.core import errors, heap, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
+from muster.inform.mounts import registry
 from muster.inform.node import maintenance, reads, search, state, writes
 from muster.inform.node.log import context_log, view_writer
 from muster.inform.node.log import view as log_view
@@ -50,6 +51,7 @@ async def start(
     uptime_s: Callable[[], float] | None = None,
     role_of: state.RoleResolver | None = None,
     zone: str = "default",
+    mount_backends: registry.Backends = registry.BACKENDS,
 ) -> InformationNode:
     """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
 
@@ -77,6 +79,7 @@ async def start(
         uptime_s=uptime_s or uptime.clock_of(asyncio.get_running_loop()),
         role_of=role_of,
         zone=zone,
+        mount_backends=mount_backends,
     )
     node = InformationNode(shared)
     try:

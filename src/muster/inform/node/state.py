@@ -60,6 +60,7 @@ class NodeState:
         uptime_s: Callable[[], float],
         role_of: RoleResolver | None,
         zone: str,
+        mount_backends: registry.Backends,
     ) -> None:
         self.name = name
         self.bus = bus
@@ -71,7 +72,7 @@ class NodeState:
         self.role_of = role_of
         # Where everybody may be anybody, nobody owns anything.
         self._rules = (*settings.rules, *(access_rules.BUILT_IN if role_of is not None else ()))
-        self.mounts = {one.name: registry.open_mount(one) for one in settings.mounts}
+        self.mounts = {one.name: registry.open_mount(one, mount_backends) for one in settings.mounts}
         self.zone = zone
         under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
         self.copies = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)

@@ -4,7 +4,8 @@ A *bitmap* is an array of 64-bit words, bit ``i % 64`` of word ``i // 64`` stand
 becomes a postfix *program* that one compiled loop interprets over blocks of 8,192 rows, so that no address
 costs a compilation and the stack stays in the nearest cache.
 
-`muster.notify.matcher.kernels_numpy` is the same in numpy alone: slower, always there, and what these are tested against.
+`muster.notify.matcher.kernels_numpy` is the same in numpy alone: slower, always there, and what these are
+tested against.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The inner loops in numpy alone: the reference for `muster.notify.matcher.kernels_numba`, and their stand-in."""
+"""The inner loops in numpy alone: the reference for `muster.notify.matcher.kernels_numba`, and their
+stand-in."""
 
 from __future__ import annotations
 

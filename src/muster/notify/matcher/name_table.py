@@ -61,7 +61,7 @@ class NameTable:
 
     def rows(self, names: Sequence[str]) -> Array:
         """The same for many."""
-        look_up = getattr(self.kernels, "look_up", None)  # numpy alone would be slower than one by one
+        look_up = getattr(self.kernels, "lookup", None)  # numpy alone would be slower than one by one
         if look_up is None or len(names) < FEW:
             return np.fromiter(map(self.row, names), np.int64, len(names))
         data, lengths = _packed(names)

@@ -7,8 +7,8 @@ Whatever a clause asks of one column is answered with bitmaps and with ranges of
 - numbers: exact, and beside it the code of the interval between *edges* that the number lies in.  Constants
   that addresses compare with become edges when they are seen a second time, after which one byte decides.
 
-What cannot be answered so (many words, arithmetic, constants not seen before) `muster.predicates.backends.columnar`
-works out on the exact columns.
+What cannot be answered so (many words, arithmetic, constants not seen before)
+`muster.predicates.backends.columnar` works out on the exact columns.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class NumberColumn:
             new, null = np.array(cells, np.float64), None  # None becomes NaN
         self._values[rows] = new
         codes = self._room.codes_of(self._column)
-        self._room.kernels.recode(self._values, rows, self._array, codes)
+        self._room.kernels.encode_rows(self._values, rows, self._array, codes)
         if null is not None:
             codes[rows[null]] = 0
 
@@ -396,7 +396,7 @@ class NumberColumn:
         self.version += 1
         codes = self._room.codes_of(self._column)
         rows = np.flatnonzero(codes)
-        self._room.kernels.recode(self._values, rows, self._array, codes)
+        self._room.kernels.encode_rows(self._values, rows, self._array, codes)
         return True
 
     def forget_edges(self) -> None:

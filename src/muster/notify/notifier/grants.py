@@ -5,7 +5,8 @@ of revocations is answered when all notifiers have seen it.
 
 Restricted attributes of receivers stand in their columns like any other, written by us when a grant comes,
 goes or ends; those of a sender are looked up when it sends.  A grant that holds in a region, or for an
-audience, counts for the receivers there only, so an event carries it apart (`muster.notify.matcher.grant_scopes`).
+audience, counts for the receivers there only, so an event carries it apart
+(`muster.notify.matcher.grant_scopes`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Notifiers keep every change of a party's state and every event they decided about, in one stream whose schema
 is in docs/reference/notify.md.  From the changes each party's states become rows with the moments between
 which they held; an event meets those that held when it was decided.  Its own address, and the policy that is
-asked about, are SQL that Spark runs (`muster.predicates.backends.sql`), so they mean what they mean to a notifier.
+asked about, are SQL that Spark runs (`muster.predicates.backends.sql`), so they mean what they mean to a
+notifier.
 
 What the stream no longer holds is not known: a party whose beginning was dropped is met from its next one on.
 Nor is what authorities granted to receivers; what they granted to senders was kept with the event.

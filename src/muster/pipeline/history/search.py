@@ -1,8 +1,8 @@
 """Searching the history: a predicate over Parquet files, without Spark.
 
 The files are read in batches of columns; what the predicate asks about is evaluated over whole columns
-(`muster.predicates.backends.columnar`), so a search costs what reading those columns costs, and nothing is started for
-it.  Files whose times lie outside the period asked for are not opened beyond their footers.
+(`muster.predicates.backends.columnar`), so a search costs what reading those columns costs, and nothing is
+started for it.  Files whose times lie outside the period asked for are not opened beyond their footers.
 """
 
 from __future__ import annotations

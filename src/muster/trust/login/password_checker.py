@@ -1,13 +1,13 @@
 """The one place where passwords of clients are checked, for web, REST, SOAP and AMQP.
 
-Checking a password costs 0.1 s of a core and 64 MiB on purpose (`muster.trust.login.passwords`).  So a correct one
-is remembered, as a keyed hash in memory, and stays correct for as long as its verifier is unchanged: a
-password that is changed, removed or expires ends at once.
+Checking a password costs 0.1 s of a core and 64 MiB on purpose (`muster.trust.login.passwords`).  So a
+correct one is remembered, as a keyed hash in memory, and stays correct for as long as its verifier is
+unchanged: a password that is changed, removed or expires ends at once.
 
-Before any password is looked at, the throttle is asked (`muster.trust.login.throttle`), which all processes of the
-domain share (`muster.trust.login.attempt_log`).  Few passwords are checked at the same time, and those of one address
-one after the other: a client with many pending logins delays its own and not those of other addresses, and
-none of them is looked at before the failures of those ahead of it are counted.
+Before any password is looked at, the throttle is asked (`muster.trust.login.throttle`), which all processes
+of the domain share (`muster.trust.login.attempt_log`).  Few passwords are checked at the same time, and those
+of one address one after the other: a client with many pending logins delays its own and not those of other
+addresses, and none of them is looked at before the failures of those ahead of it are counted.
 """
 
 from __future__ import annotations

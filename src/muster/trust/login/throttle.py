@@ -12,8 +12,8 @@ A client that logged in to an account from an address earlier is subject to the 
 a client that attacks from many addresses nor one behind the same proxy locks it out.
 
 Refused attempts are not counted and the password is not looked at: the right one is refused as well.  All
-tables are bounded; the entries that were used longest ago are dropped first.  `muster.trust.login.attempt_log` shares
-what is counted among the processes of a domain.
+tables are bounded; the entries that were used longest ago are dropped first.
+`muster.trust.login.attempt_log` shares what is counted among the processes of a domain.
 
 Pure: the clock is injected.
 """

@@ -45,7 +45,8 @@ class QueueGrant:
         named = [right.strip() for right in listed.split(",")]
         if not pattern or not set(named) <= set(QueueRight):
             raise errors.InvalidInput(
-                f"{text[:140]!r} grants nothing: expected QUEUE:RIGHTS, the rights among {', '.join(QueueRight)}",
+                f"{text[:140]!r} grants nothing: expected QUEUE:RIGHTS, "
+                f"the rights among {', '.join(QueueRight)}",
                 hint="for example 'orders:send,receive' or 'orders-*:browse'",
             )
         return cls(pattern, frozenset(QueueRight(right) for right in named))

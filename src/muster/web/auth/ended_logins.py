@@ -1,9 +1,9 @@
 """Logins that were ended before they expired, in one file that all web processes of the domain share.
 
-A session is valid by its seal alone (`muster.web.auth.sessions`), so the end of one has to be remembered until it
-would have expired.  No end is ever dropped to save space: a name with too many of them cannot begin another
-session until some expire.  The file is changed under a lock and replaced atomically; it is read again when
-another process replaced it.  A damaged file is an error and never means that no login was ended.
+A session is valid by its seal alone (`muster.web.auth.sessions`), so the end of one has to be remembered
+until it would have expired.  No end is ever dropped to save space: a name with too many of them cannot begin
+another session until some expire.  The file is changed under a lock and replaced atomically; it is read again
+when another process replaced it.  A damaged file is an error and never means that no login was ended.
 
 All of this blocks: call it in a thread.
 """

@@ -1,7 +1,7 @@
 """Sessions and tokens of the web: begun with a password, recognised with each request, and ended.
 
-Passwords are checked and throttled by `muster.trust.login.password_checker`.  That a login still exists is looked up again
-every few seconds: a removed or changed password ends its sessions soon.
+Passwords are checked and throttled by `muster.trust.login.password_checker`.  That a login still exists is
+looked up again every few seconds: a removed or changed password ends its sessions soon.
 """
 
 from __future__ import annotations

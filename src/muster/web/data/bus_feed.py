@@ -1,8 +1,8 @@
 """What comes by on the bus, kept for every page and every request of this process, each within a bound.
 
 What services announce is taken as it comes (reports in columns, alerts, decisions, the pipeline's progress,
-changes of state).  What has to be asked for is asked through one cache (`muster.web.data.read_model`), whose tags the
-announcements touch: a thousand open pages ask a service no more often than one.
+changes of state).  What has to be asked for is asked through one cache (`muster.web.data.read_model`), whose
+tags the announcements touch: a thousand open pages ask a service no more often than one.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
 
     async def caught_up() -> bool:
         async with await database.open(view) as store:
-            return (await log_view.ReplicaView(store, "n1").position())[0] >= last
+            return await log_view.ReplicaView(store, "n1").position() >= last
 
     await eventually(caught_up, timeout_s=60)
     await node.kill()

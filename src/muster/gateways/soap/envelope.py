@@ -57,11 +57,11 @@ class SoapEnvelope:
 
 def version_of(root: xml.XmlElement) -> SoapVersion | None:
     """None: an envelope of no version that we know, or none at all."""
-    return _BY_NAMESPACE.get(root.namespace) if root.local == "SoapEnvelope" else None
+    return _BY_NAMESPACE.get(root.namespace) if root.local == "Envelope" else None
 
 
 def read(root: xml.XmlElement, accepted: Sequence[SoapVersion] = tuple(SoapVersion)) -> SoapEnvelope:
-    if root.local != "SoapEnvelope":
+    if root.local != "Envelope":
         raise faults.SoapFault(faults.SoapFaultCode.SENDER, f"<{root.local[:60]}> is no SOAP envelope")
     version = version_of(root)
     if version is None or version not in accepted:
@@ -127,7 +127,7 @@ def write(
 ) -> bytes:
     """`errors.LimitExceeded` where it would be longer than ``bytes_max``."""
     root = xml.XmlElement(
-        version("SoapEnvelope"),
+        version("Envelope"),
         xml.XmlElement(version("Header"), *headers) if headers else None,
         xml.XmlElement(version("Body"), *body),
     )

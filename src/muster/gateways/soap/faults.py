@@ -71,7 +71,7 @@ def public_message(error: errors.MusterError) -> str:
 
 def element11(fault: SoapFault) -> xml.XmlElement:
     return xml.XmlElement(
-        SOAP11("SoapFault"),
+        SOAP11("Fault"),
         xml.XmlElement("faultcode", xml.QName(SOAP11(_IN_11.get(fault.blame, fault.blame.value)))),
         xml.XmlElement("faultstring", fault.message),
         xml.XmlElement("detail", *fault.details) if fault.details else None,
@@ -83,9 +83,9 @@ def element12(fault: SoapFault) -> xml.XmlElement:
     if fault.subcode:
         subcode = xml.XmlElement(SOAP12("Subcode"), xml.XmlElement(SOAP12("Value"), xml.QName(fault.subcode)))
     return xml.XmlElement(
-        SOAP12("SoapFault"),
+        SOAP12("Fault"),
         xml.XmlElement(
-            SOAP12("SoapFaultCode"),
+            SOAP12("Code"),
             xml.XmlElement(SOAP12("Value"), xml.QName(SOAP12(fault.blame.value))),
             subcode,
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,6 +39,15 @@ def test_the_floors_are_listed_from_top_to_bottom():
     }
     order = [floor[name] for name in listed()]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/walkthrough.md"])
+def test_each_module_that_is_named_exists(page):
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py|[a-z_]+/[a-z_/]*)`", (ROOT / page).read_text())
+    assert len(named) > 10
+    assert [
+        name for name in named if not ((ROOT / "src" / "muster" / name).exists() or (ROOT / name).exists())
+    ] == []
 
 
 def test_each_test_that_the_security_page_names_exists():

@@ -49,21 +49,21 @@ async def connect(
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if not addresses and locator is None:
-        found = await asyncio.to_thread(_find)
-        if found is not None:
-            addresses, locator, creds = list(found.servers), found.locator, creds or found.creds
-            tls = tls or (ssl.create_default_context(cafile=str(found.ca)) if found.ca else None)
+        profile = await asyncio.to_thread(_find)
+        if profile is not None:
+            addresses, locator, creds = list(profile.servers), profile.locator, creds or profile.creds
+            tls = tls or (ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None)
     if locator is not None:
         try:
             addresses = [*await locators.locate(locator, tls=tls), *addresses]
         except errors.Unavailable:
             if not addresses:
                 raise
-    given = functools.partial(_read, Path(creds)) if isinstance(creds, str | Path) else creds
+    source = functools.partial(_read, Path(creds)) if isinstance(creds, str | Path) else creds
     return await client.connect(
         addresses or [DEFAULT_SERVER],
         identity=identity,
-        creds=given,
+        creds=source,
         tls=tls,
         measure=measure,
         in_order=locator is not None,

@@ -138,7 +138,7 @@ def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
     expression = "alert AND threat_level >= 4 AND sender.region = 'northwest'"
     told = explanation.explain(parser.parse(expression), {"alert": True, "threat_level": 3})
     assert told.truth is False
-    assert [(each.truth, expression[slice(*each.span)], each.found) for each in told.because] == [
+    assert [(each.truth, expression[slice(*each.span)], each.values) for each in told.because] == [
         (False, "threat_level >= 4", (("threat_level", 3),)),
         (None, "sender.region = 'northwest'", (("sender.region", None),)),
     ]

@@ -282,27 +282,27 @@ class _Run:
         self._alarm = None
         self._obey(self.candidate.tick(self._loop.time()))
 
-    async def _store(self, wanted: lease_state.StoreLease) -> None:
+    async def _store(self, instruction: lease_state.StoreLease) -> None:
         sent_at = self._loop.time()
-        value = msgspec.json.encode(wanted.record)
+        value = msgspec.json.encode(instruction.record)
         try:
             async with asyncio.timeout(self._ttl_s):  # later than that the answer means nothing
-                if wanted.revision is None:
+                if instruction.revision is None:
                     revision = await self._bucket.create(self.name, value, ttl_s=self._ttl_s)
                 else:
                     revision = await self._bucket.update(
-                        self.name, value, revision=wanted.revision, ttl_s=self._ttl_s
+                        self.name, value, revision=instruction.revision, ttl_s=self._ttl_s
                     )
         except (errors.AlreadyExists, errors.Conflict):
-            self._obey(self.candidate.conflicted(wanted.attempt, self._loop.time()))
+            self._obey(self.candidate.conflicted(instruction.attempt, self._loop.time()))
         except (errors.Unavailable, TimeoutError):
-            self._obey(self.candidate.failed(wanted.attempt, self._loop.time()))
+            self._obey(self.candidate.failed(instruction.attempt, self._loop.time()))
         except errors.MusterError as error:
-            self._obey(self.candidate.failed(wanted.attempt, self._loop.time()))
+            self._obey(self.candidate.failed(instruction.attempt, self._loop.time()))
             if not self._gained.done():
                 self._gained.set_exception(error)
         else:
-            self._obey(self.candidate.stored(wanted.attempt, revision, sent_at, self._loop.time()))
+            self._obey(self.candidate.stored(instruction.attempt, revision, sent_at, self._loop.time()))
 
     async def _remove(self, revision: int) -> None:
         with contextlib.suppress(errors.Conflict, errors.Unavailable):

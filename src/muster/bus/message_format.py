@@ -82,16 +82,16 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
     if not raw:
         return {}
     lines = raw.decode("utf-8", "replace").split("\r\n")
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     status = lines[0][8:].strip()
     if status:
-        found["Status"], _, found["Description"] = status.partition(" ")
+        headers["Status"], _, headers["Description"] = status.partition(" ")
     for line in lines[1:]:
         if line:
             name, colon, value = line.partition(":")
             if colon:
-                found[name] = value.strip()
-    return found
+                headers[name] = value.strip()
+    return headers
 
 
 def status_of(raw: bytes | None) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 def matches(pattern: str, subject: str) -> bool:
     if pattern == subject:
         return True
-    wanted, given = pattern.split("."), subject.split(".")
-    for place, token in enumerate(wanted):
-        if token == ">" and place == len(wanted) - 1:
-            return len(given) > place
-        if place >= len(given) or token not in ("*", given[place]):
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    for place, token in enumerate(pattern_tokens):
+        if token == ">" and place == len(pattern_tokens) - 1:
+            return len(tokens) > place
+        if place >= len(tokens) or token not in ("*", tokens[place]):
             return False
-    return len(wanted) == len(given)
+    return len(pattern_tokens) == len(tokens)
 
 
 class SubjectPatternSet:

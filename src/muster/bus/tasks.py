@@ -178,8 +178,8 @@ class TaskSupervisor:
 
 def problems() -> list[str]:
     """What is wrong in any supervisor of this process, for its health page."""
-    found = (supervisor.problem() for supervisor in list(_supervisors))
-    return sorted(problem for problem in found if problem is not None)
+    reports = (supervisor.problem() for supervisor in list(_supervisors))
+    return sorted(problem for problem in reports if problem is not None)
 
 
 def failures() -> Counter[tuple[str, str]]:

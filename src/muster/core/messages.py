@@ -191,7 +191,7 @@ def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
         either: Any = kind | _Nothing
         _decoders[kind] = (msgspec.json.Decoder(either), msgspec.msgpack.Decoder(either))
     as_json, as_msgpack = _decoders[kind]
-    wanted = kind.__struct_config__.tag
+    tag = kind.__struct_config__.tag
     try:
         # 0x7b is { in JSON, and in MessagePack a number, with which no message begins.
         message = (as_json if data[:1] in (b"{", b"") else as_msgpack).decode(data)
@@ -201,11 +201,11 @@ def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
             if "`$.kind`" in str(error) or "field `kind`" in str(error)
             else MalformedMessage
         )
-        raise fault(f"not a message of kind {wanted}: {str(error)[:300]}") from error
+        raise fault(f"not a message of kind {tag}: {str(error)[:300]}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise MalformedMessage(f"neither JSON nor MessagePack: {str(error)[:300]}") from error
     if not isinstance(message, kind):
-        raise UnknownMessageKind(f"not a message of kind {wanted}")
+        raise UnknownMessageKind(f"not a message of kind {tag}")
     return message
 
 

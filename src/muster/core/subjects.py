@@ -127,12 +127,12 @@ def matches(pattern: str, subject: str) -> bool:
 
     If ``subject`` has wildcards itself: whether every subject that it stands for matches.
     """
-    wanted, given = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(given) <= len(wanted):
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    if pattern_tokens[-1] == ">":
+        pattern_tokens.pop()
+        if len(tokens) <= len(pattern_tokens):
             return False
-        given = given[: len(wanted)]
-    return len(wanted) == len(given) and all(
-        w == g or (w == "*" and g != ">") for w, g in zip(wanted, given, strict=True)
+        tokens = tokens[: len(pattern_tokens)]
+    return len(pattern_tokens) == len(tokens) and all(
+        w == g or (w == "*" and g != ">") for w, g in zip(pattern_tokens, tokens, strict=True)
     )

@@ -235,7 +235,7 @@ def _write_pairs(pairs: Sequence[_Pair], joint: str) -> str:
 
 def _in_order(pairs: Sequence[_Pair]) -> bool:
     tags = [pair.tag for pair in pairs if pair.value is not None]
-    return all(str(one) < str(after) for one, after in itertools.pairwise(tags))
+    return all(str(tag) < str(after) for tag, after in itertools.pairwise(tags))
 
 
 _NOTATION = re.compile(r"(path|tags|subject):")
@@ -415,14 +415,14 @@ class PathPattern(TopicPattern):
         return (_subject(self.levels),)
 
     def matches(self, topic: Topic) -> bool:
-        wanted, given = self.levels, topic.levels
-        if wanted[-1] is Wildcard.REST:
-            wanted = wanted[:-1]
-            if len(given) <= len(wanted):
+        pattern_levels, levels = self.levels, topic.levels
+        if pattern_levels[-1] is Wildcard.REST:
+            pattern_levels = pattern_levels[:-1]
+            if len(levels) <= len(pattern_levels):
                 return False
-        elif len(given) != len(wanted):
+        elif len(levels) != len(pattern_levels):
             return False
-        return all(w is Wildcard.ONE or w == g for w, g in zip(wanted, given, strict=False))
+        return all(w is Wildcard.ONE or w == g for w, g in zip(pattern_levels, levels, strict=False))
 
     def __str__(self) -> str:
         return _named(_path(self.levels))
@@ -448,13 +448,13 @@ class TagPattern(TopicPattern):
     def subjects(self) -> tuple[str, ...]:
         # A tag with a value is the rarest in most messages, so it lets the broker drop the most.
         anchor = min(self._sorted(), key=lambda pair: not isinstance(pair.value, str))
-        found = list[Sequence[Level]]()
+        selected = list[Sequence[Level]]()
         for place in range(0, MAX_LEVELS, 2):
             levels = [Wildcard.ONE] * place + [anchor.tag] + ([] if anchor.value is None else [anchor.value])
-            found.append(levels)
+            selected.append(levels)
             if len(levels) < MAX_LEVELS:
-                found.append([*levels, Wildcard.REST])
-        return tuple(map(_subject, found))
+                selected.append([*levels, Wildcard.REST])
+        return tuple(map(_subject, selected))
 
     def permitted(self) -> tuple[str, ...]:
         if len(self.pairs) > 1:  # the subjects name one of the tags only
@@ -468,17 +468,17 @@ class TagPattern(TopicPattern):
         return sorted(self.pairs, key=lambda pair: pair.write(last=True))
 
     def matches(self, topic: Topic) -> bool:
-        given = _pairs(topic.levels)
-        return all(any(_has(wanted, pair) for pair in given) for wanted in self.pairs)
+        pairs = _pairs(topic.levels)
+        return all(any(_has(pattern_pair, pair) for pair in pairs) for pattern_pair in self.pairs)
 
     def __str__(self) -> str:
         return f"tags:{_write_pairs(self._sorted(), ',')}"
 
 
-def _has(wanted: _Pair, given: _Pair) -> bool:
+def _has(pattern_pair: _Pair, pair: _Pair) -> bool:
     """A wanted tag without a value may have any, or none."""
-    if wanted.tag != given.tag:
+    if pattern_pair.tag != pair.tag:
         return False
-    if wanted.value is Wildcard.ONE:
-        return given.value is not None
-    return wanted.value in (None, given.value)
+    if pattern_pair.value is Wildcard.ONE:
+        return pair.value is not None
+    return pattern_pair.value in (None, pair.value)

@@ -92,8 +92,8 @@ def regular_expression(form: PatternShape) -> str:
 def matcher(pattern: str, escape: str = "") -> Callable[[str], bool]:
     first, *rest = shape(pattern, escape).segments
     if not rest:
-        whole = re.compile(_expression(first), re.S).fullmatch
-        return lambda value: whole(value) is not None
+        match = re.compile(_expression(first), re.S).fullmatch
+        return lambda value: match(value) is not None
     *middle, last = rest
     start, end = plain(first), plain(last)
     if not middle and start is not None and end is not None:

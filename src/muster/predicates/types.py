@@ -115,6 +115,6 @@ def parse_type(text: str) -> AttributeType:
     word = text.strip()
     if simple := _SIMPLE.get(word.lower()):
         return simple
-    if found := _SET.fullmatch(word):
-        return set_of(*(part.strip() for part in found[1].split(",")))
+    if match := _SET.fullmatch(word):
+        return set_of(*(part.strip() for part in match[1].split(",")))
     raise errors.InvalidInput(f"{text[:80]!r} is not a type: use string, int, float, bool or set{{word, …}}")

@@ -101,7 +101,7 @@ def evaluate(expression: ast.Expression, get: Callable[[str], object]) -> object
 # with an exactly equal one between numbers of one kind: (operator, bound), or a bool where it is always so.
 
 
-def whole_bound(sign: ast.ComparisonOperator, bound: float) -> tuple[ast.ComparisonOperator, int] | bool:
+def integer_bound(sign: ast.ComparisonOperator, bound: float) -> tuple[ast.ComparisonOperator, int] | bool:
     """``x sign bound`` for whole 64-bit ``x``, with a whole bound."""
     if bound >= 2.0**63:
         return sign in ("<", "<=", "<>")

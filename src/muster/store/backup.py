@@ -119,7 +119,7 @@ async def restoring(
             with contextlib.closing(_read(path)) as lines:
                 while page := await asyncio.to_thread(_page, lines):
                     await store.write(
-                        {one.place: commit_plan.RecordWrite(one.v, None, one.e) for one in page}
+                        {record.place: commit_plan.RecordWrite(record.v, None, record.e) for record in page}
                     )
             yield records
             await store.write(ended)

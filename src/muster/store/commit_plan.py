@@ -186,9 +186,9 @@ class _Planner:
         for place in commit.keys_read:
             if self._latest.get(place, 0) > snapshot:
                 return _overtaken_at(place, self._latest[place])
-        for wanted in commit.ranges_read:
+        for key_range in commit.ranges_read:
             for place, position in self._latest.items():
-                if position > snapshot and wanted.holds(place):
+                if position > snapshot and key_range.holds(place):
                     return _overtaken_at(place, position)
         return None
 

@@ -169,8 +169,8 @@ class Store:
         """As `Transaction.scan`; of a large collection see `pages`."""
         self._check_open()
         transactions.check_limit(limit)
-        wanted = transactions.range_of(collection, prefix, start, end)
-        return await self.engine.scan(wanted, limit, reverse)
+        key_range = transactions.range_of(collection, prefix, start, end)
+        return await self.engine.scan(key_range, limit, reverse)
 
     async def pages(
         self,
@@ -216,7 +216,7 @@ class Store:
             transactions.check_collection(collection)
         if limit < 1:
             raise errors.InvalidInput(f"a limit of {limit} is not possible: give 1 or more")
-        head, found = await self.engine.changes(after, collection, limit)
+        head, changes = await self.engine.changes(after, collection, limit)
         if after < head.trimmed:
             raise api.FeedTrimmed(
                 f"the changes after {after} are gone; the feed begins after {head.trimmed}",
@@ -227,7 +227,7 @@ class Store:
                 f"position {after} has not been reached: the store is at {head.position}",
                 hint="it may come from another store: compare `identity`, and scan anew",
             )
-        return api.ChangePage(found, found[-1].position if len(found) == limit else head.position)
+        return api.ChangePage(changes, changes[-1].position if len(changes) == limit else head.position)
 
     async def watch(
         self, after: int | None = None, *, collection: str | None = None, limit: int = 1_000

@@ -17,7 +17,7 @@ class EngineReader(Protocol):
     def version(self) -> int: ...
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]: ...
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]: ...
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int
@@ -49,7 +49,7 @@ class StorageEngine(Protocol):
         ...
 
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]: ...
 
     async def changes(

@@ -91,21 +91,21 @@ class StoreCommitter:
             size_bytes += self._waiting[0].bytes
             if batch and size_bytes > BATCH_BYTES_MAX:
                 break
-            one = self._waiting.popleft()
-            if not one.answer.cancelled():
-                batch.append(one)
+            waiting = self._waiting.popleft()
+            if not waiting.answer.cancelled():
+                batch.append(waiting)
         return batch
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         if not batch:
             return
         try:
-            outcomes = await self._target.commit([one.commit for one in batch])
+            outcomes = await self._target.commit([waiting.commit for waiting in batch])
         except api.StoreFull as error:
             if len(batch) == 1:
                 self._fail(batch, error)
-            for one in batch if len(batch) > 1 else ():
-                await self._commit([one])
+            for waiting in batch if len(batch) > 1 else ():
+                await self._commit([waiting])
             return
         except errors.MusterError as error:
             self._fail(batch, error)
@@ -116,17 +116,17 @@ class StoreCommitter:
             self._fail(batch, broken)
             return
         self.counters.batches += 1
-        for one, outcome in zip(batch, outcomes, strict=True):
-            self._answer(one, outcome)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            self._answer(waiting, outcome)
         self._committed()
 
     def _fail(self, batch: list[_Waiting], error: errors.MusterError) -> None:
-        for one in batch:
+        for waiting in batch:
             own = copy.copy(error)  # raised by one caller only
             own.__cause__ = error
-            self._answer(one, own)
+            self._answer(waiting, own)
 
-    def _answer(self, one: _Waiting, outcome: int | errors.MusterError) -> None:
+    def _answer(self, waiting: _Waiting, outcome: int | errors.MusterError) -> None:
         counters = self.counters
         match outcome:
             case int():
@@ -141,9 +141,9 @@ class StoreCommitter:
                 counters.over_budget += 1
             case _:
                 counters.failures += 1
-        if one.answer.done():
+        if waiting.answer.done():
             return
         if isinstance(outcome, int):
-            one.answer.set_result(outcome)
+            waiting.answer.set_result(outcome)
         else:
-            one.answer.set_exception(outcome)
+            waiting.answer.set_exception(outcome)

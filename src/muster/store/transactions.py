@@ -106,20 +106,20 @@ class Transaction:
         """Those of ``keys`` that exist."""
         self._check_open()
         check_collection(collection)
-        found: dict[str, api.StoreRecord] = {}
-        asked: list[bytes] = []
+        records: dict[str, api.StoreRecord] = {}
+        missing: list[bytes] = []
         for key in dict.fromkeys(keys):
             place = (collection, encode_key(key))
             write = self._writes.get(place)
             if write is None:
-                asked.append(place[1])
+                missing.append(place[1])
             elif write.value is not None:
-                found[key] = _own(place, write)
-        if asked:
+                records[key] = _own(place, write)
+        if missing:
             reader = await self._snapshot()
-            self._keys_read.update((collection, key) for key in asked)
-            found |= {record.key: record for record in await reader.get_many(collection, asked)}
-        return found
+            self._keys_read.update((collection, key) for key in missing)
+            records |= {record.key: record for record in await reader.get_many(collection, missing)}
+        return records
 
     async def scan(
         self,
@@ -133,14 +133,14 @@ class Transaction:
     ) -> list[api.StoreRecord]:
         """Records in the order of their keys: from ``start`` (included) to ``end`` (not included)."""
         self._check_open()
-        wanted = range_of(collection, prefix, start, end)
+        key_range = range_of(collection, prefix, start, end)
         check_limit(limit)
         reader = await self._snapshot()
-        own = {place[1].decode(): write for place, write in self._writes.items() if wanted.holds(place)}
+        own = {place[1].decode(): write for place, write in self._writes.items() if key_range.holds(place)}
         # A record of the snapshot may be hidden by each write of our own, so that many more are asked for.
-        asked = None if limit is None else limit + len(own)
-        seen = await reader.scan(wanted, asked, reverse)
-        self._ranges_read.append(_covered(wanted, seen, asked, reverse))
+        read_limit = None if limit is None else limit + len(own)
+        seen = await reader.scan(key_range, read_limit, reverse)
+        self._ranges_read.append(_covered(key_range, seen, read_limit, reverse))
         if not own:
             return seen
         merged = [record for record in seen if record.key not in own]
@@ -213,7 +213,7 @@ class Transaction:
         if earlier is not None:  # what the first write expects is what has to be there at the commit
             if earlier.expected_version is not None:
                 expected_version = earlier.expected_version
-            epochs = [one for one in (earlier.epoch, epoch) if one is not None]
+            epochs = [known for known in (earlier.epoch, epoch) if known is not None]
             epoch = max(epochs, default=None)
             self._bytes -= commit_plan.size(place, len(earlier.value or b""))
         self._bytes += commit_plan.size(place, len(value or b""))
@@ -263,14 +263,14 @@ def _own(place: commit_plan.Place, write: commit_plan.RecordWrite) -> api.StoreR
 
 
 def _covered(
-    wanted: commit_plan.KeyRange, seen: list[api.StoreRecord], asked: int | None, reverse: bool
+    key_range: commit_plan.KeyRange, seen: list[api.StoreRecord], limit: int | None, reverse: bool
 ) -> commit_plan.KeyRange:
     """The part of the range that the answer depends on: up to the last record, if the limit cut it."""
-    if asked is None or len(seen) < asked:
-        return wanted
+    if limit is None or len(seen) < limit:
+        return key_range
     if not seen:
-        return commit_plan.KeyRange(wanted.collection, b"", b"")
+        return commit_plan.KeyRange(key_range.collection, b"", b"")
     last = seen[-1].key.encode()
     if reverse:
-        return commit_plan.KeyRange(wanted.collection, last, wanted.high)
-    return commit_plan.KeyRange(wanted.collection, wanted.low, last + b"\0")
+        return commit_plan.KeyRange(key_range.collection, last, key_range.high)
+    return commit_plan.KeyRange(key_range.collection, key_range.low, last + b"\0")

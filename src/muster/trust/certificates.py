@@ -135,15 +135,15 @@ class CertificateStore:
         True if the file changed, which is when servers must be told to reload.
         """
         path = self.pair(name).path
-        wanted = _names(hosts)
+        names = _names(hosts)
         with private_files.locked(self._folder):
             authority = self._load(_CA)
             if path.exists():
                 held = self._load(name).certificate
-                fits = _issued_by(held, authority.certificate) and _hosts(held) == set(wanted)
+                fits = _issued_by(held, authority.certificate) and _hosts(held) == set(names)
                 if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
                     return False
-            private_files.replace_file(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
+            private_files.replace_file(path, _leaf(authority, name, names, self._clock(), lifetime_s).pem())
             return True
 
     def pair(self, name: str) -> CertificatePair:

@@ -118,8 +118,8 @@ class Keyring:
 
     def domains(self) -> list[str]:
         # The document is written last: a folder without one was left by a crash and counts for nothing.
-        found = (path.parent.name for path in (self.folder / "accounts").glob("*/account.jwt"))
-        return sorted(name for name in found if name != SYSTEM)
+        names = (path.parent.name for path in (self.folder / "accounts").glob("*/account.jwt"))
+        return sorted(name for name in names if name != SYSTEM)
 
     def add_domain(self, domain: str) -> None:
         """An account for another domain of the tree. Tell brokers with `claims_update`."""
@@ -314,14 +314,14 @@ class Keyring:
 
     def broker(self) -> BrokerTrust:
         """Accounts are brought to the present table of roles first."""
-        found = {}
+        records = {}
         with private_files.locked(self.folder):
             for domain in (SYSTEM, *self.domains()):
                 self._refresh(domain)
                 document, claims = self._document(domain)
-                found[claims.sub] = document
+                records[claims.sub] = document
         operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
-        return BrokerTrust(operator_jwt, self._public(SYSTEM), found)
+        return BrokerTrust(operator_jwt, self._public(SYSTEM), records)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
         """Subject and payload of the request that tells running brokers of the account as it is now.
@@ -510,8 +510,8 @@ class Keyring:
 
 def _queues_in(user: jwt.UserClaims) -> queue_rights.Grants | None:
     """The grants that the document itself names; None: it names none."""
-    found = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
-    return tuple(map(queue_rights.QueueGrant.parse, found)) or None
+    queues = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
+    return tuple(map(queue_rights.QueueGrant.parse, queues)) or None
 
 
 def _queues_of(user: jwt.UserClaims, role: roles.Role | None) -> queue_rights.Grants:

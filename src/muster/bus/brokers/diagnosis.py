@@ -118,8 +118,8 @@ def _match(lines: Sequence[str], among: Collection[BrokerFault]) -> tuple[str, B
     for rule in _RULES:
         if rule.fault in among:
             for line in reversed(lines):
-                if found := rule.pattern.search(line):
-                    return rule.message.format(*found.groups()), rule.fault, rule.hint
+                if match := rule.pattern.search(line):
+                    return rule.message.format(*match.groups()), rule.fault, rule.hint
     return None
 
 
@@ -136,11 +136,11 @@ def restart_limit_reached(name: str, crashes: int, last: errors.MusterError) -> 
 
 def refused_reload(name: str, output: str) -> BrokerFailed | None:
     """The server's refusal of a new configuration, if ``output`` has one."""
-    found = _RELOAD.search(output)
-    if found is None:
+    match = _RELOAD.search(output)
+    if match is None:
         return None
     return BrokerFailed(
-        f"broker {name} would not take its new configuration: {found[1]}",
+        f"broker {name} would not take its new configuration: {match[1]}",
         fault=BrokerFault.RELOAD_REFUSED,
         log_tail=output.splitlines()[-TAIL_LINES:],
         hint="listeners, routes, gateways and names are fixed while the server runs: restart it",
@@ -196,10 +196,10 @@ def unknown_host(name: str, id: str, urls: Sequence[str]) -> BrokerFailed:
 
 def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
     """For a port that we could not hold for the server, in the words the server's own complaint would get."""
-    said = {errno.EADDRINUSE: "address already in use", errno.EACCES: "permission denied"}.get(
+    reason = {errno.EADDRINUSE: "address already in use", errno.EACCES: "permission denied"}.get(
         error.errno or 0, "cannot assign requested address"
     )
-    return explain(name, f"listen tcp {address}: bind: {said}", None)
+    return explain(name, f"listen tcp {address}: bind: {reason}", None)
 
 
 def unhealthy(name: str, reason: str) -> BrokerFailed:

@@ -49,12 +49,12 @@ class BrokerNetwork:
         self._supervise = supervise
         self._outlive_us = outlive_us
         self._system_credentials = system_credentials
-        for one in settings:
-            self._make(one)
+        for broker_config in settings:
+            self._make(broker_config)
 
     @property
     def urls(self) -> list[str]:
-        return [one.url for one in self.brokers.values()]
+        return [member.url for member in self.brokers.values()]
 
     def __getitem__(self, name: str) -> broker.Broker:
         try:
@@ -70,14 +70,14 @@ class BrokerNetwork:
         """When this returns, every broker is healthy and joined to those it should be joined to, and the
         storage of every cluster has a leader."""
         brokers = list(self.brokers.values())
-        for one in brokers:
-            self._check_storage(one)
+        for member in brokers:
+            self._check_storage(member)
         try:
-            await _together(one.reserve() for one in brokers)
-            for one in brokers:
-                one.config = self._wired(one.config)
-            await _together(one.start(timeout_s=timeout_s) for one in brokers)
-            await _together(self._ready(one, timeout_s) for one in brokers)
+            await _together(member.reserve() for member in brokers)
+            for member in brokers:
+                member.config = self._wired(member.config)
+            await _together(member.start(timeout_s=timeout_s) for member in brokers)
+            await _together(self._ready(member, timeout_s) for member in brokers)
             for near, far in self._leaves:
                 await self.link(near, far)
         except BaseException:
@@ -86,7 +86,7 @@ class BrokerNetwork:
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = broker.STOP_TIMEOUT_S) -> None:
         await asyncio.gather(
-            *(one.stop(drain_s=drain_s, timeout_s=timeout_s) for one in self.brokers.values())
+            *(member.stop(drain_s=drain_s, timeout_s=timeout_s) for member in self.brokers.values())
         )
 
     async def __aenter__(self) -> Self:
@@ -100,7 +100,7 @@ class BrokerNetwork:
 
     async def add(self, settings: config.BrokerConfig, *, timeout_s: float = broker.START_TIMEOUT_S) -> None:
         """Start one more broker: alone, or as a member of a cluster that is here already."""
-        gateways = {one.config.gateway.name for one in self.brokers.values() if one.config.gateway}
+        gateways = {member.config.gateway.name for member in self.brokers.values() if member.config.gateway}
         if gateways and settings.gateway is not None and settings.gateway.name not in gateways:
             raise errors.Refused(
                 f"cluster {settings.gateway.name!r} cannot join a super-cluster that runs",
@@ -160,15 +160,15 @@ class BrokerNetwork:
 
     async def unlink(self, id: str) -> None:
         """Take a leaf link away while both ends run."""
-        for one in self.brokers.values():
-            if any(remote.id == id for remote in one.config.remotes):
-                return await one.unlink(id)
+        for member in self.brokers.values():
+            if any(remote.id == id for remote in member.config.remotes):
+                return await member.unlink(id)
         if id.startswith(("route:", "gateway:")):
             raise errors.Refused(
                 f"{id} cannot be taken away while the network runs",
                 hint="routes and gateways are fixed by the engine: remove the broker, or restart the network",
             )
-        there = [remote.id for one in self.brokers.values() for remote in one.config.remotes]
+        there = [remote.id for member in self.brokers.values() for remote in member.config.remotes]
         raise errors.NotFound(
             f"no link {id!r} in this network",
             hint=f"there is: {', '.join(there)}" if there else "there is none to take away",
@@ -177,44 +177,48 @@ class BrokerNetwork:
     async def links(self) -> list[topology.LinkStatus]:
         """Every link of every kind, as it is now. A broker that does not answer has only links that are
         down."""
-        found = {status.id: status for status in topology.due([one.config for one in self.brokers.values()])}
-        for some in await asyncio.gather(*(self._links_of(one) for one in self.brokers.values())):
-            for status in some:
-                if status.up or status.id not in found:
-                    found[status.id] = status
-        return sorted(found.values(), key=lambda status: (status.kind.value, status.id))
+        statuses = {
+            status.id: status for status in topology.due([member.config for member in self.brokers.values()])
+        }
+        for member_links in await asyncio.gather(
+            *(self._links_of(member) for member in self.brokers.values())
+        ):
+            for status in member_links:
+                if status.up or status.id not in statuses:
+                    statuses[status.id] = status
+        return sorted(statuses.values(), key=lambda status: (status.kind.value, status.id))
 
-    async def _links_of(self, one: broker.Broker) -> list[topology.LinkStatus]:
+    async def _links_of(self, member: broker.Broker) -> list[topology.LinkStatus]:
         try:
-            found = await one.links()
-            if one.config.cluster is not None:
-                found += topology.route_links(one.name, await one.ask("routez"))
-            if one.config.gateway is not None:
-                found += topology.gateway_links(one.name, await one.ask("gatewayz"))
+            statuses = await member.links()
+            if member.config.cluster is not None:
+                statuses += topology.route_links(member.name, await member.ask("routez"))
+            if member.config.gateway is not None:
+                statuses += topology.gateway_links(member.name, await member.ask("gatewayz"))
         except errors.Unavailable:
             return []
-        return found
+        return statuses
 
     # Durable storage
 
     async def add_storage(
-        self, name: str, wanted: config.BrokerStorage, *, timeout_s: float = broker.START_TIMEOUT_S
+        self, name: str, storage_config: config.BrokerStorage, *, timeout_s: float = broker.START_TIMEOUT_S
     ) -> None:
         """Give a broker durable storage, for new streams to be placed on. The network runs on; the broker
         itself is restarted, since the engine can start storage late but then does not know its own name."""
-        one = self[name]
-        if one.config.storage is not None:
+        member = self[name]
+        if member.config.storage is not None:
             raise errors.AlreadyExists(f"broker {name} has durable storage already")
         since_s = time.monotonic() - self._storage_removed_at_s.get(name, float("-inf"))
-        if since_s < storage.REJOIN_S and one.config.cluster is not None:
+        if since_s < storage.REJOIN_S and member.config.cluster is not None:
             raise errors.Unavailable(
                 f"broker {name} gave up its storage {since_s:.0f} s ago: its cluster keeps it out",
                 retry_after_s=storage.REJOIN_S - since_s,
                 hint="the engine keeps out what was removed for five minutes; wait, or use another broker",
             )
-        await one.restart(dataclasses.replace(one.config, storage=wanted), drain_s=DRAIN_S)
-        await self._ready(one, timeout_s)
-        await storage.wait_until_settled(self._sharing(one), timeout_s)
+        await member.restart(dataclasses.replace(member.config, storage=storage_config), drain_s=DRAIN_S)
+        await self._ready(member, timeout_s)
+        await storage.wait_until_settled(self._sharing(member), timeout_s)
 
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
@@ -225,47 +229,47 @@ class BrokerNetwork:
         that the streams ask for, or if it does not run, it is refused; with ``force`` it goes all the same,
         and what only it held is lost.
         """
-        one = self[name]
-        if one.config.storage is None:
+        member = self[name]
+        if member.config.storage is None:
             raise errors.NotFound(f"broker {name} has no durable storage")
-        sharing = [other for other in self._sharing(one) if other is not one]
+        sharing = [other for other in self._sharing(member) if other is not member]
         if len(sharing) == 1:
             raise errors.Refused(
                 f"broker {name} cannot give up its storage: {sharing[0].name} would be alone with it",
                 hint=storage.TWO_OR_MORE,
             )
         if not force:
-            await self._empty(one, sharing, timeout_s)
-        without = dataclasses.replace(one.config, storage=None)
-        if one.state in (broker.BrokerState.RUNNING, broker.BrokerState.RESTARTING):
-            await one.restart(without, drain_s=DRAIN_S)
-        one.config = without
+            await self._empty(member, sharing, timeout_s)
+        without = dataclasses.replace(member.config, storage=None)
+        if member.state in (broker.BrokerState.RUNNING, broker.BrokerState.RESTARTING):
+            await member.restart(without, drain_s=DRAIN_S)
+        member.config = without
         if sharing:
-            await storage.remove_peer(name, sharing, self._access(one))
+            await storage.remove_peer(name, sharing, self._access(member))
             self._storage_removed_at_s[name] = time.monotonic()
 
-    async def _empty(self, one: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
-        if one.state is not broker.BrokerState.RUNNING:
+    async def _empty(self, member: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
+        if member.state is not broker.BrokerState.RUNNING:
             raise errors.Refused(
-                f"broker {one.name} does not run, so what it stores cannot move",
+                f"broker {member.name} does not run, so what it stores cannot move",
                 hint="start it first, or force it and lose what only it held",
             )
         # A stream lives in one cluster of a super-cluster.
-        cluster = topology.cluster_of(one.config)
+        cluster = topology.cluster_of(member.config)
         others = [other for other in sharing if topology.cluster_of(other.config) == cluster]
-        needed = await storage.replicas_max(one)
+        needed = await storage.replicas_max(member)
         if len(others) < needed:
             raise errors.Refused(
-                f"broker {one.name} cannot give up its storage: some stream has {needed} replicas, and "
+                f"broker {member.name} cannot give up its storage: some stream has {needed} replicas, and "
                 f"{len(others)} other brokers of its cluster have storage",
                 hint="add storage to another broker, ask for fewer replicas, or force it and lose data",
             )
         if needed:
-            await storage.evacuate(one, others, self._access(one), timeout_s)
+            await storage.evacuate(member, others, self._access(member), timeout_s)
 
-    def _access(self, one: broker.Broker) -> system_account.SystemAccess:
+    def _access(self, member: broker.Broker) -> system_account.SystemAccess:
         return system_account.SystemAccess(
-            credentials=self._system_credentials, password=one.config.system_secret, tls=one.config.tls
+            credentials=self._system_credentials, password=member.config.system_secret, tls=member.config.tls
         )
 
     # Who is joined to whom
@@ -279,33 +283,34 @@ class BrokerNetwork:
         )
         return made
 
-    def _wired(self, one: config.BrokerConfig) -> config.BrokerConfig:
+    def _wired(self, broker_config: config.BrokerConfig) -> config.BrokerConfig:
         everybody = [other.config for other in self.brokers.values()]
         return topology.with_gateways(
-            topology.with_routes(one, everybody, self._outside_routes[one.name]), everybody
+            topology.with_routes(broker_config, everybody, self._outside_routes[broker_config.name]),
+            everybody,
         )
 
     async def _rewire(self) -> None:
         """Tell the running members of each cluster who belongs to it now. They know by hearsay; this is for
         their next restart."""
-        for one in self.brokers.values():
+        for member in self.brokers.values():
             everybody = [other.config for other in self.brokers.values()]
-            wired = topology.with_routes(one.config, everybody, self._outside_routes[one.name])
-            if wired != one.config and one.state is broker.BrokerState.RUNNING:
-                await one.apply(wired)
+            wired = topology.with_routes(member.config, everybody, self._outside_routes[member.name])
+            if wired != member.config and member.state is broker.BrokerState.RUNNING:
+                await member.apply(wired)
 
-    async def _ready(self, one: broker.Broker, timeout_s: float) -> None:
+    async def _ready(self, member: broker.Broker, timeout_s: float) -> None:
         running = [other for other in self.brokers.values() if other.state is broker.BrokerState.RUNNING]
         peers = {
             other.name
             for other in running
-            if other is not one and topology.cluster_of(other.config) == topology.cluster_of(one.config)
+            if other is not member and topology.cluster_of(other.config) == topology.cluster_of(member.config)
         }
         clusters = {other.config.gateway.name for other in running if other.config.gateway}
-        expected = peers | (clusters - {one.config.gateway.name} if one.config.gateway else set())
+        expected = peers | (clusters - {member.config.gateway.name} if member.config.gateway else set())
 
         async def missing() -> set[str]:
-            return expected - {status.far for status in await self._links_of(one) if status.up}
+            return expected - {status.far for status in await self._links_of(member) if status.up}
 
         async def joined() -> bool:
             return not await missing()
@@ -315,41 +320,41 @@ class BrokerNetwork:
         except TimeoutError:
             absent = ", ".join(sorted(await missing()))
             raise errors.TimedOut(
-                f"broker {one.name} is not joined to {absent} after {timeout_s:g} s",
+                f"broker {member.name} is not joined to {absent} after {timeout_s:g} s",
                 hint="see that their ports can be reached, and that their certificates or secrets agree",
             ) from None
-        await one.wait_healthy(timeout_s=timeout_s)
+        await member.wait_healthy(timeout_s=timeout_s)
 
-    def _sharing(self, one: broker.Broker) -> list[broker.Broker]:
+    def _sharing(self, member: broker.Broker) -> list[broker.Broker]:
         """The brokers that share one storage with this one, itself included."""
         sites = self._sites()
         return [
             other
             for other in self.brokers.values()
-            if other.config.storage is not None and sites[other.name] == sites[one.name]
+            if other.config.storage is not None and sites[other.name] == sites[member.name]
         ]
 
-    def _check_storage(self, one: broker.Broker) -> None:
+    def _check_storage(self, member: broker.Broker) -> None:
         """One broker alone cannot hold the storage of a cluster: the engine waits for a second for ever."""
-        cluster, gateway = one.config.cluster, one.config.gateway
-        outside = self._outside_routes[one.name] or (gateway is not None and gateway.remotes)
-        if cluster is not None and self._sharing(one) == [one] and not outside:
+        cluster, gateway = member.config.cluster, member.config.gateway
+        outside = self._outside_routes[member.name] or (gateway is not None and gateway.remotes)
+        if cluster is not None and self._sharing(member) == [member] and not outside:
             raise errors.InvalidInput(
-                f"broker {one.name} is the only one of its cluster with storage", hint=storage.TWO_OR_MORE
+                f"broker {member.name} is the only one of its cluster with storage", hint=storage.TWO_OR_MORE
             )
 
     def _sites(self) -> dict[str, str]:
         """What each broker is one with: all clusters with gateways are one site."""
         return {
-            one.name: "the super-cluster" if one.config.gateway else topology.cluster_of(one.config)
-            for one in self.brokers.values()
+            member.name: "the super-cluster" if member.config.gateway else topology.cluster_of(member.config)
+            for member in self.brokers.values()
         }
 
     def _leaf_ends(self) -> list[tuple[str, str, str | None]]:
         return [
-            (one.name, remote.far, remote.account)
-            for one in self.brokers.values()
-            for remote in one.config.remotes
+            (member.name, remote.far, remote.account)
+            for member in self.brokers.values()
+            for remote in member.config.remotes
             if remote.far in self.brokers
         ]
 
@@ -369,7 +374,8 @@ def members(
     cluster = config.BrokerCluster(name=name) if n > 1 or "gateway" in settings else None
     names = [f"{prefix}-{index}" for index in range(1, n + 1)]
     return [
-        config.BrokerConfig(name=one, directory=directory / one, cluster=cluster, **settings) for one in names
+        config.BrokerConfig(name=member, directory=directory / member, cluster=cluster, **settings)
+        for member in names
     ]
 
 
@@ -383,9 +389,9 @@ def mesh(
 def super_cluster(sizes: Mapping[str, int], directory: Path, **settings: Any) -> BrokerNetwork:
     """Clusters of these names and sizes, joined by gateways."""
     return BrokerNetwork(
-        one
+        member
         for name, n in sizes.items()
-        for one in members(
+        for member in members(
             n, directory, name=name, prefix=name, gateway=config.ClusterGateway(name=name), **settings
         )
     )
@@ -415,8 +421,8 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """All at once; the first failure ends the others and is raised as itself, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
-            for one in coroutines:
-                group.create_task(one)
+            for coroutine in coroutines:
+                group.create_task(coroutine)
     except BaseExceptionGroup as failed:  # not except*: before 3.11.4 that wraps what is raised in it
         ours = failed.subgroup(errors.MusterError)
         if ours is None:

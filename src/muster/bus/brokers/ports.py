@@ -38,6 +38,6 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def release(held: Held) -> None:
-    for one in held.values():
-        one.close()
+    for reserved in held.values():
+        reserved.close()
     held.clear()

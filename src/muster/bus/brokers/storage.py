@@ -18,9 +18,9 @@ ELECTION_TIMEOUT_S = 30.0
 TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
 
 
-async def replicas_max(one: broker.Broker) -> int:
+async def replicas_max(member: broker.Broker) -> int:
     """The most replicas that a stream on this broker asks for; 0 if there are none."""
-    page = await one.ask("jsz?accounts=true&streams=true&config=true")
+    page = await member.ask("jsz?accounts=true&streams=true&config=true")
     return max(
         (
             int((stream.get("config") or {}).get("num_replicas", 1))
@@ -32,22 +32,25 @@ async def replicas_max(one: broker.Broker) -> int:
 
 
 async def evacuate(
-    one: broker.Broker, others: Sequence[broker.Broker], access: system_account.SystemAccess, timeout_s: float
+    member: broker.Broker,
+    others: Sequence[broker.Broker],
+    access: system_account.SystemAccess,
+    timeout_s: float,
 ) -> None:
     """Have everything that this broker stores moved to the others, and wait until it is."""
-    assert one.binary is not None
-    one.binary.require("storage evacuation")
+    assert member.binary is not None
+    member.binary.require("storage evacuation")
     addresses = [other.address for other in others]
-    await system_account.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": one.name})
+    await system_account.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": member.name})
 
     async def empty() -> bool:
-        return int((await one.ask("jsz"))["streams"]) == 0
+        return int((await member.ask("jsz"))["streams"]) == 0
 
     try:
         await broker.poll_until(empty, timeout_s=timeout_s)
     except TimeoutError:
         raise errors.TimedOut(
-            f"broker {one.name} still held streams after {timeout_s:g} s",
+            f"broker {member.name} still held streams after {timeout_s:g} s",
             hint="it goes on emptying itself: ask again later",
         ) from None
 
@@ -80,14 +83,14 @@ async def remove_peer(
 
 async def wait_until_settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
     """Wait until these brokers, and no others, share a storage whose leader sees all of them."""
-    names = {one.name for one in sharing}
+    names = {member.name for member in sharing}
 
     async def together() -> bool:
-        for one in sharing:
-            group = (await one.ask("jsz")).get("meta_cluster") or {}
-            if group.get("leader") == one.name:
+        for member in sharing:
+            group = (await member.ask("jsz")).get("meta_cluster") or {}
+            if group.get("leader") == member.name:
                 current = {peer["name"] for peer in group.get("replicas") or () if peer.get("current")}
-                return group.get("cluster_size") == len(names) and current == names - {one.name}
+                return group.get("cluster_size") == len(names) and current == names - {member.name}
         return False
 
     if len(names) > 1:

@@ -44,7 +44,8 @@ async def gather(
     """Ask every broker, and collect answers until there are ``enough`` or time is up."""
     async with await _connect(addresses, access) as bus:
         return [
-            json.loads(one.data) for one in await bus.gather(subject, b"", enough=enough, timeout_s=timeout_s)
+            json.loads(reply.data)
+            for reply in await bus.gather(subject, b"", enough=enough, timeout_s=timeout_s)
         ]
 
 

@@ -62,19 +62,19 @@ def leaf_links(
     A far end that is a cluster may have sent us on to a member we never named: a connection that fits no
     link by address belongs to the first link of its account that has none.
     """
-    connections = [one for one in leafz.get("leafs") or () if one.get("is_spoke")]
-    found: dict[str, Mapping[str, Any]] = {}
+    connections = [leaf for leaf in leafz.get("leafs") or () if leaf.get("is_spoke")]
+    connected: dict[str, Mapping[str, Any]] = {}
     for remote in remotes:
-        for one in connections:
-            if _account(remote) == one.get("account") and (one["ip"], one["port"]) in addresses[remote.id]:
-                found[remote.id] = one
-                connections.remove(one)
+        for leaf in connections:
+            if _account(remote) == leaf.get("account") and (leaf["ip"], leaf["port"]) in addresses[remote.id]:
+                connected[remote.id] = leaf
+                connections.remove(leaf)
                 break
     for remote in remotes:
-        for one in connections:
-            if remote.id not in found and _account(remote) == one.get("account"):
-                found[remote.id] = one
-                connections.remove(one)
+        for leaf in connections:
+            if remote.id not in connected and _account(remote) == leaf.get("account"):
+                connected[remote.id] = leaf
+                connections.remove(leaf)
                 break
     return [
         _status(
@@ -83,7 +83,7 @@ def leaf_links(
             near,
             remote.far or remote.urls[0],
             _account(remote),
-            found.get(remote.id),
+            connected.get(remote.id),
         )
         for remote in remotes
     ]
@@ -92,44 +92,44 @@ def leaf_links(
 def route_links(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
     """One for each peer; the connections that the engine keeps to it share the load."""
     peers: dict[str, dict[str, Any]] = {}
-    for one in routez.get("routes") or ():
-        found = peers.setdefault(one.get("remote_name") or one["remote_id"], {"rtt": one.get("rtt", "")})
+    for route in routez.get("routes") or ():
+        peer = peers.setdefault(route.get("remote_name") or route["remote_id"], {"rtt": route.get("rtt", "")})
         for count in ("in_msgs", "out_msgs", "in_bytes", "out_bytes"):
-            found[count] = found.get(count, 0) + one.get(count, 0)
+            peer[count] = peer.get(count, 0) + route.get(count, 0)
     return [
-        _status(route_id(near, far), LinkKind.ROUTE, near, far, None, one)
-        for far, one in sorted(peers.items())
+        _status(route_id(near, far), LinkKind.ROUTE, near, far, None, peer)
+        for far, peer in sorted(peers.items())
     ]
 
 
 def gateway_links(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
     return [
-        _status(gateway_id(near, far), LinkKind.GATEWAY, near, far, None, one.get("connection") or None)
-        for far, one in sorted((gatewayz.get("outbound_gateways") or {}).items())
+        _status(gateway_id(near, far), LinkKind.GATEWAY, near, far, None, outbound.get("connection") or None)
+        for far, outbound in sorted((gatewayz.get("outbound_gateways") or {}).items())
     ]
 
 
 def due(everybody: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
     """All links that there should be among these, each as if it were down."""
-    found = [
+    statuses = [
         LinkStatus(
-            remote.id, LinkKind.LEAF, one.name, remote.far or remote.urls[0], _account(remote), up=False
+            remote.id, LinkKind.LEAF, broker.name, remote.far or remote.urls[0], _account(remote), up=False
         )
-        for one in everybody
-        for remote in one.remotes
+        for broker in everybody
+        for remote in broker.remotes
     ]
-    for one, other in itertools.combinations(everybody, 2):
-        if one.cluster and other.cluster and one.cluster.name == other.cluster.name:
-            id = route_id(one.name, other.name)
-            found.append(LinkStatus(id, LinkKind.ROUTE, one.name, other.name, None, up=False))
-    clusters = sorted({one.gateway.name for one in everybody if one.gateway})
-    found += [
-        LinkStatus(gateway_id(one.name, far), LinkKind.GATEWAY, one.name, far, None, up=False)
-        for one in everybody
+    for broker, other in itertools.combinations(everybody, 2):
+        if broker.cluster and other.cluster and broker.cluster.name == other.cluster.name:
+            id = route_id(broker.name, other.name)
+            statuses.append(LinkStatus(id, LinkKind.ROUTE, broker.name, other.name, None, up=False))
+    clusters = sorted({broker.gateway.name for broker in everybody if broker.gateway})
+    statuses += [
+        LinkStatus(gateway_id(broker.name, far), LinkKind.GATEWAY, broker.name, far, None, up=False)
+        for broker in everybody
         for far in clusters
-        if one.gateway and one.gateway.name != far
+        if broker.gateway and broker.gateway.name != far
     ]
-    return found
+    return statuses
 
 
 def gateway_id(near: str, far: str) -> str:
@@ -149,22 +149,22 @@ def _account(remote: config.LeafRemote) -> str:
 
 
 def _status(
-    id: str, kind: LinkKind, near: str, far: str, account: str | None, one: Mapping[str, Any] | None
+    id: str, kind: LinkKind, near: str, far: str, account: str | None, connection: Mapping[str, Any] | None
 ) -> LinkStatus:
-    if one is None:
+    if connection is None:
         return LinkStatus(id, kind, near, far, account, up=False)
     return LinkStatus(
         id,
         kind,
         near,
-        str(one.get("name") or far) if kind is LinkKind.LEAF else far,
+        str(connection.get("name") or far) if kind is LinkKind.LEAF else far,
         account,
         up=True,
-        round_trip_s=seconds(one.get("rtt", "")),
-        in_messages=one.get("in_msgs", 0),
-        out_messages=one.get("out_msgs", 0),
-        in_bytes=one.get("in_bytes", 0),
-        out_bytes=one.get("out_bytes", 0),
+        round_trip_s=seconds(connection.get("rtt", "")),
+        in_messages=connection.get("in_msgs", 0),
+        out_messages=connection.get("out_msgs", 0),
+        in_bytes=connection.get("in_bytes", 0),
+        out_bytes=connection.get("out_bytes", 0),
     )
 
 
@@ -242,37 +242,41 @@ def _path(start: str, goal: str, neighbours: Mapping[str, set[str]]) -> list[str
 # Who is joined to whom
 
 
-def cluster_of(one: config.BrokerConfig) -> str:
+def cluster_of(broker: config.BrokerConfig) -> str:
     """The name of its cluster, or its own."""
-    return f"cluster {one.cluster.name}" if one.cluster else one.name
+    return f"cluster {broker.cluster.name}" if broker.cluster else broker.name
 
 
 def with_routes(
-    one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
+    broker: config.BrokerConfig, everybody: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
 ) -> config.BrokerConfig:
     """Routes to all others of its cluster among ``everybody``, and to those ``outside``. Pure."""
-    if one.cluster is None:
-        return one
+    if broker.cluster is None:
+        return broker
     inside = (
-        config.peer_url(config.reachable(other.host), other.cluster.port, one.cluster.secret)
+        config.peer_url(config.reachable(other.host), other.cluster.port, broker.cluster.secret)
         for other in everybody
-        if other.cluster is not None and other.cluster.name == one.cluster.name and other.name != one.name
+        if other.cluster is not None
+        and other.cluster.name == broker.cluster.name
+        and other.name != broker.name
     )
     routes = tuple(dict.fromkeys((*outside, *inside)))
-    if not routes and one.gateway is not None and one.storage is not None:
+    if not routes and broker.gateway is not None and broker.storage is not None:
         # The engine lets a cluster of one store only if it has a route, be it to itself.
-        routes = (config.peer_url(config.reachable(one.host), one.cluster.port, one.cluster.secret),)
-    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, routes=routes))
+        routes = (config.peer_url(config.reachable(broker.host), broker.cluster.port, broker.cluster.secret),)
+    return dataclasses.replace(broker, cluster=dataclasses.replace(broker.cluster, routes=routes))
 
 
-def with_gateways(one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig]) -> config.BrokerConfig:
+def with_gateways(
+    broker: config.BrokerConfig, everybody: Sequence[config.BrokerConfig]
+) -> config.BrokerConfig:
     """The addresses of all gateways among ``everybody``, by cluster. Pure."""
-    if one.gateway is None:
-        return one
-    remotes = dict(one.gateway.remotes)
+    if broker.gateway is None:
+        return broker
+    remotes = dict(broker.gateway.remotes)
     for other in everybody:
         if other.gateway is not None:
-            address = config.peer_url(config.reachable(other.host), other.gateway.port, one.gateway.secret)
+            address = config.peer_url(config.reachable(other.host), other.gateway.port, broker.gateway.secret)
             known = remotes.get(other.gateway.name, ())
             remotes[other.gateway.name] = tuple(dict.fromkeys((*known, address)))
-    return dataclasses.replace(one, gateway=dataclasses.replace(one.gateway, remotes=remotes))
+    return dataclasses.replace(broker, gateway=dataclasses.replace(broker.gateway, remotes=remotes))

@@ -312,19 +312,19 @@ class NatsBus:
 
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
-        asked, generation = self._wire.numbers(), self._wire.generation
-        may_ask = self._may_ask and len(asked) <= AUDIT_MAX
+        requested, generation = self._wire.numbers(), self._wire.generation
+        may_ask = self._may_ask and len(requested) <= AUDIT_MAX
         held = await self._held_by_broker() if may_ask else None
         if self._wire.generation != generation:
             return 0  # another connection by now: everything has just been subscribed anew
         if held is None:
             # We may not ask, or nobody answered: say all of them again, which the broker passes over
             # where it has them.
-            for number in asked:
+            for number in requested:
                 self._wire.listen_again(number)
             return 0
         # Whatever came after the question may rightly be missing from the answer.
-        lost = [number for number in asked if number not in held and number in self._wire.numbers()]
+        lost = [number for number in requested if number not in held and number in self._wire.numbers()]
         for number in lost:
             self._wire.listen_again(number)
             subscription = self._subscriptions.get(number)
@@ -336,7 +336,7 @@ class NatsBus:
 
     async def _held_by_broker(self) -> set[int] | None:
         """The numbers of our subscriptions as our broker knows them; None if that cannot be had."""
-        found: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
+        held: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
 
         def take(
             answer: requests.InboxReply,
@@ -344,14 +344,14 @@ class NatsBus:
             report = json.loads(answer.data) if answer.data else {}
             if not answer.data or report.get("server", {}).get("id") == self._wire.server_id:
                 connections = report.get("data", {}).get("connections")
-                if not found.done():
-                    found.set_result(_numbers(connections) if connections else None)
+                if not held.done():
+                    held.set_result(_numbers(connections) if connections else None)
 
         def fail(error: errors.MusterError) -> None:
             if isinstance(error, errors.Forbidden):
                 self._may_ask = False
-            if not found.done():
-                found.set_result(None)
+            if not held.done():
+                held.set_result(None)
 
         await self._wire.ready()
         reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
@@ -359,7 +359,7 @@ class NatsBus:
             question = {"cid": self._wire.client_id, "subscriptions_detail": True}
             self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)
             async with asyncio.timeout(AUDIT_TIMEOUT_S):
-                return await found
+                return await held
         except TimeoutError:
             return None
         finally:
@@ -402,7 +402,11 @@ class NatsBus:
 
 
 def _numbers(connections: list[dict[str, list[dict[str, str]]]]) -> set[int]:
-    return {int(held["sid"]) for one in connections for held in one.get("subscriptions_list_detail", [])}
+    return {
+        int(held["sid"])
+        for connection in connections
+        for held in connection.get("subscriptions_list_detail", [])
+    }
 
 
 async def connect(

@@ -131,11 +131,11 @@ class NatsConnection(nats_client.Client):
 
             # nats-py asks for the signature first: the document is of the same reading.
             options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
-        given = urllib.parse.urlsplit(server)
-        if given.password is not None:
+        parts = urllib.parse.urlsplit(server)
+        if parts.password is not None:
             # As options, because the addresses of other brokers that this one tells us hold no password.
             options.update(
-                user=urllib.parse.unquote(given.username or ""), password=urllib.parse.unquote(given.password)
+                user=urllib.parse.unquote(parts.username or ""), password=urllib.parse.unquote(parts.password)
             )
         if tls is not None:
             options["tls"] = tls

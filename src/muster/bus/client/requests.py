@@ -97,10 +97,10 @@ class RequestConnection(connection.NatsConnection):
             call.fail(self.why_closed())
 
     def _told_those_who_asked(self, subject: str) -> bool:
-        asked = [call for call in self._calls.values() if subject in call.subjects]
-        for call in asked:
+        calls = [call for call in self._calls.values() if subject in call.subjects]
+        for call in calls:
             call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
-        return bool(asked)
+        return bool(calls)
 
     async def _start_mux(self) -> None:
         """Subscribe to all replies; shared by all callers that send a first request at once."""

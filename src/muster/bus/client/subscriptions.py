@@ -86,8 +86,8 @@ class BoundedSubscription:
             # Invariant: without a pump the queue of a handler's subscription is empty.
             self._delivered += 1
             before, current = None, trace.current
-            if (found := message.trace) is not None or current.get() is not None:
-                before = current.set(found)
+            if (parent := message.trace) is not None or current.get() is not None:
+                before = current.set(parent)
             try:
                 waiting = self._handler(message)
                 if waiting is not None:  # the task takes the trace with it

@@ -118,11 +118,15 @@ async def _through(
             pair = f"{urllib.parse.unquote(where.username)}:{urllib.parse.unquote(where.password or '')}"
             lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        said = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
-        status = said.split(" ")[1:2]
+        status_line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
+        status = status_line.split(" ")[1:2]
         if status != ["200"]:
-            told = "a name and a password are wanted" if status == ["407"] else f"it answers {said[:100]!r}"
-            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {told}")
+            reason = (
+                "a name and a password are wanted"
+                if status == ["407"]
+                else f"it answers {status_line[:100]!r}"
+            )
+            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {reason}")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
         raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not answer") from error

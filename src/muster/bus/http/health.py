@@ -70,7 +70,10 @@ async def serve(
 
     def readyz(_: http_server.HttpRequest) -> http_server.HttpResponse:
         is_ready = ready()
-        parts = {name: {"state": one.state.value, "reason": one.reason} for name, one in health().items()}
+        parts = {
+            name: {"state": condition.state.value, "reason": condition.reason}
+            for name, condition in health().items()
+        }
         return http_server.json_response({"ready": is_ready, "parts": parts}, 200 if is_ready else 503)
 
     def exposition(request: http_server.HttpRequest) -> http_server.HttpResponse:
@@ -98,7 +101,7 @@ async def serve_process(
     """The pages of a process that is ready when all of ``conditions`` are up, told in ``folder``."""
 
     def ready() -> bool:
-        return all(one.state is health.HealthState.UP for one in conditions().values())
+        return all(condition.state is health.HealthState.UP for condition in conditions().values())
 
     server = await serve(settings, ready=ready, health=conditions, metrics=metrics)
     if server is None:

@@ -278,7 +278,7 @@ async def _ask(
             # HTTP/1.0, so that the answer is never chunked: it ends where its length says, or with the
             # socket.
             fields = {"Host": parts.netloc, **headers}
-            lines = [f"{method} {target} HTTP/1.0", *(f"{name}: {one}" for name, one in fields.items())]
+            lines = [f"{method} {target} HTTP/1.0", *(f"{name}: {value}" for name, value in fields.items())]
             writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body)
             await writer.drain()
             return await _read_response(reader, body_bytes_max)

@@ -128,66 +128,77 @@ def rank(
     """The candidates that this client can use, best first. ``sent``: clients sent to each since it was
     asked."""
     usable: list[tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]] = []
-    for one in candidates:
-        nearest = _nearest(one, client)
-        if nearest is None or one.leaving:
+    for candidate in candidates:
+        nearest = _nearest(candidate, client)
+        if nearest is None or candidate.leaving:
             continue
         distance, host = nearest
         port = {
-            BrokerProtocol.NATS: host.port or one.port,
-            BrokerProtocol.WEBSOCKET: one.websocket_port,
-            BrokerProtocol.MQTT: one.mqtt_port,
+            BrokerProtocol.NATS: host.port or candidate.port,
+            BrokerProtocol.WEBSOCKET: candidate.websocket_port,
+            BrokerProtocol.MQTT: candidate.mqtt_port,
         }[protocol]
         if port:
-            usable.append((one, host, port, distance))
-    taken = {one.id: _slots_taken(one, (sent or {}).get(one.id, 0)) for one, _, _, _ in usable}
+            usable.append((candidate, host, port, distance))
+    taken = {
+        candidate.id: _slots_taken(candidate, (sent or {}).get(candidate.id, 0))
+        for candidate, _, _, _ in usable
+    }
     mean = sum(taken.values()) / len(taken) if taken else 0.0
 
     def key(entry: tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]) -> tuple[object, ...]:
-        one, _, _, distance = entry
-        full = taken[one.id] >= 1.0
-        crowded = taken[one.id] >= CROWDED_SLOTS or load(one) >= CROWDED_LOAD
-        new = one.uptime_s is not None and one.uptime_s < NEW_S and taken[one.id] < mean
-        return full, crowded, distance, not new, -headroom(one, taken[one.id]), one.name, one.id
+        candidate, _, _, distance = entry
+        full = taken[candidate.id] >= 1.0
+        crowded = taken[candidate.id] >= CROWDED_SLOTS or load(candidate) >= CROWDED_LOAD
+        new = candidate.uptime_s is not None and candidate.uptime_s < NEW_S and taken[candidate.id] < mean
+        return (
+            full,
+            crowded,
+            distance,
+            not new,
+            -headroom(candidate, taken[candidate.id]),
+            candidate.name,
+            candidate.id,
+        )
 
     secure, plain = 1, 0
     return [
         BrokerChoice(
-            one,
+            candidate,
             host.name,
             port,
-            (host.address, host.port or one.port),
-            SCHEMES[protocol][secure if one.tls else plain],
+            (host.address, host.port or candidate.port),
+            SCHEMES[protocol][secure if candidate.tls else plain],
             distance,
-            _why(one, distance, taken[one.id]),
+            _why(candidate, distance, taken[candidate.id]),
         )
-        for one, host, port, distance in sorted(usable, key=key)
+        for candidate, host, port, distance in sorted(usable, key=key)
     ]
 
 
-def load(one: BrokerCandidate) -> float:
+def load(candidate: BrokerCandidate) -> float:
     """How much of its computing power is used, from 0 to 1."""
-    by_cpu = one.cpu_share if one.cpu_share is not None else 0.5
-    by_messages = (one.messages_per_s or 0.0) / (MESSAGES_PER_S_PER_CORE * (one.cores or 1))
+    by_cpu = candidate.cpu_share if candidate.cpu_share is not None else 0.5
+    by_messages = (candidate.messages_per_s or 0.0) / (MESSAGES_PER_S_PER_CORE * (candidate.cores or 1))
     return min(1.0, max(by_cpu, by_messages))
 
 
-def headroom(one: BrokerCandidate, slots_taken: float) -> float:
+def headroom(candidate: BrokerCandidate, slots_taken: float) -> float:
     """Idle cores, times the share of slots that are free."""
-    return (one.cores or 1) * (1.0 - load(one)) * (1.0 - min(1.0, slots_taken))
+    return (candidate.cores or 1) * (1.0 - load(candidate)) * (1.0 - min(1.0, slots_taken))
 
 
-def _slots_taken(one: BrokerCandidate, sent: int) -> float:
-    if one.connections is None or not one.connections_max:
+def _slots_taken(candidate: BrokerCandidate, sent: int) -> float:
+    if candidate.connections is None or not candidate.connections_max:
         return 0.5
-    return (one.connections + sent) / one.connections_max
+    return (candidate.connections + sent) / candidate.connections_max
 
 
-def _nearest(one: BrokerCandidate, client: IPAddress) -> tuple[BrokerDistance, BrokerHost] | None:
+def _nearest(candidate: BrokerCandidate, client: IPAddress) -> tuple[BrokerDistance, BrokerHost] | None:
     """Of equally near ones a name rather than an address: certificates are for names."""
-    reached = [(_distance(one, parse_address(host.address), client), host) for host in one.hosts]
+    reached = [(_distance(candidate, parse_address(host.address), client), host) for host in candidate.hosts]
     usable = [(distance, host) for distance, host in reached if distance is not None]
-    return min(usable, key=lambda found: (found[0], _is_address(found[1].name), found[1]), default=None)
+    return min(usable, key=lambda entry: (entry[0], _is_address(entry[1].name), entry[1]), default=None)
 
 
 def _is_address(name: str) -> bool:
@@ -198,12 +209,12 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _distance(one: BrokerCandidate, host: IPAddress, client: IPAddress) -> BrokerDistance | None:
+def _distance(candidate: BrokerCandidate, host: IPAddress, client: IPAddress) -> BrokerDistance | None:
     """None if the client cannot reach it there."""
     if host.is_loopback:
         # A client on the locator's machine asks from there; anybody else cannot mean our loopback.
         return BrokerDistance.MACHINE if client.is_loopback else None
-    if host == client or (client.is_loopback and one.beside_locator):
+    if host == client or (client.is_loopback and candidate.beside_locator):
         return BrokerDistance.MACHINE
     for distance, prefixes in ((BrokerDistance.NETWORK, NETWORK_PREFIX), (BrokerDistance.SITE, SITE_PREFIX)):
         if host.version == client.version and _same(host, client, prefixes[host.version]):
@@ -216,19 +227,19 @@ def _same(a: IPAddress, b: IPAddress, prefix: int) -> bool:
     return int(a) >> shift == int(b) >> shift
 
 
-def _why(one: BrokerCandidate, distance: BrokerDistance, slots_taken: float) -> str:
+def _why(candidate: BrokerCandidate, distance: BrokerDistance, slots_taken: float) -> str:
     words = [_WORDS[distance]]
-    if one.connections is not None and one.connections_max:
-        free = max(0, one.connections_max - one.connections)
-        words.append(f"{free} of {one.connections_max} connections free")
-    if slots_taken >= CROWDED_SLOTS or load(one) >= CROWDED_LOAD:
+    if candidate.connections is not None and candidate.connections_max:
+        free = max(0, candidate.connections_max - candidate.connections)
+        words.append(f"{free} of {candidate.connections_max} connections free")
+    if slots_taken >= CROWDED_SLOTS or load(candidate) >= CROWDED_LOAD:
         words.append("crowded")
-    if one.cores is not None:
-        words.append(f"load {load(one):.0%} of {one.cores} cores")
-    if one.uptime_s is not None and one.uptime_s < NEW_S:
+    if candidate.cores is not None:
+        words.append(f"load {load(candidate):.0%} of {candidate.cores} cores")
+    if candidate.uptime_s is not None and candidate.uptime_s < NEW_S:
         words.append("new")
-    if one.round_trip_s is not None:
-        words.append(f"answered in {one.round_trip_s * 1000:.1f} ms")
+    if candidate.round_trip_s is not None:
+        words.append(f"answered in {candidate.round_trip_s * 1000:.1f} ms")
     return "; ".join(words)
 
 
@@ -236,12 +247,12 @@ def summary(choices: Sequence[BrokerChoice]) -> list[dict[str, object]]:
     """As the locator tells it to a client."""
     return [
         {
-            "name": one.candidate.name,
-            "host": one.host,
-            "port": one.port,
-            "protocol": one.scheme,
-            "url": one.url,
-            "why": one.why,
+            "name": choice.candidate.name,
+            "host": choice.host,
+            "port": choice.port,
+            "protocol": choice.scheme,
+            "url": choice.url,
+            "why": choice.why,
         }
-        for one in choices
+        for choice in choices
     ]

@@ -131,14 +131,18 @@ class Locator:
         """
         where = ranking.parse_address(client)
         survey = await self._fresh()
-        known = [_reachable(one, where, via) for one in survey.candidates]
+        known = [_reachable(candidate, where, via) for candidate in survey.candidates]
         choices = ranking.rank(known, where, protocol=protocol, sent=self._sent)
         alive: list[ranking.BrokerChoice] = []
         while choices and len(alive) < count:
             tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
             async with self._probing:
-                greetings = await asyncio.gather(*(probe(one.reached) for one in tried))
-            alive += [one for one, greeting in zip(tried, greetings, strict=True) if _welcomes(greeting, one)]
+                greetings = await asyncio.gather(*(probe(choice.reached) for choice in tried))
+            alive += [
+                choice
+                for choice, greeting in zip(tried, greetings, strict=True)
+                if _welcomes(greeting, choice)
+            ]
         if not alive:
             raise errors.Unavailable(
                 f"no broker that {client} could use answers",
@@ -172,8 +176,10 @@ class Locator:
     async def _ask(self) -> None:
         greetings = await greet_all([*self._seeds, *self._seen_at_s])
         now_s = time.monotonic()
-        self._seen_at_s |= {one.address: now_s for one in greetings}
-        self._seen_at_s = {one: at_s for one, at_s in self._seen_at_s.items() if now_s - at_s < FORGET_S}
+        self._seen_at_s |= {greeting.address: now_s for greeting in greetings}
+        self._seen_at_s = {
+            address: at_s for address, at_s in self._seen_at_s.items() if now_s - at_s < FORGET_S
+        }
         vitals = await self._vitals(greetings)
         self._survey = BrokerSurvey(now_s, tuple(candidates(greetings, vitals)))
         self._sent.clear()
@@ -184,20 +190,20 @@ class Locator:
             return {}
         try:
             answers = await system_account.gather(
-                [config.authority(*one.address) for one in greetings],
+                [config.authority(*greeting.address) for greeting in greetings],
                 self._access,
                 "$SYS.REQ.SERVER.PING.VARZ",
-                enough=len({_id(one) for one in greetings}),
+                enough=len({_id(greeting) for greeting in greetings}),
             )
         except errors.MusterError:
             return {}  # a broker that fell at the wrong moment: rank by what the greetings say
-        found: dict[str, Mapping[str, Any]] = {}
+        brokers: dict[str, Mapping[str, Any]] = {}
         for answer in answers:
             page = answer.get("data") or {}
             id = str(page.get("server_id", ""))
-            found[id] = {**page, "messages_per_s": self._rate(id, int(page.get("in_msgs", 0)))}
-        self._messages = {id: self._messages[id] for id in found}
-        return found
+            brokers[id] = {**page, "messages_per_s": self._rate(id, int(page.get("in_msgs", 0)))}
+        self._messages = {id: self._messages[id] for id in brokers}
+        return brokers
 
     def _rate(self, id: str, messages: int) -> float | None:
         now_s = time.monotonic()
@@ -220,21 +226,21 @@ async def locate(
     ``client`` is the address to judge by; without it, the one that the locator sees us come from.
     """
     query = {"protocol": protocol, "count": str(count), **({"client": client} if client else {})}
-    said: list[str] = []
+    failures: list[str] = []
     for url in [locators] if isinstance(locators, str) else locators:
         try:
             response = await server.get(
                 f"{url.rstrip('/')}/locate?{urllib.parse.urlencode(query)}", timeout_s=timeout_s, tls=tls
             )
             if response.status == 200:
-                return [str(one["url"]) for one in response.json()["brokers"]]
-            said.append(f"{url}: {response.body.decode('utf-8', 'replace').strip()[:200]}")
+                return [str(broker["url"]) for broker in response.json()["brokers"]]
+            failures.append(f"{url}: {response.body.decode('utf-8', 'replace').strip()[:200]}")
         except (KeyError, TypeError):
-            said.append(f"{url}: not a locator's answer")
+            failures.append(f"{url}: not a locator's answer")
         except errors.MusterError as error:
-            said.append(error.message)
+            failures.append(error.message)
     raise errors.Unavailable(
-        f"no locator could help: {'; '.join(said) or 'none was named'}",
+        f"no locator could help: {'; '.join(failures) or 'none was named'}",
         hint="see that a locator runs at that address, or name brokers",
     )
 
@@ -243,48 +249,48 @@ def candidates(
     greetings: Iterable[BrokerGreeting], vitals: Mapping[str, Mapping[str, Any]]
 ) -> list[ranking.BrokerCandidate]:
     """One for each broker, from what it said under each of its addresses and what it told of itself. Pure."""
-    found: dict[str, ranking.BrokerCandidate] = {}
-    for one in greetings:
-        name, port = one.address
-        page = vitals.get(_id(one), {})
+    by_id: dict[str, ranking.BrokerCandidate] = {}
+    for greeting in greetings:
+        name, port = greeting.address
+        page = vitals.get(_id(greeting), {})
         cores = page.get("cores")
-        before = found.get(_id(one))
-        hosts = (*(before.hosts if before else ()), ranking.BrokerHost(name, one.reached, port))
-        found[_id(one)] = ranking.BrokerCandidate(
-            id=_id(one),
-            name=str(one.info.get("server_name", "")),
+        before = by_id.get(_id(greeting))
+        hosts = (*(before.hosts if before else ()), ranking.BrokerHost(name, greeting.reached, port))
+        by_id[_id(greeting)] = ranking.BrokerCandidate(
+            id=_id(greeting),
+            name=str(greeting.info.get("server_name", "")),
             hosts=tuple(dict.fromkeys(hosts)),
             port=port,
-            tls=bool(one.info.get("tls_required")),
+            tls=bool(greeting.info.get("tls_required")),
             websocket_port=(page.get("websocket") or {}).get("port"),
             mqtt_port=(page.get("mqtt") or {}).get("port"),
-            everywhere=one.info.get("host") in EVERYWHERE,
-            beside_locator=one.same_machine or (before is not None and before.beside_locator),
-            leaving=bool(one.info.get("ldm")),
+            everywhere=greeting.info.get("host") in EVERYWHERE,
+            beside_locator=greeting.same_machine or (before is not None and before.beside_locator),
+            leaving=bool(greeting.info.get("ldm")),
             connections=page.get("connections"),
             connections_max=page.get("max_connections"),
             cores=cores,
             cpu_share=page["cpu"] / 100 / cores if cores and "cpu" in page else None,
             messages_per_s=page.get("messages_per_s"),
             uptime_s=topology.seconds(str(page.get("uptime", ""))),
-            round_trip_s=min(one.round_trip_s, before.round_trip_s or one.round_trip_s)
+            round_trip_s=min(greeting.round_trip_s, before.round_trip_s or greeting.round_trip_s)
             if before
-            else one.round_trip_s,
+            else greeting.round_trip_s,
         )
-    return list(found.values())
+    return list(by_id.values())
 
 
 async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
     """Greet these brokers, and those that they tell of, and those that those tell of."""
-    asked: set[Address] = set()
+    probed: set[Address] = set()
     answered: list[BrokerGreeting] = []
     ask = list(dict.fromkeys(addresses))
     while ask:
-        asked.update(ask)
-        new = [one for one in await asyncio.gather(*map(probe, ask)) if one is not None]
+        probed.update(ask)
+        new = [greeting for greeting in await asyncio.gather(*map(probe, ask)) if greeting is not None]
         answered += new
-        told = (address_of(url) for one in new for url in one.info.get("connect_urls") or ())
-        ask = [address for address in dict.fromkeys(told) if address not in asked]
+        advertised = (address_of(url) for greeting in new for url in greeting.info.get("connect_urls") or ())
+        ask = [address for address in dict.fromkeys(advertised) if address not in probed]
     return answered
 
 
@@ -326,20 +332,22 @@ def address_of(url: str) -> Address:
 
 
 def _reachable(
-    one: ranking.BrokerCandidate, client: ranking.IPAddress, via: str | None
+    candidate: ranking.BrokerCandidate, client: ranking.IPAddress, via: str | None
 ) -> ranking.BrokerCandidate:
     """With the address of this machine that leads to the client, if the broker listens on all of them.
 
     Such a broker tells addresses of its machine only to the members of its cluster, and none that a
     certificate is for.  The client has reached the locator under a name: there it reaches the broker as well.
     """
-    if not one.everywhere or not one.beside_locator or client.is_loopback:
-        return one
+    if not candidate.everywhere or not candidate.beside_locator or client.is_loopback:
+        return candidate
     address = _own_address(client)
     if address is None:
-        return one
-    name = via or (socket.gethostname() if one.tls else address)
-    return dataclasses.replace(one, hosts=(*one.hosts, ranking.BrokerHost(name, address, one.port)))
+        return candidate
+    name = via or (socket.gethostname() if candidate.tls else address)
+    return dataclasses.replace(
+        candidate, hosts=(*candidate.hosts, ranking.BrokerHost(name, address, candidate.port))
+    )
 
 
 def _own_address(client: ranking.IPAddress) -> str | None:

@@ -122,10 +122,10 @@ class SimulatedNetwork:
 
     # Faults.
 
-    def reaches(self, one: str, other: str) -> bool:
-        if one in self._unplugged or other in self._unplugged:
+    def reaches(self, here: str, other: str) -> bool:
+        if here in self._unplugged or other in self._unplugged:
             return False
-        return self._sides.get(one, 0) == self._sides.get(other, 0)
+        return self._sides.get(here, 0) == self._sides.get(other, 0)
 
     def is_plugged(self, node: str) -> bool:
         """Whether it reaches a broker at all."""

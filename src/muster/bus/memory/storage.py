@@ -223,17 +223,17 @@ class SimulatedLog:
         )
 
     def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:
-        found: list[api.StoredMessage] = []
+        matches: list[api.StoredMessage] = []
         for sequence in range(max(first, next(iter(self.messages), 1)), self.last + 1):
             message = self.messages.get(sequence)
             if message is not None and (
                 not patterns
                 or any(subject_patterns.matches(pattern, message.subject) for pattern in patterns)
             ):
-                found.append(message)
-                if len(found) == count:
+                matches.append(message)
+                if len(matches) == count:
                     break
-        return found
+        return matches
 
     def last_of_each(self, pattern: str) -> list[int]:
         """The sequence of the last message of each subject, in order."""
@@ -266,8 +266,8 @@ class SimulatedLog:
             if deadline <= now:
                 del consumer.unacknowledged[sequence]
                 consumer.again.append(sequence)
-        found: list[tuple[api.StoredMessage, int]] = []
-        while len(found) < count and len(consumer.unacknowledged) < settings.max_ack_pending:
+        deliveries: list[tuple[api.StoredMessage, int]] = []
+        while len(deliveries) < count and len(consumer.unacknowledged) < settings.max_ack_pending:
             due = self._due(consumer)
             if due is None:
                 break
@@ -277,8 +277,8 @@ class SimulatedLog:
                 continue
             consumer.counts[due] = delivered
             consumer.unacknowledged[due] = (now + settings.ack_wait_s, delivered)
-            found.append((message, delivered))
-        return found
+            deliveries.append((message, delivered))
+        return deliveries
 
     def _due(self, consumer: ConsumerState) -> int | None:
         if consumer.again:

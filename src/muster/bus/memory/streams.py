@@ -69,10 +69,10 @@ class SimulatedStream(publisher.StreamPublisher):
     async def get(self, sequence: int) -> api.StoredMessage:
         if sequence < 1:
             raise errors.InvalidInput("sequences begin with 1")
-        found = await self._bus.call(lambda: self._net.log(self._name).messages.get(sequence))
-        if found is None:
+        message = await self._bus.call(lambda: self._net.log(self._name).messages.get(sequence))
+        if message is None:
             raise errors.NotFound(f"{self._name!r} does not hold {sequence}")
-        return found
+        return message
 
     async def last_for(self, subject: str) -> api.StoredMessage | None:
         message_format.check_subject(subject)
@@ -373,18 +373,20 @@ class SimulatedConsumer:
 
         def operation() -> tuple[list[tuple[api.StoredMessage, int]], int, float | None]:
             log = self._bus.net.log(self._stream.name)
-            found = log.deliver(self._name, count, loop.time())
-            return found, log.last, log.next_due(self._name)
+            deliveries = log.deliver(self._name, count, loop.time())
+            return deliveries, log.last, log.next_due(self._name)
 
         while True:
             left_s = max(deadline - loop.time(), 0.01)
             try:
-                found, last, due = await self._bus.call(operation, timeout_s=left_s + 1, repeat=False)
+                deliveries, last, due = await self._bus.call(operation, timeout_s=left_s + 1, repeat=False)
             except errors.TimedOut:
                 return []
-            if found:
+            if deliveries:
                 name = self._stream.name
-                return [SimulatedDelivery(self._bus, name, self._name, message, n) for message, n in found]
+                return [
+                    SimulatedDelivery(self._bus, name, self._name, message, n) for message, n in deliveries
+                ]
             left_s = deadline - loop.time()
             if left_s <= 0:
                 return []

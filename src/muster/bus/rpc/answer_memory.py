@@ -59,4 +59,4 @@ class AnswerMemory:
         self._total += answer.bytes
         while self._total > BYTES_MAX:
             largest = max(self._bytes, key=self._bytes.__getitem__)
-            self.drop(largest, next(id for id, one in self._of[largest].items() if one.bytes))
+            self.drop(largest, next(id for id, known in self._of[largest].items() if known.bytes))

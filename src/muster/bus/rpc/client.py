@@ -125,7 +125,7 @@ async def pages(
     """The items of a list that is answered in pages (`server.page`); takes the options of `call`."""
     after: str | None = ""
     while after is not None:
-        found = await call(bus, subject, {**(arguments or {}), "after": after}, **options)
-        for item in found["items"]:
+        page = await call(bus, subject, {**(arguments or {}), "after": after}, **options)
+        for item in page["items"]:
             yield item
-        after = found["next"]
+        after = page["next"]

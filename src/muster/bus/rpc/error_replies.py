@@ -29,7 +29,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def to_error_reply(error: errors.MusterError) -> ErrorReply:
-    kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
+    kind = next(base for base in type(error).__mro__ if base.__module__ == errors.__name__)
     values = {name: getattr(error, name, None) for name in type(error).facts}
     return ErrorReply(
         code=error.code,

@@ -188,7 +188,7 @@ class RpcServer:
         self.outcomes: Counter[str] = Counter()  # of requests, by error code, or "done"
         self._bus = bus
         self._part = part
-        self._operations = {one.name: one for one in operations}
+        self._operations = {operation.name: operation for operation in operations}
         self._audit = audit or request_audit.RequestAudit(bus, part)
         self._authorize = authorize
         self._codec: RpcCodec = codec or JsonCodec()
@@ -249,10 +249,10 @@ class RpcServer:
         message = caller.message
         if operation is None:
             kind, _, name = caller.operation.partition(".")
-            known = ", ".join(
-                one.name.partition(".")[2] for one in self._operations.values() if one.kind == kind
+            names = ", ".join(
+                known.name.partition(".")[2] for known in self._operations.values() if known.kind == kind
             )
-            unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {known}")
+            unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {names}")
             self._spawn(self._refuse(message, unknown))
         elif (
             len(self._tasks) >= self._pending_max
@@ -414,14 +414,14 @@ class RpcServer:
 
 def _patterns(operations: Mapping[str, RpcOperation]) -> list[tuple[str, RpcOperation | None]]:
     """What to subscribe to, below the sender: one for each kind, and one for each name with wildcards."""
-    found: dict[str, RpcOperation | None] = {}
+    patterns: dict[str, RpcOperation | None] = {}
     for name, operation in operations.items():
         kind, dot, _ = name.partition(".")
         if "*" in name or not dot:
-            found[name] = operation
+            patterns[name] = operation
         else:
-            found[f"{kind}.*"] = None
-    return list(found.items())
+            patterns[f"{kind}.*"] = None
+    return list(patterns.items())
 
 
 _NAMES = ("names", "name", "target", "agent", "id", "key", "where")

@@ -52,15 +52,15 @@ def batchable(waiting: Sequence[WaitingPublish]) -> int:
     subjects: set[str] = set()
     ids: set[str] = set()
     size = 0
-    for count, one in enumerate(waiting):
-        size += one.size
-        if count == MAX_BATCH or (count and size > MAX_BATCH_BYTES) or one.alone:
+    for count, publish in enumerate(waiting):
+        size += publish.size
+        if count == MAX_BATCH or (count and size > MAX_BATCH_BYTES) or publish.alone:
             return count
-        if (one.guarded and one.subject in subjects) or one.message_id in ids:
+        if (publish.guarded and publish.subject in subjects) or publish.message_id in ids:
             return count
-        subjects.add(one.subject)
-        if one.message_id is not None:
-            ids.add(one.message_id)
+        subjects.add(publish.subject)
+        if publish.message_id is not None:
+            ids.add(publish.message_id)
     return len(waiting)
 
 

@@ -60,10 +60,12 @@ class NatsDelivery:
         raw_headers: bytes | None,
         over: requests.RequestConnection,
     ) -> None:
-        told = jetstream.DeliveryMetadata(reply)
+        metadata = jetstream.DeliveryMetadata(reply)
         headers = jetstream.public_headers(message_format.decode_headers(raw_headers))
-        self.message = api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns)
-        self.redelivered = told.count > 1
+        self.message = api.StoredMessage(
+            subject.decode(), data, headers, metadata.sequence, metadata.stored_at_ns
+        )
+        self.redelivered = metadata.count > 1
         self._reply = reply.decode()
         self._wire = over
 
@@ -84,7 +86,7 @@ class _Pull:
     def __init__(self, inbox: str, count: int) -> None:
         self.inbox = inbox
         self.count = count
-        self.found: list[api.StreamDelivery] = []
+        self.deliveries: list[api.StreamDelivery] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -119,16 +121,16 @@ class NatsConsumer:
             # First whatever is there; if nothing is, wait for one, and then again take whatever is there. A
             # request for many that waits could not be ended early without leaving messages on the way.
             try:
-                found = await self._ask(count, 0.0)
+                deliveries = await self._ask(count, 0.0)
             except errors.Unavailable:
                 await self._api.call(f"CONSUMER.INFO.{self._place}")  # says so if it is gone
                 raise
             left_s = deadline - loop.time()
-            if not found and left_s > 0:
-                found = await self._ask(1, left_s)
-                if found and count > 1:
-                    found += await self._ask(count - 1, 0.0)
-            return found
+            if not deliveries and left_s > 0:
+                deliveries = await self._ask(1, left_s)
+                if deliveries and count > 1:
+                    deliveries += await self._ask(count - 1, 0.0)
+            return deliveries
 
     async def _ask(self, count: int, wait_s: float) -> list[api.StreamDelivery]:
         pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
@@ -144,11 +146,11 @@ class NatsConsumer:
         except TimeoutError:
             pass
         except errors.Unavailable:
-            if not pull.found:
+            if not pull.deliveries:
                 raise
         finally:
             self._pull = None
-        return pull.found
+        return pull.deliveries
 
     def _received(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
         pull = self._pull
@@ -158,8 +160,8 @@ class NatsConsumer:
                 # Too late for whoever asked: give it back, so that it need not wait for its time to run out.
                 self._wire.send(reply.decode(), b"-NAK")
                 return
-            pull.found.append(delivery)
-            if len(pull.found) >= pull.count and not pull.done.done():
+            pull.deliveries.append(delivery)
+            if len(pull.deliveries) >= pull.count and not pull.done.done():
                 pull.done.set_result(None)
         elif pull is not None and subject.decode() == pull.inbox and not pull.done.done():
             status = message_format.status_of(raw_headers)
@@ -168,20 +170,20 @@ class NatsConsumer:
             elif status != 100:
                 pull.done.set_exception(self._ended(message_format.decode_headers(raw_headers)))
 
-    def _ended(self, said: dict[str, str]) -> errors.MusterError:
-        text = f"{self._about}: {said.get('Description') or said.get('Status', 'no answer')}"
+    def _ended(self, headers: dict[str, str]) -> errors.MusterError:
+        text = f"{self._about}: {headers.get('Description') or headers.get('Status', 'no answer')}"
         return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
 
     async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
         while not self._closed:
             try:
-                found = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)
+                deliveries = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)
             except errors.Unavailable:
                 # No connection or no leader now: what was delivered and not acknowledged comes again.
                 self._wire.check_open()
                 await asyncio.sleep(RETRY_S)
                 continue
-            for delivery in found:
+            for delivery in deliveries:
                 yield delivery
 
     async def close(self) -> None:

@@ -127,9 +127,9 @@ class JetStreamApi:
 
 def nanoseconds(stamp: str) -> int:
     """RFC 3339 in UTC, with up to nine digits of a second, as nanoseconds since 1970."""
-    whole, _, fraction = stamp.rstrip("Z").partition(".")
-    year, month, day = int(whole[:4]), int(whole[5:7]), int(whole[8:10])
-    hour, minute, second = int(whole[11:13]), int(whole[14:16]), int(whole[17:19])
+    date_time, _, fraction = stamp.rstrip("Z").partition(".")
+    year, month, day = int(date_time[:4]), int(date_time[5:7]), int(date_time[8:10])
+    hour, minute, second = int(date_time[11:13]), int(date_time[14:16]), int(date_time[17:19])
     seconds = calendar.timegm((year, month, day, hour, minute, second))
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
 

@@ -123,8 +123,8 @@ class StreamKeyValue:
         return self._bucket
 
     async def get(self, key: str) -> api.KeyValueEntry | None:
-        found = await self._stream.last_for(self._prefix + encode_key(key))
-        entry = self.entry(found) if found is not None else None
+        message = await self._stream.last_for(self._prefix + encode_key(key))
+        entry = self.entry(message) if message is not None else None
         return entry if entry is not None and entry.value is not None else None
 
     def entry(self, message: api.StoredMessage) -> api.KeyValueEntry:
@@ -168,15 +168,15 @@ class StreamKeyValue:
         )
 
     async def keys(self, pattern: str = ">") -> list[str]:
-        found: dict[str, bool] = {}
+        present: dict[str, bool] = {}
         async with self._follow(pattern, headers_only=True) as messages:
             while (message := await messages.step()) is not Mark.CURRENT:
                 if isinstance(message, Mark):
-                    found.clear()
+                    present.clear()
                 else:
                     entry = self.entry(message)
-                    found[entry.key] = entry.value is not None
-        return sorted(key for key, there in found.items() if there)
+                    present[entry.key] = entry.value is not None
+        return sorted(key for key, there in present.items() if there)
 
     async def holds(self, key: str) -> bool:
         """Whether the key is there now: waits until the storage answers."""

@@ -249,20 +249,22 @@ class NatsOrderedConsumer:
             return
         if self._broken.is_set() or not reply:
             return
-        told = jetstream.DeliveryMetadata(reply)
-        if told.consumer_sequence != self._consumer_sequence + 1:
+        metadata = jetstream.DeliveryMetadata(reply)
+        if metadata.consumer_sequence != self._consumer_sequence + 1:
             self._broken.set()
             return
-        if self._strict and told.sequence != self._next:
-            self._error = self._dropped(self._next, told.sequence)
+        if self._strict and metadata.sequence != self._next:
+            self._error = self._dropped(self._next, metadata.sequence)
             self._arrived.set()
             self._broken.set()
             return
-        self._consumer_sequence = told.consumer_sequence
-        self._next = told.sequence + 1
+        self._consumer_sequence = metadata.consumer_sequence
+        self._next = metadata.sequence + 1
         headers = jetstream.public_headers_of(raw_headers)
-        self._put(api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns))
-        if told.pending == 0:
+        self._put(
+            api.StoredMessage(subject.decode(), data, headers, metadata.sequence, metadata.stored_at_ns)
+        )
+        if metadata.pending == 0:
             self._catch_up()
 
     def _catch_up(self) -> None:

@@ -42,8 +42,8 @@ class StreamFactory:
         events.warning("stream-full", stream=name)
 
     async def drained(self) -> None:
-        for one in self._committers.values():
-            await one.drained()
+        for committer in self._committers.values():
+            await committer.drained()
 
     async def ensure(self, settings: api.StreamSettings) -> NatsStream:
         return NatsStream(self, await self.configure(stream_config(settings)))
@@ -97,7 +97,7 @@ class StreamFactory:
         return sorted(name for page in await self._pages("STREAM.NAMES") for name in page)
 
     async def budgets(self) -> list[api.StreamBudget]:
-        found = [
+        budgets = [
             api.StreamBudget(
                 stream=info["config"]["name"],
                 used_bytes=info["state"]["bytes"],
@@ -110,7 +110,7 @@ class StreamFactory:
             for page in await self._pages("STREAM.LIST")
             for info in page
         ]
-        return sorted(found, key=lambda budget: -budget.used_ratio)
+        return sorted(budgets, key=lambda budget: -budget.used_ratio)
 
     async def _pages(self, name: str) -> list[list[Any]]:
         pages: list[list[Any]] = []
@@ -256,14 +256,14 @@ class NatsStream(publisher.StreamPublisher):
 
         That holds for a stream of one replica as well, because the number can be raised at any time.
         """
-        found = (await self._api.call(f"STREAM.MSG.GET.{self._name}", question))["message"]
-        raw_headers = base64.b64decode(found["hdrs"]) if "hdrs" in found else None
+        message = (await self._api.call(f"STREAM.MSG.GET.{self._name}", question))["message"]
+        raw_headers = base64.b64decode(message["hdrs"]) if "hdrs" in message else None
         return api.StoredMessage(
-            subject=found["subject"],
-            data=base64.b64decode(found.get("data", "")),
+            subject=message["subject"],
+            data=base64.b64decode(message.get("data", "")),
             headers=jetstream.public_headers(message_format.decode_headers(raw_headers)),
-            sequence=found["seq"],
-            stored_at_ns=jetstream.nanoseconds(found["time"]),
+            sequence=message["seq"],
+            stored_at_ns=jetstream.nanoseconds(message["time"]),
         )
 
     async def read(

@@ -119,7 +119,7 @@ class XmlElement:
     ) -> None:
         """A None among the ``content`` is left out."""
         self.name = name
-        self.content: Sequence[Content] = [one for one in content if one is not None]
+        self.content: Sequence[Content] = [item for item in content if item is not None]
         self.attributes: Mapping[str, str] = attributes or {}
         self.namespaces = namespaces
 
@@ -133,7 +133,7 @@ class XmlElement:
 
     @property
     def exact_text(self) -> str:
-        return "".join(one for one in self.content if isinstance(one, str))
+        return "".join(item for item in self.content if isinstance(item, str))
 
     @property
     def text(self) -> str:
@@ -142,21 +142,21 @@ class XmlElement:
 
     @property
     def children(self) -> list[XmlElement]:
-        return [one for one in self.content if isinstance(one, XmlElement)]
+        return [item for item in self.content if isinstance(item, XmlElement)]
 
     def get(self, attribute: str, default: str | None = None) -> str | None:
         return self.attributes.get(attribute, default)
 
     def find(self, name: str) -> XmlElement | None:
-        return next((one for one in self.children if one.name == name), None)
+        return next((child for child in self.children if child.name == name), None)
 
     def all(self, name: str) -> list[XmlElement]:
-        return [one for one in self.children if one.name == name]
+        return [child for child in self.children if child.name == name]
 
     def text_of(self, name: str, default: str = "") -> str:
         """Of the first child of that name."""
-        found = self.find(name)
-        return default if found is None else found.text
+        child = self.find(name)
+        return default if child is None else child.text
 
     def walk(self) -> Iterator[XmlElement]:
         """This one and all in it, in the order of the document."""
@@ -339,11 +339,11 @@ def write(
     unreadable.  What was parsed keeps all the prefixes that it was read with.  `errors.LimitExceeded` as soon
     as there are more than ``bytes_max``.
     """
-    wanted = dict(prefixes or {})
-    used = {uri for one in element.walk() for uri in _namespaces(one)}
-    root = {wanted[uri]: uri for uri in wanted if uri in used}
+    preferred = dict(prefixes or {})
+    used = {uri for descendant in element.walk() for uri in _namespaces(descendant)}
+    root = {preferred[uri]: uri for uri in preferred if uri in used}
     out = _Output(bytes_max)
-    _write(element, _Scope({"xml": XML}), root, wanted, None, out)
+    _write(element, _Scope({"xml": XML}), root, preferred, None, out)
     return out.bytes()
 
 
@@ -351,9 +351,9 @@ def _namespaces(element: XmlElement) -> Iterator[str]:
     yield element.namespace
     for name in element.attributes:
         yield name.rpartition("}")[0][1:]
-    for one in element.content:
-        if isinstance(one, QName):
-            yield one.name.rpartition("}")[0][1:]
+    for item in element.content:
+        if isinstance(item, QName):
+            yield item.name.rpartition("}")[0][1:]
 
 
 class _Scope:
@@ -395,7 +395,7 @@ def _write(
     element: XmlElement,
     scope: _Scope,
     declare: Mapping[str, str],
-    wanted: Mapping[str, str],
+    preferred: Mapping[str, str],
     around: Mapping[str, str] | None,
     out: _Output,
 ) -> None:
@@ -411,7 +411,7 @@ def _write(
         nonlocal scope
         known = scope.spell(name, bare=bare)
         if known is None:
-            prefix, uri = _declaration(name, scope.bound, wanted)
+            prefix, uri = _declaration(name, scope.bound, preferred)
             new[prefix] = uri
             scope = _Scope({**scope.bound, prefix: uri})
             known = scope.spell(name, bare=bare)
@@ -420,7 +420,7 @@ def _write(
 
     tag = spell(element.name, True)
     attributes = [(spell(name, False), value) for name, value in element.attributes.items()]
-    content = [spell(one.name, True) if isinstance(one, QName) else one for one in element.content]
+    content = [spell(item.name, True) if isinstance(item, QName) else item for item in element.content]
     attributes += [(f"xmlns:{prefix}" if prefix else "xmlns", uri) for prefix, uri in new.items()]
     out.add(f"<{tag}")
     for name, value in attributes:
@@ -429,20 +429,20 @@ def _write(
         out.add("/>")
         return
     out.add(">")
-    for one in content:
-        if isinstance(one, XmlElement):
-            _write(one, scope, {}, wanted, element.namespaces, out)
+    for item in content:
+        if isinstance(item, XmlElement):
+            _write(item, scope, {}, preferred, element.namespaces, out)
         else:
-            out.add(_escape(one, _IN_TEXT, _TEXT))
+            out.add(_escape(item, _IN_TEXT, _TEXT))
     out.add(f"</{tag}>")
 
 
-def _declaration(name: str, bound: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str]:
+def _declaration(name: str, bound: Mapping[str, str], preferred: Mapping[str, str]) -> tuple[str, str]:
     """A prefix and its namespace, so that ``name`` can be spelt."""
     uri = name.rpartition("}")[0][1:]
     if not uri:
         return "", ""  # the default namespace ends here
-    prefix, number = wanted.get(uri, ""), 0
+    prefix, number = preferred.get(uri, ""), 0
     while not prefix or prefix in bound:
         number += 1
         prefix = f"ns{number}"
@@ -450,4 +450,4 @@ def _declaration(name: str, bound: Mapping[str, str], wanted: Mapping[str, str])
 
 
 def _escape(text: str, special: re.Pattern[str], escapes: Mapping[str, str]) -> str:
-    return special.sub(lambda found: escapes[found[0]], _NO_XML.sub("\ufffd", text))
+    return special.sub(lambda match: escapes[match[0]], _NO_XML.sub("\ufffd", text))

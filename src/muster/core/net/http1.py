@@ -57,10 +57,10 @@ def read_head(head: bytes) -> HttpHead:
     if codings:
         if lengths:
             raise MalformedHttp("Content-Length and Transfer-Encoding exclude each other")
-        if request[3] == b"0" or [one.lower() for one in codings] != [b"chunked"]:
+        if request[3] == b"0" or [coding.lower() for coding in codings] != [b"chunked"]:
             raise MalformedHttp("the only transfer encoding is chunked, of HTTP/1.1")
         return HttpHead(chunked=True)
-    if len(lengths) > 1 or any(not one.isdigit() or len(one) > 18 for one in lengths):
+    if len(lengths) > 1 or any(not length.isdigit() or len(length) > 18 for length in lengths):
         raise MalformedHttp("the Content-Length is not one number")
     return HttpHead(int(lengths[0]) if lengths else 0)
 
@@ -111,16 +111,16 @@ class HttpFraming:
         held = len(self._buffer)
         start = max(0, held - len(end) + 1)
         self._buffer += data[: bytes_max + len(end)]
-        found = self._buffer.find(end, start)
+        position = self._buffer.find(end, start)
         # A CR at the very end may be followed by its LF.
-        checked = self._buffer[:found] if found >= 0 else self._buffer.removesuffix(b"\r")
+        checked = self._buffer[:position] if position >= 0 else self._buffer.removesuffix(b"\r")
         if _BARE.search(checked, max(0, start - 1)):
             raise MalformedHttp("a line does not end in CR LF")
-        if found < 0:
+        if position < 0:
             if len(self._buffer) > bytes_max:
                 raise MalformedHttp(f"more than {bytes_max} bytes in one part of a request's frame")
             return b""
-        piece, self._buffer = self._buffer[: found + len(end)], b""
+        piece, self._buffer = self._buffer[: position + len(end)], b""
         self._handle(piece)
         return data[len(piece) - held :]
 

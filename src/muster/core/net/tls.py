@@ -38,14 +38,14 @@ class RenewableTls:
         new certificate and the old key."""
         cert, key = self._files
         try:
-            found = [_state(file) for file in self._files if file is not None]
-            if found != self._read:
+            states = [_state(file) for file in self._files if file is not None]
+            if states != self._read:
                 self.context.load_cert_chain(cert, key)
-                self._read = found
+                self._read = states
         except (OSError, ssl.SSLError) as error:  # perhaps only one of two files has been replaced so far
             events.warning("certificate-not-read", file=str(cert), error=error)
 
 
 def _state(file: Path | str) -> tuple[int, int, int]:
-    found = os.stat(file)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.stat(file)
+    return status.st_ino, status.st_size, status.st_mtime_ns

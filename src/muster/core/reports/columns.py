@@ -222,14 +222,14 @@ def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
 
 def result_subject(pipeline: str, level: str, name: str = "") -> str:
     """Where a pipeline publishes the latest report of a level (``system``, ``group``, ``zone``, ``node``)."""
-    said = subjects.from_identity("pipeline", pipeline, "report", level)
+    prefix = subjects.from_identity("pipeline", pipeline, "report", level)
     # A group may have any name; as the one level of a topic it becomes one token.
-    return f"{said}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else said
+    return f"{prefix}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else prefix
 
 
 def worst_state(services: Sequence[messages.ServiceReport]) -> str:
     """A machine that reports is up; its services may know better."""
-    return health.worst([health.HealthState.UP, *(one.state for one in services)]).value
+    return health.worst([health.HealthState.UP, *(service.state for service in services)]).value
 
 
 def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> pa.RecordBatch:
@@ -248,10 +248,12 @@ def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> p
         "state": [worst_state(row.services) if row.services else "up" for row in rows],
         "dropped": [row.dropped for row in rows],
         "partial": [partial] * len(rows),
-        **{name: [one.get(name) for one in metrics] for name in STANDARD_METRICS},
+        **{name: [values.get(name) for values in metrics] for name in STANDARD_METRICS},
         "extra": [
-            None if one.keys() <= _STANDARD else [item for item in one.items() if item[0] not in _STANDARD]
-            for one in metrics
+            None
+            if values.keys() <= _STANDARD
+            else [item for item in values.items() if item[0] not in _STANDARD]
+            for values in metrics
         ],
         "services": [service_rows(row.services) for row in rows],
     }
@@ -264,11 +266,11 @@ def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
     """The rows as messages; `WrongSchema` where they do not hold together."""
     batch = conform_schema(batch, node_schema())
     columns = {name: batch.column(name).to_pylist() for name in _PLAIN}
-    metrics = [dict(one or ()) for one in batch.column("extra").to_pylist()]
+    metrics = [dict(extra or ()) for extra in batch.column("extra").to_pylist()]
     for name in STANDARD_METRICS:
-        for found, value in zip(metrics, batch.column(name).to_pylist(), strict=True):
+        for values, value in zip(metrics, batch.column(name).to_pylist(), strict=True):
             if value is not None:
-                found[name] = value
+                values[name] = value
     columns["metrics"] = metrics
     columns["at_ms"] = [at_us // 1000 for at_us in batch.column("reported_at").cast("int64").to_pylist()]
     columns["services"] = [
@@ -315,11 +317,11 @@ def decode(data: bytes) -> tuple[pa.RecordBatch, BatchInfo]:
             batches = _bounded(reader)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise messages.MalformedMessage(f"not an Arrow stream: {str(error)[:200]}") from error
-    wanted = node_schema() if facts.schema == NODE_SCHEMA else summary_schema()
-    fitted = [conform_schema(batch, wanted) for batch in batches]
+    expected = node_schema() if facts.schema == NODE_SCHEMA else summary_schema()
+    fitted = [conform_schema(batch, expected) for batch in batches]
     if len(fitted) == 1:
         return fitted[0], facts
-    return pa.Table.from_batches(fitted, schema=wanted).combine_chunks().to_batches()[0], facts
+    return pa.Table.from_batches(fitted, schema=expected).combine_chunks().to_batches()[0], facts
 
 
 def batch_info(metadata: Mapping[bytes, bytes] | None) -> BatchInfo:
@@ -381,10 +383,10 @@ def service_rows(services: Sequence[messages.ServiceReport]) -> list[dict[str, A
     """What stands in the column ``services``."""
     return [
         {
-            "name": one.name,
-            "state": one.state.value,
-            "reason": one.reason,
-            "metrics": list(one.metrics.items()) or None,
+            "name": service.name,
+            "state": service.state.value,
+            "reason": service.reason,
+            "metrics": list(service.metrics.items()) or None,
         }
-        for one in services
+        for service in services
     ] or None

@@ -49,10 +49,10 @@ class QuantileSketch:
     @classmethod
     def of(cls, values: npt.ArrayLike) -> QuantileSketch:
         sketch = cls()
-        found = np.asarray(values, np.float64)
-        sketch._zeros = int(np.count_nonzero(found == 0))
-        sketch._above = _bucketed(found[found > 0])
-        sketch._below = _bucketed(-found[found < 0])
+        numbers = np.asarray(values, np.float64)
+        sketch._zeros = int(np.count_nonzero(numbers == 0))
+        sketch._above = _bucketed(numbers[numbers > 0])
+        sketch._below = _bucketed(-numbers[numbers < 0])
         sketch._bound()
         return sketch
 
@@ -85,12 +85,14 @@ class QuantileSketch:
 
     def histogram(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """The middles of its buckets from the least on, and how many values are in each."""
-        found = [
+        quantiles = [
             *((-_middle(bucket), self._below[bucket]) for bucket in sorted(self._below, reverse=True)),
             *([(0.0, self._zeros)] if self._zeros else []),
             *((_middle(bucket), self._above[bucket]) for bucket in sorted(self._above)),
         ]
-        return np.array([value for value, _ in found]), np.array([count for _, count in found], np.int64)
+        return np.array([value for value, _ in quantiles]), np.array(
+            [count for _, count in quantiles], np.int64
+        )
 
     def __bytes__(self) -> bytes:
         return msgspec.msgpack.encode((self._zeros, self._above, self._below))
@@ -191,9 +193,9 @@ class DistinctSketch:
             self._register(hashes)
 
     def _register(self, hashes: set[int]) -> None:
-        found: npt.NDArray[Any] = np.fromiter(hashes, np.uint64, len(hashes))
-        places = (found >> np.uint64(64 - _INDEX_BITS)).astype(np.int64)
-        rest = found & np.uint64((1 << (64 - _INDEX_BITS)) - 1)
+        hash_array: npt.NDArray[Any] = np.fromiter(hashes, np.uint64, len(hashes))
+        places = (hash_array >> np.uint64(64 - _INDEX_BITS)).astype(np.int64)
+        rest = hash_array & np.uint64((1 << (64 - _INDEX_BITS)) - 1)
         # How many leading zeros the remaining 52 bits have, plus one; exact, since 52 bits fit a float.
         ranks = (64 - _INDEX_BITS + 1) - np.frexp(rest.astype(np.float64))[1]
         np.maximum.at(self._registers, places, ranks.astype(np.uint8))

@@ -127,25 +127,25 @@ class ResolvedSettings(Generic[T]):
 
 
 def load(
-    whole: type[T],
+    schema: type[T],
     *,
     file: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> T:
     """The settings that result from these places; `InvalidSettings` lists everything that is wrong."""
-    return resolve(whole, file=file, env=env, flags=flags).settings
+    return resolve(schema, file=file, env=env, flags=flags).settings
 
 
 def resolve(
-    whole: type[T],
+    schema: type[T],
     *,
     file: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> ResolvedSettings[T]:
     """As `load`, with the source of each value."""
-    index = {field.path: field for field in fields(whole)}
+    index = {field.path: field for field in fields(schema)}
     problems: list[SettingsProblem] = []
     values: dict[Path, Any] = {}
     sources: dict[str, str] = {}
@@ -184,7 +184,7 @@ def resolve(
     for key, raw in (flags or {}).items():
         take(tuple(key.split(".")), raw, f"flag {key}")
 
-    settings = _build(whole(), (), values, sources, problems)
+    settings = _build(schema(), (), values, sources, problems)
     if problems:
         raise InvalidSettings(problems)
     return ResolvedSettings(settings, sources)
@@ -217,9 +217,9 @@ def read_secret(reference: str, env: Mapping[str, str], *, folder: pathlib.Path 
 
 
 @functools.cache
-def fields(whole: type[msgspec.Struct]) -> tuple[SettingsField, ...]:
+def fields(schema: type[msgspec.Struct]) -> tuple[SettingsField, ...]:
     """Every setting of ``whole``, in the order of the source. All have defaults: ``whole()`` is valid."""
-    return tuple(_fields(whole(), ()))
+    return tuple(_fields(schema(), ()))
 
 
 def _fields(defaults: msgspec.Struct, prefix: Path) -> Iterator[SettingsField]:
@@ -441,11 +441,11 @@ def render_value(settings: msgspec.Struct, path: Path) -> Any:
     """The value of a setting, without the password of any URL in it."""
     value = value_of(settings, path)
     if isinstance(value, tuple):
-        return tuple(masked(one) if isinstance(one, str) else one for one in value)
+        return tuple(masked(item) if isinstance(item, str) else item for item in value)
     return masked(value) if isinstance(value, str) else value
 
 
-def reference(whole: type[msgspec.Struct]) -> str:
+def reference(schema: type[msgspec.Struct]) -> str:
     """The reference page, in Markdown, made from the source."""
     lines = [
         "# Settings",
@@ -454,9 +454,9 @@ def reference(whole: type[msgspec.Struct]) -> str:
         "environment, then flags (`--set bus.lease_ttl_s=20s`); the last one wins. Unknown keys are errors.",
         "Durations and sizes are numbers, or text such as `15s` and `64MiB`.",
     ]
-    titles = _section_titles(whole(), ())
+    titles = _section_titles(schema(), ())
     table: Path = ()
-    for field in fields(whole):
+    for field in fields(schema):
         if field.path[:-1] != table:
             table = field.path[:-1]
             lines += ["", f"{'#' * (len(table) + 1)} `[{'.'.join(table)}]`", "", titles[table], ""]
@@ -482,7 +482,7 @@ def _section_titles(defaults: msgspec.Struct, prefix: Path) -> dict[Path, str]:
         section = getattr(defaults, info.name)
         if isinstance(section, msgspec.Struct):
             path = (*prefix, info.name)
-            said = next((meta.description for meta in _metas(info.type) if meta.description), None)
-            titles[path] = " ".join((said or type(section).__doc__ or "").split())
+            description = next((meta.description for meta in _metas(info.type) if meta.description), None)
+            titles[path] = " ".join((description or type(section).__doc__ or "").split())
             titles |= _section_titles(section, path)
     return titles

@@ -38,7 +38,7 @@ def encode(
     """The body of ``POST /v1/metrics``."""
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
     metrics = [_metric(family, times) for family in families]
-    scope = {"scope": {"name": "muster"}, "metrics": [one for one in metrics if one is not None]}
+    scope = {"scope": {"name": "muster"}, "metrics": [metric for metric in metrics if metric is not None]}
     return msgspec.json.encode(
         {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
     )
@@ -51,12 +51,12 @@ def _metric(family: MetricFamily, times: Mapping[str, str]) -> dict[str, Any] | 
             "histogram": {"dataPoints": _histograms(family, times), "aggregationTemporality": CUMULATIVE}
         }
     if family.type == "counter":
-        points = [_point(one, times) for one in family.samples if one.name.endswith("_total")]
+        points = [_point(sample, times) for sample in family.samples if sample.name.endswith("_total")]
         return named | {
             "sum": {"dataPoints": points, "isMonotonic": True, "aggregationTemporality": CUMULATIVE}
         }
     if family.type in ("gauge", "unknown"):
-        return named | {"gauge": {"dataPoints": [_point(one, times) for one in family.samples]}}
+        return named | {"gauge": {"dataPoints": [_point(sample, times) for sample in family.samples]}}
     return None
 
 
@@ -66,11 +66,11 @@ def _point(sample: MetricSample, times: Mapping[str, str]) -> dict[str, Any]:
 
 def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str, Any]]:
     """Of Prometheus's running totals, one point for each combination of labels."""
-    found: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+    points: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
     for sample in family.samples:
         labels = dict(sample.labels)
         bound = labels.pop("le", None)
-        point = found.setdefault(
+        point = points.setdefault(
             tuple(sorted(labels.items())),
             {"attributes": _attributes(labels), **times, "bounds": [], "totals": [], "sum": 0.0},
         )
@@ -79,7 +79,7 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
             point["totals"].append(int(sample.value))
         elif sample.name.endswith("_sum"):
             point["sum"] = sample.value
-    for point in found.values():
+    for point in points.values():
         bounds, totals = point.pop("bounds"), point.pop("totals")
         counts = [now - before for before, now in zip([0, *totals], totals, strict=False)]
         point |= {
@@ -87,7 +87,7 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
             "explicitBounds": bounds[:-1],  # the last is infinity
             "bucketCounts": [str(count) for count in counts],
         }
-    return list(found.values())
+    return list(points.values())
 
 
 def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -77,15 +77,15 @@ def extract(
     headers: Mapping[str, str], on_malformed: Callable[[str], None] | None = None
 ) -> TraceContext | None:
     """The trace that a message carries, or None. ``on_malformed`` hears which header was ignored."""
-    found = {name.lower(): value for name, value in headers.items() if name.lower() in _HEADERS}
-    if PARENT_HEADER not in found:
+    fields = {name.lower(): value for name, value in headers.items() if name.lower() in _HEADERS}
+    if PARENT_HEADER not in fields:
         return None
-    trace = _parse_parent(found[PARENT_HEADER])
+    trace = _parse_parent(fields[PARENT_HEADER])
     if trace is None:
         if on_malformed:
             on_malformed(PARENT_HEADER)
         return None
-    state = _parse_state(found.get(STATE_HEADER, ""))
+    state = _parse_state(fields.get(STATE_HEADER, ""))
     if state is None:
         if on_malformed:
             on_malformed(STATE_HEADER)

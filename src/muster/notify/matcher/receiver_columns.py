@@ -337,7 +337,7 @@ class NumberColumn:
         sign = clause.operator if when else ast.OPPOSITE[clause.operator]
         known: tuple[ast.ComparisonOperator, Any] | bool = (sign, bound)
         if self._whole and isinstance(bound, float):
-            known = values.whole_bound(sign, bound)
+            known = values.integer_bound(sign, bound)
         elif not self._whole and isinstance(bound, int):
             known = values.float_bound(sign, bound)
         elif self._whole and not types.INT_MIN <= int(bound) <= types.INT_MAX:

@@ -256,7 +256,7 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
         return {"event": ["it has no policy, so it accepts nothing"]}
     sides: dict[str, list[str]] = {}
     for finding in explanation.near_misses(models.parse_policy(policy), attributes):
-        of_sender = any(key.startswith("sender.") for key, _ in finding.found)
+        of_sender = any(key.startswith("sender.") for key, _ in finding.values)
         sides.setdefault("sender" if of_sender else "event", []).append(str(finding))
     return sides
 

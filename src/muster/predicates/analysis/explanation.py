@@ -23,10 +23,10 @@ class ClauseResult:
     clause: str
     span: ast.Span
     truth: bool | None
-    found: tuple[tuple[str, object], ...]  # attributes and their values, in the order of the clause
+    values: tuple[tuple[str, object], ...]  # attributes and their values, in the order of the clause
 
     def __str__(self) -> str:
-        seen = ", ".join(f"{key} is {_shown(value)}" for key, value in self.found)
+        seen = ", ".join(f"{key} is {_shown(value)}" for key, value in self.values)
         return f"{_SAID[self.truth]}: {self.clause}" + (f" ({seen})" if seen else "")
 
 
@@ -50,17 +50,17 @@ def _explain(
     if not isinstance(condition, ast.And | ast.Or):
         truth = truth_of(condition, get)
         keys = dict.fromkeys(node.key for node in ast.walk(condition) if isinstance(node, ast.Name))
-        found = tuple((key, get(key)) for key in keys)
-        return truth, [ClauseResult(printer.write(condition), condition.span, truth, found)]
+        attributes = tuple((key, get(key)) for key in keys)
+        return truth, [ClauseResult(printer.write(condition), condition.span, truth, attributes)]
     parts = [_explain(part, get) for part in condition.operands]
     truths = [truth for truth, _ in parts]
     decisive = isinstance(condition, ast.Or)  # one part of this truth decides the whole
     if decisive in truths:
-        whole: bool | None = decisive
+        result: bool | None = decisive
     else:
-        whole = None if None in truths else not decisive
-    relevant = [because for truth, because in parts if (truth is True) is (whole is True)]
-    return whole, [finding for because in relevant for finding in because]
+        result = None if None in truths else not decisive
+    relevant = [because for truth, because in parts if (truth is True) is (result is True)]
+    return result, [finding for because in relevant for finding in because]
 
 
 def near_misses(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple[ClauseResult, ...]:

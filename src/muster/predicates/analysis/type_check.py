@@ -37,8 +37,8 @@ def require(condition: ast.Condition, model: types.Model, text: str) -> None:
 
 def closest_name(word: str, choices: Iterable[str]) -> str | None:
     """A hint, where something is spelt much like it."""
-    found = difflib.get_close_matches(word, choices, 1)
-    return f"did you mean {found[0]}?" if found else None
+    matches = difflib.get_close_matches(word, choices, 1)
+    return f"did you mean {matches[0]}?" if matches else None
 
 
 class _Checker:

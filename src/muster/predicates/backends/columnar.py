@@ -91,11 +91,11 @@ def _clause(clause: ast.Clause, table: Table, *, when: bool) -> Answer:
     if isinstance(clause, ast.Contains):
         return _has_bit(column, clause.word, when=when)
     if isinstance(clause, ast.In):
-        wanted = [code for word in set(clause.words) if (code := column.codes.get(word))]
+        codes = [code for word in set(clause.words) if (code := column.codes.get(word))]
     else:
         fits = like_patterns.matcher(clause.pattern, clause.escape)
-        wanted = [code for word, code in column.codes.items() if fits(word)]
-    return _has_code(column, wanted, when=when)
+        codes = [code for word, code in column.codes.items() if fits(word)]
+    return _has_code(column, codes, when=when)
 
 
 def _has_bit(column: Column, word: str, *, when: bool) -> Answer:
@@ -110,22 +110,22 @@ def _has_bit(column: Column, word: str, *, when: bool) -> Answer:
     return mask
 
 
-def _has_code(column: Column, wanted: list[int], *, when: bool) -> Answer:
+def _has_code(column: Column, codes: list[int], *, when: bool) -> Answer:
     """Where the string is one of these words (``when``), or is another one."""
-    if len(wanted) > _FEW_WORDS:
+    if len(codes) > _FEW_WORDS:
         chosen = np.full(len(column.words) + 1, not when)
-        chosen[wanted] = when
+        chosen[codes] = when
         chosen[0] = False
         return chosen[column.values]
     if not when:
         others = np.not_equal(column.values, 0)
-        for code in wanted:
+        for code in codes:
             np.logical_and(others, column.values != code, out=others)
         return others
-    if not wanted:
+    if not codes:
         return False
-    these = np.equal(column.values, wanted[0])
-    for code in wanted[1:]:
+    these = np.equal(column.values, codes[0])
+    for code in codes[1:]:
         np.logical_or(these, column.values == code, out=these)
     return these
 
@@ -191,7 +191,7 @@ def _compare_numbers(sign: ast.ComparisonOperator, left: Column, right: Any) -> 
     if not isinstance(right, Column):
         exact: tuple[ast.ComparisonOperator, int | float] | bool = (sign, right)
         if left.kind is ValueKind.INT and isinstance(right, float):
-            exact = values.whole_bound(sign, right)
+            exact = values.integer_bound(sign, right)
         elif left.kind is ValueKind.FLOAT and isinstance(right, int):
             exact = values.float_bound(sign, right)
         if isinstance(exact, bool):
@@ -230,7 +230,7 @@ def _arithmetic(sign: ast.ArithmeticOperator, left: Value, right: Value) -> Valu
         return None
     if ValueKind.FLOAT in kinds:
         return Column(ValueKind.FLOAT, numeric.calculate_real(sign, _as_real(left), _as_real(right)))
-    numbers, none = numeric.calculate_integer(sign, _as_whole(left), _as_whole(right))
+    numbers, none = numeric.calculate_integer(sign, _as_integer(left), _as_integer(right))
     for side in (left, right):
         if isinstance(side, Column) and side.null is not None:
             np.logical_or(none, side.null, out=none)
@@ -247,5 +247,5 @@ def _as_real(value: Any) -> Any:
     return real
 
 
-def _as_whole(value: Any) -> Any:
+def _as_integer(value: Any) -> Any:
     return value.values if isinstance(value, Column) else np.int64(value)

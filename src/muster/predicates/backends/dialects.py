@@ -20,12 +20,12 @@ class SqlDialect:
     name: str
     quote: str  # around an identifier
     string: Callable[[str], str]
-    whole: str  # a literal {x}
+    integer: str  # a literal {x}
     real: str
-    whole_type: str
+    integer_type: str
     real_type: str
     infinity: str
-    whole_operators: Mapping[str, str]
+    integer_operators: Mapping[str, str]
     contains: str
     matches: Callable[
         [str, like_patterns.PatternShape], str
@@ -140,12 +140,12 @@ SPARK: Final = SqlDialect(
     name="spark",
     quote="`",
     string=_spark_string,
-    whole="{x}L",
+    integer="{x}L",
     real="{x}D",
-    whole_type="BIGINT",
+    integer_type="BIGINT",
     real_type="DOUBLE",
     infinity="CAST('Infinity' AS DOUBLE)",
-    whole_operators={
+    integer_operators={
         "+": "try_add({a}, {b})",
         "-": "try_subtract({a}, {b})",
         "*": "try_multiply({a}, {b})",
@@ -160,12 +160,12 @@ DUCKDB: Final = SqlDialect(
     name="duckdb",
     quote='"',
     string=_duckdb_string,
-    whole="CAST({x} AS BIGINT)",
+    integer="CAST({x} AS BIGINT)",
     real="CAST({x} AS DOUBLE)",
-    whole_type="BIGINT",
+    integer_type="BIGINT",
     real_type="DOUBLE",
     infinity="CAST('Infinity' AS DOUBLE)",
-    whole_operators={
+    integer_operators={
         "+": "TRY_CAST(CAST({a} AS HUGEINT) + {b} AS BIGINT)",
         "-": "TRY_CAST(CAST({a} AS HUGEINT) - {b} AS BIGINT)",
         "*": "TRY_CAST(CAST({a} AS HUGEINT) * {b} AS BIGINT)",
@@ -185,12 +185,12 @@ POSTGRESQL: Final = SqlDialect(
     name="postgresql",
     quote='"',
     string=_postgresql_string,
-    whole="CAST({x} AS BIGINT)",
+    integer="CAST({x} AS BIGINT)",
     real="CAST({x} AS DOUBLE PRECISION)",
-    whole_type="BIGINT",
+    integer_type="BIGINT",
     real_type="DOUBLE PRECISION",
     infinity="CAST('Infinity' AS DOUBLE PRECISION)",
-    whole_operators={
+    integer_operators={
         "+": _IN_64_BITS.format("CAST({a} AS NUMERIC) + {b}"),
         "-": _IN_64_BITS.format("CAST({a} AS NUMERIC) - {b}"),
         "*": _IN_64_BITS.format("CAST({a} AS NUMERIC) * {b}"),
@@ -208,12 +208,12 @@ SQLITE: Final = SqlDialect(
     name="sqlite",
     quote='"',
     string=_sqlite_string,
-    whole="{x}",
+    integer="{x}",
     real="{x}",
-    whole_type="INTEGER",
+    integer_type="INTEGER",
     real_type="REAL",
     infinity="9e999",
-    whole_operators={
+    integer_operators={
         "+": _STILL_WHOLE.format("{a} + {b}"),
         "-": _STILL_WHOLE.format("{a} - {b}"),
         "*": _STILL_WHOLE.format("{a} * {b}"),

@@ -10,7 +10,7 @@ from muster.predicates import ast, types
 from muster.predicates.backends.columns import Array, Mask
 
 
-def compare_exactly(sign: ast.ComparisonOperator, whole: Array, real: Array) -> Mask:
+def compare_exactly(sign: ast.ComparisonOperator, integer: Array, real: Array) -> Mask:
     """Without rounding the whole numbers to floats, as plain comparison would. NaN is never true."""
     above, below = real >= 2.0**63, real < -(2.0**63)
     inside = ~(above | below | np.isnan(real))
@@ -19,17 +19,17 @@ def compare_exactly(sign: ast.ComparisonOperator, whole: Array, real: Array) -> 
     mask: Mask
     match sign:
         case "=":
-            mask = inside & (floor == ceiling) & (whole == floor)
+            mask = inside & (floor == ceiling) & (integer == floor)
         case "<>":
-            mask = above | below | (inside & ((floor != ceiling) | (whole != floor)))
+            mask = above | below | (inside & ((floor != ceiling) | (integer != floor)))
         case "<":
-            mask = above | (inside & (whole < ceiling))
+            mask = above | (inside & (integer < ceiling))
         case "<=":
-            mask = above | (inside & (whole <= floor))
+            mask = above | (inside & (integer <= floor))
         case ">":
-            mask = below | (inside & (whole > floor))
+            mask = below | (inside & (integer > floor))
         case ">=":
-            mask = below | (inside & (whole >= ceiling))
+            mask = below | (inside & (integer >= ceiling))
     return mask
 
 

@@ -80,10 +80,10 @@ class _Writer:
             case _:
                 return self._clause(condition, when=True)
 
-    def _bounded(self, said: str) -> str:
-        if len(said) > LENGTH_MAX:
+    def _bounded(self, condition: str) -> str:
+        if len(condition) > LENGTH_MAX:
             raise errors.LimitExceeded(f"the SQL of this expression passes {LENGTH_MAX:,} characters")
-        return said
+        return condition
 
     def _clause(self, clause: ast.Clause, *, when: bool) -> str:
         """SQL that is true exactly where the clause has the truth ``when``."""
@@ -104,14 +104,16 @@ class _Writer:
         negation = "" if when else "NOT "
         match clause:
             case ast.Contains():
-                said = self._dialect.contains.format(a=value.sql, b=self._dialect.string(clause.word))
-                return said if when else f"({value.sql} IS NOT NULL AND NOT {said})"
+                condition = self._dialect.contains.format(a=value.sql, b=self._dialect.string(clause.word))
+                return condition if when else f"({value.sql} IS NOT NULL AND NOT {condition})"
             case ast.In():
                 words = ", ".join(self._dialect.string(word) for word in dict.fromkeys(clause.words))
                 return f"{value.sql} {negation}IN ({words})"
             case ast.Like():
-                said = self._dialect.matches(value.sql, like_patterns.shape(clause.pattern, clause.escape))
-                return f"({negation}{said})"
+                condition = self._dialect.matches(
+                    value.sql, like_patterns.shape(clause.pattern, clause.escape)
+                )
+                return f"({negation}{condition})"
 
     # Comparisons
 
@@ -137,7 +139,7 @@ class _Writer:
         if right.constant is not None and left.kind is not right.kind:
             bound: Any = right.constant
             exact = (
-                values.whole_bound(sign, bound)
+                values.integer_bound(sign, bound)
                 if left.kind is ValueKind.INT
                 else values.float_bound(sign, bound)
             )
@@ -159,27 +161,27 @@ class _Writer:
             and left.kind is ValueKind.FLOAT
             and self._dialect.not_a_number
         ):
-            said = f"{left.sql} {sign} {right.sql}"
+            condition = f"{left.sql} {sign} {right.sql}"
             if sign in ("<", "<=", "="):
-                return said
-            return f"({said} AND {left.sql} <> {self._dialect.not_a_number})"
+                return condition
+            return f"({condition} AND {left.sql} <> {self._dialect.not_a_number})"
         return f"{self._number_or_null(left)} {sign} {self._number_or_null(right)}"
 
-    def _compare_exactly(self, sign: ast.ComparisonOperator, whole: str, real: str) -> str:
+    def _compare_exactly(self, sign: ast.ComparisonOperator, integer: str, real: str) -> str:
         """Engines would round the whole number to floating point first."""
         above, below = self._real(2.0**63), self._real(-(2.0**63))
-        floor = f"CAST(floor({real}) AS {self._dialect.whole_type})"
-        ceiling = f"CAST(ceil({real}) AS {self._dialect.whole_type})"
+        floor = f"CAST(floor({real}) AS {self._dialect.integer_type})"
+        ceiling = f"CAST(ceil({real}) AS {self._dialect.integer_type})"
         inside: dict[ast.ComparisonOperator, str] = {
-            "=": f"{whole} = {floor} AND {whole} = {ceiling}",
-            "<>": f"{whole} <> {floor} OR {whole} <> {ceiling}",
-            "<": f"{whole} < {ceiling}",
-            "<=": f"{whole} <= {floor}",
-            ">": f"{whole} > {floor}",
-            ">=": f"{whole} >= {ceiling}",
+            "=": f"{integer} = {floor} AND {integer} = {ceiling}",
+            "<>": f"{integer} <> {floor} OR {integer} <> {ceiling}",
+            "<": f"{integer} < {ceiling}",
+            "<=": f"{integer} <= {floor}",
+            ">": f"{integer} > {floor}",
+            ">=": f"{integer} >= {ceiling}",
         }
         return (
-            f"({whole} IS NOT NULL AND CASE"
+            f"({integer} IS NOT NULL AND CASE"
             f" WHEN {real} >= {above} THEN {_truth(sign in ('<', '<=', '<>'))}"
             f" WHEN {real} < {below} THEN {_truth(sign in ('>', '>=', '<>'))}"
             f" ELSE {inside[sign]} END)"
@@ -225,15 +227,17 @@ class _Writer:
         if not {left.kind, right.kind} <= {ValueKind.INT, ValueKind.FLOAT}:
             return _NULL
         if left.kind is right.kind is ValueKind.INT:
-            said = self._dialect.whole_operators[sign].format(a=self._whole(left), b=self._whole(right))
-            return _Value(ValueKind.INT, self._bounded(said))
+            expression = self._dialect.integer_operators[sign].format(
+                a=self._as_integer(left), b=self._as_integer(right)
+            )
+            return _Value(ValueKind.INT, self._bounded(expression))
         zero = self._real(0.0)
-        said = _REAL_SIGNS[sign].format(a=self._as_real(left), b=self._as_real(right), zero=zero)
-        return _Value(ValueKind.FLOAT, self._bounded(said))
+        expression = _REAL_SIGNS[sign].format(a=self._as_real(left), b=self._as_real(right), zero=zero)
+        return _Value(ValueKind.FLOAT, self._bounded(expression))
 
-    def _whole(self, value: _Value) -> str:
+    def _as_integer(self, value: _Value) -> str:
         # A narrower column would make the engine calculate with fewer bits.
-        return f"CAST({value.sql} AS {self._dialect.whole_type})" if value.is_column else value.sql
+        return f"CAST({value.sql} AS {self._dialect.integer_type})" if value.is_column else value.sql
 
     def _as_real(self, value: _Value) -> str:
         if value.constant is not None:
@@ -251,7 +255,7 @@ class _Writer:
             case str():
                 return _Value(ValueKind.STRING, self._dialect.string(constant), constant)
             case int():
-                return _Value(ValueKind.INT, self._dialect.whole.format(x=constant), constant)
+                return _Value(ValueKind.INT, self._dialect.integer.format(x=constant), constant)
             case float():
                 return _Value(ValueKind.FLOAT, self._real(constant), constant)
 

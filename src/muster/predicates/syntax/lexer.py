@@ -69,7 +69,7 @@ class Token(NamedTuple):
 
 def tokens(text: str, *, strict: bool) -> list[Token]:
     _refuse_half_characters(text)
-    found: list[Token] = []
+    tokens_: list[Token] = []
     position, match = 0, _TOKEN.match
     while True:
         here = match(text, position)
@@ -80,14 +80,14 @@ def tokens(text: str, *, strict: bool) -> list[Token]:
         start, position = here.span(kind)
         raw = here[kind]
         if kind == "symbol":
-            found.append(Token("symbol", _symbol(text, raw, start, strict=strict), start, position))
+            tokens_.append(Token("symbol", _symbol(text, raw, start, strict=strict), start, position))
         elif kind == "word":
-            found.append(_word(text, raw, start, position))
+            tokens_.append(_word(text, raw, start, position))
         elif kind == "string":
-            found.append(Token("string", _string(text, raw, start, strict=strict), start, position))
+            tokens_.append(Token("string", _string(text, raw, start, strict=strict), start, position))
         elif kind == "end":
-            found.append(Token("end", "", start, start))
-            return found
+            tokens_.append(Token("end", "", start, start))
+            return tokens_
         else:
             following = text[position : position + 1]
             if following.isalnum() or (following and following in "_$."):
@@ -98,7 +98,7 @@ def tokens(text: str, *, strict: bool) -> list[Token]:
                     hint="names begin with a letter; numbers are written like 5, 0x1F, 017, 5L, 7.5, 7E3",
                 )
             number = _exact(text, raw, start) if kind == "exact" else _approximate(text, raw, start)
-            found.append(Token("number", number, start, position))
+            tokens_.append(Token("number", number, start, position))
 
 
 def _word(text: str, raw: str, start: int, end: int) -> Token:

@@ -63,21 +63,21 @@ def parse(
             f"the expression has {len(text):,} characters, and at most {bounds.text_length:,} are allowed",
             hint="split it, or compare with fewer values",
         )
-    found = lexer.tokens(text, strict=strict)
-    if len(found) == 1:
+    tokens = lexer.tokens(text, strict=strict)
+    if len(tokens) == 1:
         if strict:
             return ast.Constant(True)
         raise errors.ParseError(
             "the expression is empty", text=text, position=0, hint="TRUE is the condition that always holds"
         )
-    return _Parser(text, found, strict=strict, home=home, scopes=tuple(scopes), bounds=bounds).run()
+    return _Parser(text, tokens, strict=strict, home=home, scopes=tuple(scopes), bounds=bounds).run()
 
 
 class _Parser(operand_stack.OperandStack):
     def __init__(
         self,
         text: str,
-        found: list[lexer.Token],
+        tokens: list[lexer.Token],
         *,
         strict: bool,
         home: str | None,
@@ -85,7 +85,7 @@ class _Parser(operand_stack.OperandStack):
         bounds: limits.PredicateLimits,
     ) -> None:
         super().__init__(text, strict=strict, bounds=bounds)
-        self._tokens = found
+        self._tokens = tokens
         self._next = 0
         self._home = home
         self._scopes = scopes

@@ -78,5 +78,5 @@ def _value(node: ast.Expression, least: int) -> str:
             return f"{node.operator}{_value(node.operand, _SIGN)}"
         case ast.Arithmetic():
             here = _PRECEDENCE[node.operator]
-            said = f"{_value(node.left, here)} {node.operator} {_value(node.right, here + 1)}"
-            return f"({said})" if here < least else said
+            text = f"{_value(node.left, here)} {node.operator} {_value(node.right, here + 1)}"
+            return f"({text})" if here < least else text

@@ -53,7 +53,7 @@ class PostgresConnections:
     async def connect(self) -> statements.Connection:
         durability = "on" if self._settings.sync == "full" else "off"
         lock_ms = max(1, round(1_000 * self._settings.busy_timeout_s))
-        given = {"password": self._password} if self._password is not None else {}
+        options = {"password": self._password} if self._password is not None else {}
         try:
             connection = await _Connection.connect(
                 self._where.conninfo,
@@ -61,7 +61,7 @@ class PostgresConnections:
                 connect_timeout=max(2, round(self._settings.busy_timeout_s)),
                 application_name="muster",
                 client_encoding="UTF8",
-                **given,  # type: ignore[arg-type]
+                **options,  # type: ignore[arg-type]
             )
             async with self._closed_on_failure(connection):
                 await connection.execute(

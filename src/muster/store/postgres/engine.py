@@ -83,9 +83,9 @@ class PostgresEngine:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]:
-        return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
+        return await self._read(lambda reading: statements.scan(reading, key_range, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
@@ -96,7 +96,7 @@ class PostgresEngine:
         return await self._read(statements.head)
 
     async def disk_bytes(self) -> int:
-        found = await self._read(
+        rows = await self._read(
             lambda reading: statements.rows(
                 reading,
                 "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
@@ -104,7 +104,7 @@ class PostgresEngine:
                 self._settings.namespace,
             )
         )
-        return int(found[0][0])
+        return int(rows[0][0])
 
     async def listen(self, wake: Callable[[], None]) -> None:
         while True:
@@ -229,14 +229,14 @@ class PostgresEngine:
                 f"the schema {namespace} of {self._connections.shown} holds something else",
                 hint="name another namespace",
             )
-        ((found,),) = await statements.rows(connection, "SELECT schema_version FROM head")
-        if found > statements.SCHEMA_VERSION:
+        ((version,),) = await statements.rows(connection, "SELECT schema_version FROM head")
+        if version > statements.SCHEMA_VERSION:
             raise errors.Refused(
                 f"{self._connections.shown} is of a newer Muster "
-                f"(schema {found}; this one knows {statements.SCHEMA_VERSION})",
+                f"(schema {version}; this one knows {statements.SCHEMA_VERSION})",
                 hint="use that version, or restore a backup",
             )
-        for step in range(found, statements.SCHEMA_VERSION):
+        for step in range(version, statements.SCHEMA_VERSION):
             for statement in statements.MIGRATIONS[step]:
                 await connection.execute(statement)
         await connection.execute("UPDATE head SET schema_version = %s", (statements.SCHEMA_VERSION,))
@@ -261,9 +261,9 @@ class PostgresReader:
         return await self._answered(statements.get_many(self._connection, collection, keys))
 
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]:
-        return await self._answered(statements.scan(self._connection, wanted, limit, reverse))
+        return await self._answered(statements.scan(self._connection, key_range, limit, reverse))
 
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int

@@ -99,37 +99,37 @@ async def head(connection: Connection) -> commit_plan.StoreHead:
 
 
 async def get_many(connection: Connection, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
-    found = await rows(
+    records = await rows(
         connection,
         "SELECT key, value, version, epoch FROM record WHERE collection = %s AND key = ANY(%b::bytea[])",
         collection,
         list(keys),
     )
-    return [_record(*row) for row in found]
+    return [_record(*row) for row in records]
 
 
 async def scan(
-    connection: Connection, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    connection: Connection, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
 ) -> list[api.StoreRecord]:
-    bounds = (wanted.low,) if wanted.high is None else (wanted.low, wanted.high)
-    found = await rows(
+    bounds = (key_range.low,) if key_range.high is None else (key_range.low, key_range.high)
+    records = await rows(
         connection,
         "SELECT key, value, version, epoch FROM record WHERE collection = %s AND key >= %b"
-        + ("" if wanted.high is None else " AND key < %b")
+        + ("" if key_range.high is None else " AND key < %b")
         + (" ORDER BY key DESC" if reverse else " ORDER BY key")
         + " LIMIT %s",
-        wanted.collection,
+        key_range.collection,
         *bounds,
         limit,
     )
-    return [_record(*row) for row in found]
+    return [_record(*row) for row in records]
 
 
 async def scan_all(
     connection: Connection, after: commit_plan.Place, limit: int, max_bytes: int
 ) -> list[tuple[str, api.StoreRecord]]:
     # Sizes first, and then only the values that fit: a page may hold many of the largest.
-    found = await rows(
+    records = await rows(
         connection,
         "WITH sized AS (SELECT collection, key, octet_length(value) AS size FROM record"
         " WHERE (collection, key) > (%s, %b) ORDER BY collection, key LIMIT %s),"
@@ -141,7 +141,7 @@ async def scan_all(
         limit,
         max_bytes,
     )
-    return [(collection, _record(*row)) for collection, *row in found]
+    return [(collection, _record(*row)) for collection, *row in records]
 
 
 async def begin_load(connection: Connection, collection: str) -> None:
@@ -177,10 +177,10 @@ async def changes(
     connection: Connection, after: int, collection: str | None, limit: int
 ) -> tuple[commit_plan.StoreHead, list[api.StoreChange]]:
     now = await begin(connection)
-    found = await rows(connection, _CHANGES, after, collection, collection, limit)
+    changed = await rows(connection, _CHANGES, after, collection, collection, limit)
     return now, [
         api.StoreChange(position, version, name, key.decode(), value, epoch)
-        for position, version, name, key, value, epoch in found
+        for position, version, name, key, value, epoch in changed
     ]
 
 
@@ -217,10 +217,10 @@ async def plan(
     recent: Iterator[tuple[int, commit_plan.Place]] = iter(())
     oldest = commit_plan.oldest_snapshot(batch)
     if oldest is not None and oldest < now.position:
-        found = await rows(
+        changed = await rows(
             connection, "SELECT position, collection, key FROM change WHERE position > %s ORDER BY 1", oldest
         )
-        recent = ((position, (collection, key)) for position, collection, key in found)
+        recent = ((position, (collection, key)) for position, collection, key in changed)
     return commit_plan.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
@@ -254,14 +254,14 @@ async def was_committed(connection: Connection, position: int, batch: bytes) -> 
     batch may have taken the same position since; the token tells them apart.
     """
     await connection.execute("SELECT FROM head FOR UPDATE")
-    ((reached, trimmed, found),) = await rows(
+    ((reached, trimmed, stored_batch),) = await rows(
         connection,
         "SELECT h.position, h.trimmed, c.batch FROM head h LEFT JOIN change c ON c.position = %s",
         position,
     )
     if reached < position:
         return False
-    return None if trimmed >= position else bool(found == batch)
+    return None if trimmed >= position else bool(stored_batch == batch)
 
 
 def _columns(width: int, values: Sequence[tuple[object, ...]]) -> list[list[object] | None]:

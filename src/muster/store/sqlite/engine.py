@@ -91,9 +91,9 @@ class SqliteEngine:
         return await self._read_once(lambda reading: statements.get_many(reading, collection, keys))
 
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]:
-        return await self._read_once(lambda reading: statements.scan(reading, wanted, limit, reverse))
+        return await self._read_once(lambda reading: statements.scan(reading, key_range, limit, reverse))
 
     async def changes(
         self, after: int, collection: str | None, limit: int
@@ -230,9 +230,9 @@ class SqliteReader:
         return await self._read(lambda reading: statements.get_many(reading, collection, keys))
 
     async def scan(
-        self, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+        self, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
     ) -> list[api.StoreRecord]:
-        return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
+        return await self._read(lambda reading: statements.scan(reading, key_range, limit, reverse))
 
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int

@@ -54,21 +54,21 @@ def prepare(connection: sqlite3.Connection, path: pathlib.Path) -> str:
 
 def _migrate(connection: sqlite3.Connection, path: pathlib.Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if (application, found, tables) == (0, 0, 0):
+    if (application, version, tables) == (0, 0, 0):
         _execute_each(connection, _TABLES)
         connection.execute("INSERT INTO head VALUES (0, 0, 0, 0, ?)", (secrets.token_hex(8),))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        found = SCHEMA_VERSION
+        version = SCHEMA_VERSION
     elif application != APPLICATION_ID:
         raise api.StoreCorrupt(f"{path} is a database of something else", hint="name another file")
-    if found > SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise errors.Refused(
-            f"{path} is of a newer Muster (schema {found}; this one knows {SCHEMA_VERSION})",
+            f"{path} is of a newer Muster (schema {version}; this one knows {SCHEMA_VERSION})",
             hint="use that version, or restore a backup",
         )
-    for step in range(found, SCHEMA_VERSION):
+    for step in range(version, SCHEMA_VERSION):
         _execute_each(connection, MIGRATIONS[step])
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -112,13 +112,13 @@ def get_many(connection: sqlite3.Connection, collection: str, keys: Sequence[byt
 
 
 def scan(
-    connection: sqlite3.Connection, wanted: commit_plan.KeyRange, limit: int | None, reverse: bool
+    connection: sqlite3.Connection, key_range: commit_plan.KeyRange, limit: int | None, reverse: bool
 ) -> list[api.StoreRecord]:
-    below = "" if wanted.high is None else "AND key < :high"
+    below = "" if key_range.high is None else "AND key < :high"
     rows = connection.execute(
         "SELECT key, value, version, epoch FROM record WHERE collection = :collection AND key >= :low"
         f" {below} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT :limit",
-        {**msgspec.structs.asdict(wanted), "limit": -1 if limit is None else limit},
+        {**msgspec.structs.asdict(key_range), "limit": -1 if limit is None else limit},
     )
     return [_record(*row) for row in rows]
 

@@ -53,9 +53,9 @@ class AttemptLog:
             except FileNotFoundError:
                 begins, data = bool(self._generation), b""
                 self._generation, self._offset = b"", 0
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offset += len(whole)
-        return begins, _attempts(whole)
+            complete = data[: data.rfind(b"\n") + 1]
+            self._offset += len(complete)
+        return begins, _attempts(complete)
 
     def append(self, attempt: throttle.LoginAttempt, counts_from_s: float, known_from_s: float) -> None:
         """Attempts before these times, wrong and right ones, need not be kept."""
@@ -70,12 +70,12 @@ class AttemptLog:
         data = self._path.read_bytes()[_HEAD:] if self._path.exists() else b""
         wrong: list[throttle.LoginAttempt] = []
         right: dict[tuple[str, str], throttle.LoginAttempt] = {}
-        for one in _attempts(data):
-            if one.outcome == "wrong" and one.at_s >= counts_from_s:
-                wrong.append(one)
-            elif one.outcome == "right" and one.at_s >= known_from_s:
-                right.pop((one.account, one.address), None)
-                right[one.account, one.address] = one
+        for attempt in _attempts(data):
+            if attempt.outcome == "wrong" and attempt.at_s >= counts_from_s:
+                wrong.append(attempt)
+            elif attempt.outcome == "right" and attempt.at_s >= known_from_s:
+                right.pop((attempt.account, attempt.address), None)
+                right[attempt.account, attempt.address] = attempt
         kept = [*wrong, *list(right.values())[-throttle.KNOWN_MAX :]]
         data = _lines(kept)
         while len(data) > BYTES_MAX // 2:
@@ -85,14 +85,14 @@ class AttemptLog:
 
 
 def _lines(kept: list[throttle.LoginAttempt]) -> bytes:
-    return b"".join(_encode(one) + b"\n" for one in kept)
+    return b"".join(_encode(attempt) + b"\n" for attempt in kept)
 
 
 def _attempts(data: bytes) -> list[throttle.LoginAttempt]:
-    found = []
+    attempts = []
     for line in data.splitlines():
         try:
-            found.append(_decode(line))
+            attempts.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError):  # a process ended while it wrote
             continue
-    return found
+    return attempts

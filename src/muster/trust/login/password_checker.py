@@ -96,23 +96,23 @@ class PasswordChecker:
                     await self._ask_throttle(name, address)
                     async with self._checking:
                         self.checks += 1
-                        found = await self._verify(name, password, address)
+                        login = await self._verify(name, password, address)
         except errors.Unauthorized:
             await self._failed(name, address)
             raise
         if len(self._right) >= REMEMBERED_MAX:
             self._right.clear()
-        self._right[name] = (found, digest)
-        return found
+        self._right[name] = (login, digest)
+        return login
 
     async def _verify(self, name: str, password: str, address: str) -> passwords.PasswordRecord:
         try:
-            found = await asyncio.to_thread(self._known.verify, name, password)
+            login = await asyncio.to_thread(self._known.verify, name, password)
         except errors.Unauthorized:
             await self._count(self._throttle.wrong(name, address))
             raise
         await self._count(self._throttle.right(name, address))
-        return found
+        return login
 
     @contextlib.contextmanager
     def _place(self, address: str) -> Iterator[None]:
@@ -152,14 +152,14 @@ class PasswordChecker:
         """Count what processes of the domain, this one included, have appended to the log."""
         async with self._following:
             try:
-                begins, found = await asyncio.to_thread(self._log.read)
+                begins, attempts = await asyncio.to_thread(self._log.read)
             except OSError as error:
                 events.error("attempts-not-shared", error=error)
                 return
             if begins:
-                self._throttle.reset(found)
+                self._throttle.reset(attempts)
                 return
-            for attempt in found:
+            for attempt in attempts:
                 self._throttle.count(attempt)
 
     async def _count(self, attempt: throttle_.LoginAttempt | None) -> None:
@@ -197,14 +197,14 @@ class PasswordChecker:
             await self._ask_throttle(name, address)
             try:
                 signature = passwords.check_scram_proof(verifier, auth_message, proof)
-                found = await asyncio.to_thread(self._known.get, name)
-                if verifier not in found.scram or found.expired(self._clock()):
+                record = await asyncio.to_thread(self._known.get, name)
+                if verifier not in record.scram or record.expired(self._clock()):
                     raise errors.Unauthorized("wrong name or password")  # changed since the challenge
             except (errors.Unauthorized, errors.NotFound, errors.InvalidInput):
                 await self._count(self._throttle.wrong(name, address))
             else:
                 await self._count(self._throttle.right(name, address))
-                proved = (found.login, signature)
+                proved = (record.login, signature)
         if proved is None:
             await self._failed(name, address)
             raise errors.Unauthorized("wrong name or password")
@@ -216,8 +216,8 @@ class PasswordChecker:
         `errors.Refused` where the file cannot be read now, for want of descriptors for example.
         """
         try:
-            found = await asyncio.to_thread(self._known.get, login.name)
+            record = await asyncio.to_thread(self._known.get, login.name)
         except (errors.NotFound, errors.InvalidInput):
             return False
-        same = found.login == login and found.login.verifier == login.verifier
-        return same and not found.expired(self._clock())
+        same = record.login == login and record.login.verifier == login.verifier
+        return same and not record.expired(self._clock())

@@ -189,15 +189,15 @@ class PasswordStore:
         """
         try:
             prepared = prepare(password[: LENGTH_MAX + 1])
-            found = self.get(name)
+            record = self.get(name)
         except (errors.InvalidInput, errors.NotFound):
-            prepared, found = b"", None
-        verifier = found.scrypt if found else _NOBODY
-        if not matches(verifier, prepared) or found is None:
+            prepared, record = b"", None
+        verifier = record.scrypt if record else _NOBODY
+        if not matches(verifier, prepared) or record is None:
             raise errors.Unauthorized("wrong name or password")
-        if found.expired(self._clock()):
-            raise errors.Unauthorized(f"the password of {found.name!r} has expired")
-        return found
+        if record.expired(self._clock()):
+            raise errors.Unauthorized(f"the password of {record.name!r} has expired")
+        return record
 
     def check(self, name: str, password: str) -> PasswordLogin:
         """As `verify`, with what the account may do as the result."""
@@ -211,9 +211,9 @@ class PasswordStore:
         for the same name, or asking twice would tell.
         """
         try:
-            found = self.get(name)
-            if not found.expired(self._clock()):
-                for verifier in found.scram:
+            record = self.get(name)
+            if not record.expired(self._clock()):
+                for verifier in record.scram:
                     if verifier.mechanism == mechanism:
                         return verifier
         except (errors.InvalidInput, errors.NotFound):

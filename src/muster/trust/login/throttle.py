@@ -57,7 +57,7 @@ class LoginBudgets:
     @property
     def forget_s(self) -> float:
         """After which a failure counts in none of them."""
-        return max(2 * one.at_once * one.forget_s for one in (self.pair, self.address, self.account))
+        return max(2 * limit.at_once * limit.forget_s for limit in (self.pair, self.address, self.account))
 
 
 class LoginThrottled(errors.Overloaded):

@@ -163,20 +163,20 @@ def is_allowed(role: roles.Role, attempt: PermissionAttempt) -> bool:
     """As the broker decides: an allowed pattern covers all of it, and no denied one covers it whole."""
     limits = roles.limits(role, ME)
     rules = limits.sub if attempt.receives else limits.pub
-    return any(_covers(one, attempt.subject) for one in rules.allow) and not any(
-        _covers(one, attempt.subject) for one in rules.deny
+    return any(_covers(pattern, attempt.subject) for pattern in rules.allow) and not any(
+        _covers(pattern, attempt.subject) for pattern in rules.deny
     )
 
 
 def _covers(pattern: str, subject: str) -> bool:
     """Whether every subject of ``subject``, which may have wildcards, is one of ``pattern``."""
-    mine, given = pattern.split("."), subject.split(".")
+    mine, tokens = pattern.split("."), subject.split(".")
     for place, token in enumerate(mine):
         if token == ">":
-            return len(given) > place
-        if place >= len(given) or given[place] == ">" or token not in ("*", given[place]):
+            return len(tokens) > place
+        if place >= len(tokens) or tokens[place] == ">" or token not in ("*", tokens[place]):
             return False
-    return len(mine) == len(given)
+    return len(mine) == len(tokens)
 
 
 def table() -> str:
@@ -203,7 +203,7 @@ def duties() -> str:
     lines = ["| role | purpose | serves | own streams and buckets | reads |", "|---|---|---|---|---|"]
     for role in clients():
         duty = roles.DUTIES[role]
-        kept = [*duty.streams, *(f"{one} (bucket)" for one in duty.buckets)]
+        kept = [*duty.streams, *(f"{bucket} (bucket)" for bucket in duty.buckets)]
         cells = (role.value, duty.why, ", ".join(duty.serves), ", ".join(kept), ", ".join(duty.reads))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -251,7 +251,7 @@ def limits(
         subscribe += [subjects.from_identity(part, "*", ">"), subjects.log_subject(part, ">")]
     publish += _storage(duty)
     subscribe += [subjects.from_identity(part, "*", ">") for part in duty.hears]
-    subscribe = [one.replace("<identity>", identity) for one in subscribe]
+    subscribe = [subject.replace("<identity>", identity) for subject in subscribe]
     if duty.asks_only:
         part, *request = duty.asks_only
         publish = [subjects.from_identity(part, identity, *request)]
@@ -289,20 +289,24 @@ def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _service(part: str) -> list[str]:
-    said = [subjects.to_identity(part, ">"), subjects.to_all(part, ">"), subjects.log_subject(part, ">")]
+    own_subjects = [
+        subjects.to_identity(part, ">"),
+        subjects.to_all(part, ">"),
+        subjects.log_subject(part, ">"),
+    ]
     audit = [f"$JS.API.STREAM.INFO.{AUDIT}", f"$JS.API.STREAM.CREATE.{AUDIT}"]
-    return [*said, *audit]
+    return [*own_subjects, *audit]
 
 
 def _storage(duty: RolePermissions) -> list[str]:
-    found = [api for stream in duty.reads for api in _reading(stream)]
-    found += [api for stream in duty.streams for api in _owning(stream)]
+    requests = [api for stream in duty.reads for api in _reading(stream)]
+    requests += [api for stream in duty.streams for api in _owning(stream)]
     for bucket in duty.buckets:
-        found += [f"$KV.{bucket}.>", *_reading(f"KV_{bucket}"), *_creating(f"KV_{bucket}")]
+        requests += [f"$KV.{bucket}.>", *_reading(f"KV_{bucket}"), *_creating(f"KV_{bucket}")]
     if duty.leases:
-        found += [f"$KV.{LEASES}.{part}.>" for part in duty.leases]
-        found += [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}"), _CONNECTED]
-    return found
+        requests += [f"$KV.{LEASES}.{part}.>" for part in duty.leases]
+        requests += [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}"), _CONNECTED]
+    return requests
 
 
 def _reading(stream: str) -> list[str]:
@@ -353,5 +357,5 @@ def tag(role: Role) -> str:
 
 def role_from_tags(tags: Sequence[str]) -> Role | None:
     """The role that a document names; None where it is not of our making."""
-    name = next((one.removeprefix(_TAG) for one in tags if one.startswith(_TAG)), "")
+    name = next((text.removeprefix(_TAG) for text in tags if text.startswith(_TAG)), "")
     return Role(name) if name in set(Role) else None

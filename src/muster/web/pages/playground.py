@@ -79,7 +79,7 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
             attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
             condition = models_.parse_policy(policy)
             missing = explanation.near_misses(condition, attributes)
-            of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.found)]
+            of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.values)]
             if len(of_sender) < len(missing):
                 words = "does not accept this event"
             elif missing:

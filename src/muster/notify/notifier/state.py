@@ -106,7 +106,7 @@ class NotifierState:
     # -- shards
 
     def held_of(self, subject: str) -> shards_shard.Shard:
-        """The shard that a message is about; `errors.Unavailable` if it is not ours to decide for now."""
+        """The shard that a message is about; `errors.Unavailable` if another notifier decides for it."""
         held = self.held.get(int(subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
             self.count("not-held")

@@ -17,11 +17,11 @@ def beat(sequence: int = 1, **more: Any) -> protocol.ChannelHeartbeat:
 def test_the_first_of_the_list_that_lives():
     choice = parent_selection.ParentSelector("s", ("a", "b"))
     assert choice.choose(0.0) is None
-    choice.heard("b", beat(), 0.0)
+    choice.record_heartbeat("b", beat(), 0.0)
     assert choice.choose(0.0) == "b"
-    choice.heard("a", beat(), 1.0)
+    choice.record_heartbeat("a", beat(), 1.0)
     assert choice.choose(1.0) == "a"
-    choice.heard("b", beat(2), 3.0)
+    choice.record_heartbeat("b", beat(2), 3.0)
     assert choice.choose(4.0) == "b"  # a has been silent for three beats
     assert choice.choose(9.0) is None
 
@@ -32,8 +32,8 @@ def test_the_root_always_lives():
 
 def test_an_old_beat_that_comes_late_is_no_sign_of_life():
     choice = parent_selection.ParentSelector("s", ("a",))
-    choice.heard("a", beat(5), 0.0)
-    choice.heard("a", beat(4), 2.0)
+    choice.record_heartbeat("a", beat(5), 0.0)
+    choice.record_heartbeat("a", beat(4), 2.0)
     assert choice.choose(3.0) is None
 
 
@@ -41,14 +41,14 @@ def test_who_has_no_list_spreads_over_the_living_and_only_the_orphans_move():
     children = {f"s{i}": parent_selection.ParentSelector(f"s{i}") for i in range(600)}
     for choice in children.values():
         for channel in ("a", "b", "c"):
-            choice.heard(channel, beat(), 0.0)
-        choice.heard("inner", beat(sensors=False), 0.0)
+            choice.record_heartbeat(channel, beat(), 0.0)
+        choice.record_heartbeat("inner", beat(sensors=False), 0.0)
     before = {name: choice.choose(0.0) for name, choice in children.items()}
     assert set(before.values()) == {"a", "b", "c"}
     assert min(Counter(before.values()).values()) > 150
     for choice in children.values():
         for channel in ("a", "b"):
-            choice.heard(channel, beat(2), 3.0)
+            choice.record_heartbeat(channel, beat(2), 3.0)
     after = {name: choice.choose(3.0) for name, choice in children.items()}
     assert set(after.values()) == {"a", "b"}
     assert all(after[name] == parent for name, parent in before.items() if parent != "c")
@@ -56,8 +56,8 @@ def test_who_has_no_list_spreads_over_the_living_and_only_the_orphans_move():
 
 def test_a_channel_that_drains_is_left():
     choice = parent_selection.ParentSelector("s")
-    choice.heard("a", beat(), 0.0)
-    choice.heard("a", beat(2, open=False), 0.5)
+    choice.record_heartbeat("a", beat(), 0.0)
+    choice.record_heartbeat("a", beat(2, open=False), 0.5)
     assert choice.choose(0.6) is None
 
 
@@ -73,7 +73,7 @@ def test_children_leave_a_dead_channel_within_two_periods(period_s):
             sequence += 1
             for channel in ("a", "b"):
                 if channel == "b" or now_s <= died_s:
-                    choice.heard(channel, beat(sequence, period_s=beat_s), now_s)
+                    choice.record_heartbeat(channel, beat(sequence, period_s=beat_s), now_s)
             now_s += beat_s
         reports_s = [number * period_s for number in range(14) if number * period_s > died_s]
         moved_s = next(at_s for at_s in reports_s if choice.choose(at_s) == "b")

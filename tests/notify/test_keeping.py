@@ -204,7 +204,7 @@ def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
     records = made.records(1)
     assert len(records) > 5
     assert all(sum(map(len, one.matched.values())) < 10 for one in records)
-    whole = made.whole(1)
+    whole = made.full_records(1)
     for log in (records, whole, [*records, *whole]):
         again = pending_acks.PendingAcks()
         for record in log:

@@ -241,7 +241,7 @@ def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
         stored_ms = T0 + 1000 * (10 + order)
         known.feed([arrival([traffic.report("a", sequence, T0 + at_s * 1000)], stored_ms, order)], stored_ms)
     found = closed(known.feed([], T0 + 40_000))
-    assert [found["group", "default", second].cell.heard() for second in (0, 10)] == [1, 1]
+    assert [found["group", "default", second].cell.machine_count() for second in (0, 10)] == [1, 1]
     assert found["group", "default", 0].cell.total == 3
 
 
@@ -355,7 +355,7 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
     for many in (found["group", "default", 0], found["system", "", 0]):
         told = rollups.rollups(many)["cpu_percent"]
         assert (many.cell.total, told.count) == (2000, 2000)
-        assert many.cell.heard() == pytest.approx(2000, rel=0.05)
+        assert many.cell.machine_count() == pytest.approx(2000, rel=0.05)
         assert told.sum == pytest.approx(cpu.sum())
         assert (told.min, told.max) == (cpu.min(), cpu.max())
         assert told.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)

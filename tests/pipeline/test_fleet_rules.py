@@ -634,7 +634,7 @@ def test_what_is_usual_is_learned_as_described():
     """The running figures in plain Python: level and spread, at first by more, then by a 120th."""
     rule = rules.AlertRule(name="r", level="node", when="cpu_percent_z > 1000000")
     judge = node_rules.NodeRuleEvaluator((rule,))
-    known = node_columns.NodeColumns(judge.wanted)
+    known = node_columns.NodeColumns(judge.column_schema)
     dice = random.Random(2)
     level = spread = 0.0
     for number in range(200):
@@ -662,7 +662,7 @@ def test_what_is_usual_is_learned_as_described():
 def test_a_report_without_the_metric_teaches_nothing():
     rule = rules.AlertRule(name="r", level="node", when="load_1m_z > 3")
     judge = node_rules.NodeRuleEvaluator((rule,))
-    known = node_columns.NodeColumns(judge.wanted)
+    known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
     block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
     place = known.places(block.machines)
@@ -670,7 +670,7 @@ def test_a_report_without_the_metric_teaches_nothing():
     assert np.isnan(scores).all()
     assert known.of["taught load_1m"].tolist() == [1, 0]
     assert known.of["level load_1m"].tolist() == [4.0, 0.0]
-    assert set(judge.wanted) - set(node_columns.COLUMNS) == {
+    assert set(judge.column_schema) - set(node_columns.COLUMNS) == {
         "level load_1m",
         "spread load_1m",
         "taught load_1m",

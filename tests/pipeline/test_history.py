@@ -203,11 +203,11 @@ def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root)
     for path in (root / "nodes" / "run=r").iterdir():
         assert path.name in {"batch=0", "batch=1", "batch=2"}
     tables.mark_done(root, "r", tables.BatchMarker(1, 7))
-    names = [name for name, _ in tables.whole(root, tables.NODES)]
+    names = [name for name, _ in tables.complete_batches(root, tables.NODES)]
     assert names == ["run=r/batch=0"]  # Spark may not have noted that the next one is done
     store(root, 3, [traffic.report("x", 1, T0)], run="s")
     tables.mark_done(root, "s", tables.BatchMarker(-1, 7))
-    names = [name for name, _ in tables.whole(root, tables.NODES)]
+    names = [name for name, _ in tables.complete_batches(root, tables.NODES)]
     assert names == ["run=r/batch=0", "run=r/batch=1"]
     assert tables.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2
     assert tables.settle(root, first=0) == (1, 7)

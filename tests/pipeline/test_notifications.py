@@ -154,8 +154,10 @@ async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_w
 
     as_it_was = await asyncio.to_thread(ask, POLICY)
     wanted = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]
-    assert [one.reached for one in as_it_was.told] == wanted  # or this test does not know its own world
-    assert [one.would_reach for one in as_it_was.told] == wanted
+    assert [
+        one.reached for one in as_it_was.notifications
+    ] == wanted  # or this test does not know its own world
+    assert [one.would_reach for one in as_it_was.notifications] == wanted
     assert (as_it_was.events, as_it_was.deliveries) == (len(made.sent), sum(wanted))
     others = await asyncio.to_thread(ask, "alert AND sender.entity = 'jester'")
     reached = [meant for sender, _, meant in made.sent if sender == "jester"]

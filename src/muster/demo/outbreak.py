@@ -100,7 +100,7 @@ class Outbreak:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(_end(one) for one in self._farms))
+        await asyncio.gather(*(_end(process) for process in self._farms))
         await self._stack.aclose()
 
     async def run(self) -> OutbreakSummary:
@@ -226,14 +226,14 @@ class Outbreak:
                 self._mention("applied", first + start + len(entries))
 
     async def _wait_for_reports(self) -> None:
-        found = pipeline.PipelineClient(self._admin)
+        client = pipeline.PipelineClient(self._admin)
         machines, most_s = 0, self._wishes.start_s_max
         try:
             async with asyncio.timeout(most_s):
                 while machines < NEARLY_ALL * self._wishes.plan.servers:
                     await asyncio.sleep(ROUND_S)
                     with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
-                        system = await found.system()
+                        system = await client.system()
                         machines = 0 if system is None else system.machines
                         self._mention("reported to Spark", machines)
         except TimeoutError:
@@ -275,13 +275,13 @@ class Outbreak:
                 return
 
     async def _heal(self) -> None:
-        found = pipeline.PipelineClient(self._admin)
+        client = pipeline.PipelineClient(self._admin)
         async for infected in self._curve(self._wishes.contain_s_max):
-            commanded = sum(one.commanded for one in self._tallies.values())
+            commanded = sum(tally.commanded for tally in self._tallies.values())
             if infected or self._counts()["isolated"] or self._controllers.needed or commanded:
                 continue
             with contextlib.suppress(errors.Unavailable):
-                system = await found.system()
+                system = await client.system()
                 seen = None if system is None else system.metrics.get("infected")
                 if seen is not None and not seen.sum and seen.count >= NEARLY_ALL * self._wishes.plan.servers:
                     break
@@ -349,21 +349,21 @@ class Outbreak:
             yield counts["infected"]
 
     def _counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for tally in self._tallies.values():
             for name, count in tally.counts.items():
-                found[name] = found.get(name, 0) + count
-        return found
+                counts[name] = counts.get(name, 0) + count
+        return counts
 
     def _managers(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for tally in self._tallies.values():
             for name, count in tally.managers.items():
-                found[name] = found.get(name, 0) + count
-        return found
+                counts[name] = counts.get(name, 0) + count
+        return counts
 
     def _is_up(self) -> bool:
-        up = sum(one.up for one in self._tallies.values())
+        up = sum(tally.up for tally in self._tallies.values())
         self._mention("up", up)
         return up == self._wishes.plan.servers
 
@@ -382,11 +382,11 @@ class Outbreak:
     def _is_settled(self) -> bool:
         """Every command that was accepted has been carried out, or given up. Those of a manager that died
         take longest: another has to be found for them."""
-        answered = sum(sum(one.done.values()) + one.not_done for one in self._tallies.values())
+        answered = sum(sum(tally.done.values()) + tally.not_done for tally in self._tallies.values())
         return answered >= self._deliveries()
 
     def _deliveries(self) -> int:
-        return sum(sum(one.heard.values()) for one in self._tallies.values())
+        return sum(sum(tally.accepted.values()) for tally in self._tallies.values())
 
     def _after_s(self) -> float:
         return time.time() - self._released_at
@@ -401,24 +401,24 @@ class Outbreak:
     def _conclude(self) -> None:
         summary, tallies = self.summary, self._tallies.values()
         alerted = self._controllers.alerted.result()
-        heard = [one.first_heard_at for one in tallies if one.first_heard_at]
+        received_at = [tally.first_accepted_at for tally in tallies if tally.first_accepted_at]
         summary.detect_s = alerted - self._released_at
-        summary.notify_s = min(heard) - alerted
-        summary.fallen = sum(one.counts["fallen"] for one in tallies)
+        summary.notify_s = min(received_at) - alerted
+        summary.fallen = sum(tally.counts["fallen"] for tally in tallies)
         summary.unhindered = worm.spread_unchecked(self._wishes.plan, HOUR_S)[-1]
         summary.commands = self._controllers.commands
         summary.deliveries = self._deliveries()
-        summary.operations = sum(sum(one.done.values()) for one in tallies)
-        summary.not_done = sum(one.not_done for one in tallies)
-        summary.repeated = sum(one.repeated for one in tallies)
-        summary.forged_reached = sum(one.heard.get(self._forged, 0) for one in tallies)
+        summary.operations = sum(sum(tally.done.values()) for tally in tallies)
+        summary.not_done = sum(tally.not_done for tally in tallies)
+        summary.repeated = sum(tally.repeated for tally in tallies)
+        summary.forged_reached = sum(tally.accepted.get(self._forged, 0) for tally in tallies)
         lost = [name for name in summary.killed if name in self._first_managers]
         summary.failovers = sum(self._first_managers[name] for name in lost)
 
     async def _count_drops(self) -> None:
         """As the farms, this process's own connections and Spark counted them."""
         dropped = [bus.statistics().dropped for bus in (self._admin, self._watcher)]
-        dropped += [one.dropped for one in self._tallies.values()]
+        dropped += [tally.dropped for tally in self._tallies.values()]
         with contextlib.suppress(errors.Unavailable):
             progress = await pipeline.PipelineClient(self._admin).progress()
             self.summary.reports = progress.total_rows

@@ -80,13 +80,13 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
     """A receiver says with a predicate what it wants."""
     text = "load > 0.8 AND zone IN ('north', 'east')"
     matches = python.compile(parser.parse(text))
-    wanted: list[dict[str, Any]] = []
+    selected: list[dict[str, Any]] = []
     done = asyncio.Event()
 
     def select(message: api.Message) -> None:
         report = json.loads(message.data)
         if matches(report.get):
-            wanted.append(report)
+            selected.append(report)
         if report["node"] == 99:
             done.set()
 
@@ -99,11 +99,11 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
             await sender.publish(subject, json.dumps(report).encode())
         async with asyncio.timeout(5):
             await done.wait()
-    _expect(len(wanted) == 9, f"9 of the reports match, and {len(wanted)} were selected")
+    _expect(len(selected) == 9, f"9 of the reports match, and {len(selected)} were selected")
     return Scene(
         "selection",
-        f"of 100 reports, {len(wanted)} were {text}",
-        {"predicate": text, "reports": 100, "selected": len(wanted)},
+        f"of 100 reports, {len(selected)} were {text}",
+        {"predicate": text, "reports": 100, "selected": len(selected)},
     )
 
 

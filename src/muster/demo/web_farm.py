@@ -58,7 +58,7 @@ TALLIES = "worm/tallies"
 RELEASE = "worm/release"
 
 
-WORDS = (*(one.word for one in worm.ServerCondition), COMMANDED)
+WORDS = (*(condition.word for condition in worm.ServerCondition), COMMANDED)
 
 
 class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +80,8 @@ class FarmStatistics(messages.WireMessage, frozen=True, kw_only=True, tag="worm-
     farm: str
     counts: dict[str, int]  # servers by condition
     regions: dict[str, int]  # infected ones
-    heard: dict[str, int]  # commands that parties here accepted, by event
-    first_heard_at: float
+    accepted: dict[str, int]  # commands that receivers here accepted, by event
+    first_accepted_at: float
     done: dict[str, int]  # operations that were carried out
     not_done: int
     repeated: int  # events that a party was handed twice; there should be none
@@ -112,7 +112,7 @@ class AcceptedCommands:
     """Commands that parties accepted and their managers have not been asked for yet."""
 
     names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (operation, id) -> servers
-    some: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WebFarm:
@@ -129,8 +129,8 @@ class WebFarm:
         self._ordered = AcceptedCommands()
         self._seen: set[tuple[str, str]] = set()
         self._tally = collections.Counter[str]()
-        self._heard = collections.Counter[str]()
-        self._first_heard_at = 0.0
+        self._accepted_counts = collections.Counter[str]()
+        self._first_accepted_at = 0.0
         self._commanded = np.zeros(count, np.int64)  # commands under way, by server
         self._lanes = collections.defaultdict[tuple[str, str], asyncio.Semaphore](
             lambda: asyncio.Semaphore(ASKS_MAX)
@@ -160,17 +160,17 @@ class WebFarm:
             await self._join()
             ready()
             work = [
-                asyncio.create_task(one)
-                for one in (self._report(), self._spread(), self._obey(), self._advertise())
+                asyncio.create_task(work_)
+                for work_ in (self._report(), self._spread(), self._obey(), self._advertise())
             ]
             ended = asyncio.create_task(stop.wait())
             try:
                 done, _ = await asyncio.wait((*work, ended), return_when=asyncio.FIRST_COMPLETED)
-                for one in done - {ended}:
-                    one.result()
+                for task in done - {ended}:
+                    task.result()
             finally:
-                for one in (*work, ended):
-                    one.cancel()
+                for task in (*work, ended):
+                    task.cancel()
                 await asyncio.gather(*work, ended, return_exceptions=True)
 
     # Parties
@@ -186,8 +186,8 @@ class WebFarm:
                 model=MODEL,
                 values={
                     "application": ["IIS"] * len(names),
-                    "application_version": [plan.versions[one] for one in versions],
-                    "region": [plan.regions[one] for one in regions],
+                    "application_version": [plan.versions[code] for code in versions],
+                    "region": [plan.regions[code] for code in regions],
                     "condition": [worm.ServerCondition.HEALTHY.word] * len(names),
                 },
                 policies=tuple(self.task.policies.get(region, "") for region in plan.regions),
@@ -230,39 +230,39 @@ class WebFarm:
 
     def _accepted(self, names: Sequence[str], event: notify.ReceivedEvent) -> None:
         """What the notifier delivered: the policies of these servers accepted it."""
-        self._first_heard_at = self._first_heard_at or time.time()
+        self._first_accepted_at = self._first_accepted_at or time.time()
         for name in names:
             key = (name, event.id)
             self._tally["repeated"] += key in self._seen
             self._seen.add(key)
-        self._heard[event.id] += len(names)
+        self._accepted_counts[event.id] += len(names)
         operation = event.content.get("operation")
         if isinstance(operation, str):
             np.add.at(self._commanded, self._places(names), 1)
             key = (operation, f"{event.sender['party']}:{event.id}")
             self._ordered.names.setdefault(key, []).extend(names)
-            self._ordered.some.set()
+            self._ordered.pending.set()
 
     async def _obey(self) -> None:
         """An accepted command is a request to the servers' managers; the same id is carried out once."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._ordered.some.wait()
-                self._ordered.some.clear()
+                await self._ordered.pending.wait()
+                self._ordered.pending.clear()
                 ordered, self._ordered.names = self._ordered.names, {}
                 for (operation, id), names in ordered.items():
                     # Each manager's apart: one that died holds up nobody else's.
                     for manager, theirs in self._by_manager(names).items():
                         lane = self._lanes[operation, manager]
                         for start in range(0, len(theirs), ASKED_MAX):
-                            some = theirs[start : start + ASKED_MAX]
-                            tasks.create_task(self._carry_out(operation, id, some, lane))
+                            batch = theirs[start : start + ASKED_MAX]
+                            tasks.create_task(self._carry_out(operation, id, batch, lane))
 
     def _by_manager(self, names: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        by_manager: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(self._agent.hosted[name].record.manager, []).append(name)
-        return found
+            by_manager.setdefault(self._agent.hosted[name].record.manager, []).append(name)
+        return by_manager
 
     def _places(self, names: Sequence[str]) -> list[int]:
         return [self.task.plan.number(name) - self.farm.first for name in names]
@@ -281,7 +281,9 @@ class WebFarm:
                 events.warning("not-asked", farm=self.task.name, operation=operation, error=error)
                 answers = []
             done = {
-                one["resource"] for one in answers if one["outcome"] == messages.DecisionOutcome.DONE.value
+                answer["resource"]
+                for answer in answers
+                if answer["outcome"] == messages.DecisionOutcome.DONE.value
             }
             self._tally[operation] += len(done)
             left = [name for name in left if name not in done]
@@ -313,23 +315,23 @@ class WebFarm:
             await self._tell()
 
     async def _tell(self) -> None:
-        found = self.farm.tally()
-        owners = collections.Counter(one.record.manager for one in self._agent.hosted.values())
-        told = FarmStatistics(
+        counts = self.farm.tally()
+        owners = collections.Counter(resource.record.manager for resource in self._agent.hosted.values())
+        statistics = FarmStatistics(
             farm=self.task.name,
-            regions=found.pop("regions"),
-            counts=found,
-            heard=dict(self._heard),
-            first_heard_at=self._first_heard_at,
+            regions=counts.pop("regions"),
+            counts=counts,
+            accepted=dict(self._accepted_counts),
+            first_accepted_at=self._first_accepted_at,
             done={name: self._tally[name] for name in ("isolate", "patch")},
             not_done=self._tally["not_done"],
             repeated=self._tally["repeated"],
-            up=sum(one.seen.state is health.HealthState.UP for one in self._agent.hosted.values()),
+            up=sum(resource.seen.state is health.HealthState.UP for resource in self._agent.hosted.values()),
             managers=dict(owners),
             commanded=int((self._commanded > 0).sum()),
             dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
         )
-        await self._say(f"{TALLIES}/{self.task.name}", messages.encode(told))
+        await self._say(f"{TALLIES}/{self.task.name}", messages.encode(statistics))
 
     async def _say(self, topic: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):  # between two brokers; the next step says more

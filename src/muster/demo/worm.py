@@ -73,7 +73,7 @@ class WormFarm:
         all_of = np.random.default_rng((plan.seed, 4))
         regions = all_of.integers(0, len(plan.regions), plan.servers)
         versions = all_of.choice(len(plan.versions), plan.servers, p=plan.shares)
-        with_hole = np.isin(versions, [plan.versions.index(one) for one in plan.holes])
+        with_hole = np.isin(versions, [plan.versions.index(version) for version in plan.holes])
         candidates = np.flatnonzero(with_hole)
         zero = all_of.permutation(candidates)[: plan.first_infected]
         here = slice(first, first + self.count)
@@ -121,8 +121,8 @@ class WormFarm:
 
     @property
     def at_risk(self) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = self.has_hole & (self.condition == ServerCondition.HEALTHY)
-        return found
+        at_risk: npt.NDArray[np.bool_] = self.has_hole & (self.condition == ServerCondition.HEALTHY)
+        return at_risk
 
     def tally(self) -> dict[str, Any]:
         """How many are in each condition, and the infected by region."""
@@ -131,7 +131,7 @@ class WormFarm:
             self.region[self.condition == ServerCondition.INFECTED], minlength=len(self.plan.regions)
         )
         return {
-            **{one.word: int(counts[one]) for one in ServerCondition},
+            **{condition.word: int(counts[condition]) for condition in ServerCondition},
             "at_risk": int(self.at_risk.sum()),
             "fallen": self.fallen,
             "regions": dict(zip(self.plan.regions, infected.tolist(), strict=True)),
@@ -142,8 +142,8 @@ def spread_unchecked(plan: WormPlan, seconds: float, *, step_s: float = 0.5) -> 
     """How many are infected after each step where nobody does anything."""
     farm = WormFarm(plan)
     farm.release()
-    found = []
+    infected = []
     for _ in range(round(seconds / step_s)):
         farm.struck(farm.attempts(step_s))
-        found.append(int((farm.condition == ServerCondition.INFECTED).sum()))
-    return found
+        infected.append(int((farm.condition == ServerCondition.INFECTED).sum()))
+    return infected

@@ -102,7 +102,7 @@ class ModelFigures:
 
 def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> ModelFigures:
     """Equations (1) to (5) for a balanced tree. ``service_period_s``: how often an application reports."""
-    found: list[ModelLevelFigures] = []
+    levels: list[ModelLevelFigures] = []
     machines_below = 1
     sent_every_s = hierarchy.period_s
     for level in hierarchy.levels:
@@ -116,12 +116,14 @@ def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> ModelFigu
         rows_out = machines if hierarchy.latest else rows_s * forward_every_s
         out_s = level.costs.out_message_s + rows_out * level.costs.out_row_s
         load = messages_s * service_s + out_s / forward_every_s
-        found.append(ModelLevelFigures(messages_s, rows_s, load, queue_s(service_s, load), out_s))
+        levels.append(ModelLevelFigures(messages_s, rows_s, load, queue_s(service_s, load), out_s))
         machines_below, sent_every_s = machines, max(sent_every_s, level.hold_s)
     holds = [hierarchy.period_s, *(level.hold_s for level in hierarchy.levels)]
-    propagation = propagation_s(holds, [one.in_s for one in found], [one.out_s for one in found])
-    limit = next((place for place, one in enumerate(found, start=1) if one.load >= 1), None)
-    return ModelFigures(machines_below, tuple(found), propagation, propagation + service_period_s, limit)
+    propagation = propagation_s(
+        holds, [figure.in_s for figure in levels], [figure.out_s for figure in levels]
+    )
+    limit = next((place for place, figure in enumerate(levels, start=1) if figure.load >= 1), None)
+    return ModelFigures(machines_below, tuple(levels), propagation, propagation + service_period_s, limit)
 
 
 def propagation_s(holds_s: Sequence[float], ins_s: Sequence[float], outs_s: Sequence[float]) -> float:
@@ -143,7 +145,7 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
     def fits(senders: int) -> bool:
         *below, root = hierarchy.levels
         grown = replace(hierarchy, levels=(*below, replace(root, senders=senders)))
-        return all(one.load <= load_max for one in figures(grown).levels)
+        return all(level.load <= load_max for level in figures(grown).levels)
 
     if not fits(1):
         return 0
@@ -233,19 +235,19 @@ def plan(
         costs.root, message_s=costs.root.message_s / root_cores, row_s=costs.root.row_s / root_cores
     )
     tree = Hierarchy("plan", period_s, (*levels, HierarchyLevel(counts[-1], trigger_s, root)))
-    found = figures(tree, service_period_s=period_s)
+    model = figures(tree, service_period_s=period_s)
     # In our root a report counts once its batch has been computed: the trigger is waited for as well.
     batch_s = rows_s * trigger_s * root.row_s
-    total_s = found.propagation_s + trigger_s + batch_s
-    found = replace(found, propagation_s=total_s, staleness_s=total_s + period_s)
+    total_s = model.propagation_s + trigger_s + batch_s
+    model = replace(model, propagation_s=total_s, staleness_s=total_s + period_s)
     return CapacityPlan(
         machines=machines,
         period_s=period_s,
         hierarchy=tree,
-        figures=found,
+        figures=model,
         channels=tuple(counts),
-        root_cores=found.root_load * root_cores,
-        limits=_limits(found, load, root_cores),
+        root_cores=model.root_load * root_cores,
+        limits=_limits(model, load, root_cores),
     )
 
 
@@ -256,13 +258,13 @@ def _between(below: int, rows_s: float, hold_s: float, load: float, costs: CostP
     return math.ceil(below / senders) if senders > 1 else 0
 
 
-def _limits(found: ModelFigures, load: float, root_cores: float) -> str:
-    if found.root_load >= 1:
-        needed = math.ceil(found.root_load * root_cores / load)
+def _limits(model: ModelFigures, load: float, root_cores: float) -> str:
+    if model.root_load >= 1:
+        needed = math.ceil(model.root_load * root_cores / load)
         return f"the root: {root_cores:g} cores are not enough, {needed} would be"
-    if found.root_load > load:
-        return f"the root is loaded to {found.root_load:.0%}: a longer trigger or another core comes next"
-    room = load / found.root_load if found.root_load else math.inf
+    if model.root_load > load:
+        return f"the root is loaded to {model.root_load:.0%}: a longer trigger or another core comes next"
+    room = load / model.root_load if model.root_load else math.inf
     return f"the root comes first, at {room:.1f} times this fleet; channels are added as needed"
 
 

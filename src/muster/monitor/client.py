@@ -58,7 +58,7 @@ def push(
             name=service, state=health.HealthState(state), reason=reason, metrics=dict(metrics)
         )
     except ValueError:
-        known = ", ".join(one.value for one in health.HealthState)
+        known = ", ".join(member.value for member in health.HealthState)
         raise errors.InvalidInput(f"no state {state[:40]!r}: one of {known}") from None
     address = url or os.environ.get(SENSOR_VARIABLE) or SENSOR_URL
     host = urllib.parse.urlsplit(address)
@@ -83,7 +83,7 @@ async def find(
 ) -> list[protocol.ReportProducer]:
     """Producers of the domain, by what they carry; those of the highest level first."""
     registry = await bus.key_value(api.KeyValueSettings(bucket=protocol.BUCKET))
-    found = []
+    producers = []
     for key in await registry.keys("producer.>"):
         entry = await registry.get(key)
         if entry is None or entry.value is None:
@@ -97,8 +97,8 @@ async def find(
             and (level is None or level == producer.level)
             and (produces is None or produces == producer.produces)
         ):
-            found.append(producer)
-    return sorted(found, key=lambda one: (-one.level, one.name))
+            producers.append(producer)
+    return sorted(producers, key=lambda item: (-item.level, item.name))
 
 
 async def follow_reports(
@@ -129,7 +129,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
     if not state.messages:
         return []
     first = await _first_since(stream, state, until_ns - int(window_s * 1e9))
-    found = []
+    reports = []
     async for message in stream.read(first, state.last_sequence, gaps=True):
         if message.stored_at_ns > until_ns:
             break
@@ -137,8 +137,8 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
             batch, facts = columns.decode(message.data)
         except errors.MusterError:
             continue  # rubbish in the stream is the pipeline's to count
-        found.append(RecentReports(batch, facts, message.stored_at_ns // 1_000_000))
-    return found
+        reports.append(RecentReports(batch, facts, message.stored_at_ns // 1_000_000))
+    return reports
 
 
 async def results(bus: api.Bus, level: str, name: str = "") -> AsyncIterator[bytes]:

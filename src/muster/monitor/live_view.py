@@ -40,11 +40,11 @@ def latest(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 def group_reports(nodes: pa.Table, *, from_ms: int, to_ms: int) -> list[columns.GroupReport]:
     """One for each group, from the latest report of each machine. Stale ones are counted and left out."""
-    found = []
+    reports = []
     for group in sorted(pc.unique(nodes.column("group")).to_pylist()):
         members = nodes.filter(pc.equal(nodes.column("group"), group))
-        found.append(columns.GroupReport(group=group, **_rolled(members, from_ms, to_ms)))
-    return found
+        reports.append(columns.GroupReport(group=group, **_rolled(members, from_ms, to_ms)))
+    return reports
 
 
 def system_report(nodes: pa.Table, *, from_ms: int, to_ms: int) -> columns.SystemReport:
@@ -67,7 +67,7 @@ def _rolled(nodes: pa.Table, from_ms: int, to_ms: int) -> dict[str, Any]:
         "machines": nodes.num_rows,
         "reports": nodes.num_rows,
         "stale": nodes.num_rows - fresh.num_rows,
-        "states": {one["values"]: one["counts"] for one in states},
+        "states": {entry["values"]: entry["counts"] for entry in states},
         "metrics": {
             name: summary.rollup() for name, summary in merged.items() if name != interpreters.ALL_REPORTS
         },
@@ -77,5 +77,5 @@ def _rolled(nodes: pa.Table, from_ms: int, to_ms: int) -> dict[str, Any]:
 
 
 def node(nodes: pa.Table, machine: str) -> messages.NodeReport | None:
-    found = nodes.filter(pc.equal(nodes.column("machine"), machine))
-    return columns.from_batch(found.combine_chunks().to_batches()[0])[-1] if found.num_rows else None
+    rows = nodes.filter(pc.equal(nodes.column("machine"), machine))
+    return columns.from_batch(rows.combine_chunks().to_batches()[0])[-1] if rows.num_rows else None

@@ -19,12 +19,12 @@ SILENT_BEATS = 2.5
 
 
 class ParentSelector:
-    def __init__(self, child: str, wanted: Sequence[str] = ()) -> None:
+    def __init__(self, child: str, preferred: Sequence[str] = ()) -> None:
         self._child = child
-        self._wanted = tuple(wanted)
+        self._wanted = tuple(preferred)
         self._heard: dict[str, tuple[protocol.ChannelHeartbeat, float]] = {}
 
-    def heard(self, channel: str, beat: protocol.ChannelHeartbeat, now_s: float) -> None:
+    def record_heartbeat(self, channel: str, beat: protocol.ChannelHeartbeat, now_s: float) -> None:
         known = self._heard.get(channel)
         # A channel that restarted has another boot, which is higher or lower as its clock was corrected.
         if known is None or beat.boot != known[0].boot or beat.sequence > known[0].sequence:
@@ -35,7 +35,7 @@ class ParentSelector:
         if self._wanted:
             living = (name for name in self._wanted if name == protocol.ROOT or self._lives(name, now_s))
             return next(living, None)
-        for name in [one for one in self._heard if not self._lives(one, now_s)]:
+        for name in [channel for channel in self._heard if not self._lives(channel, now_s)]:
             del self._heard[name]
         open_ = [name for name, (beat, _) in self._heard.items() if beat.sensors]
         return max(open_, key=self._rank, default=None)

@@ -105,16 +105,16 @@ def _element(report: Report) -> Any:
             for name, figure in value.items():
                 _metric(element, name, figure)
         elif field == "top":
-            for name, found in value.items():
-                for one in found:
-                    facts = {"machine": _escape(one.machine), "value": _text(one.value)}
+            for name, ranking in value.items():
+                for entry in ranking:
+                    facts = {"machine": _escape(entry.machine), "value": _text(entry.value)}
                     etree.SubElement(element, "ranked", {"metric": _escape(name), **facts})
         elif field in ("states", "dropped") and isinstance(value, Mapping):
             child, key = ("state", "name") if field == "states" else ("dropped", "reason")
             for name, count in value.items():
                 etree.SubElement(element, child, {key: _escape(name), "count": str(count)})
         elif isinstance(value, tuple):
-            element.extend([_element(one) for one in value])
+            element.extend([_element(nested) for nested in value])
         elif value is not None:
             element.set(field.replace("_", "-"), _text(value))
     return element
@@ -166,12 +166,12 @@ def _fields(element: Any, name: str) -> dict[str, Any]:
 
 
 def _escape(text: str) -> str:
-    return _TO_ESCAPE.sub(lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}", text)
+    return _TO_ESCAPE.sub(lambda match: "\\\\" if match[0] == "\\" else f"\\u{ord(match[0]):04x}", text)
 
 
 def _unescape(text: str) -> str:
     return (
-        _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
+        _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\\", text)
         if "\\" in text
         else text
     )

@@ -73,8 +73,8 @@ class SensorSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = 16 << 20
 
     def __post_init__(self) -> None:
-        for one in (*self.processes, *self.scrape):
-            named(one)
+        for entry in (*self.processes, *self.scrape):
+            named(entry)
 
 
 def named(text: str) -> tuple[str, str]:

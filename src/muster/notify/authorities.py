@@ -136,9 +136,9 @@ class AuthorityView:
         except documents.DocumentRefused as no:
             raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
         begins = min(grant.issued_at, now + grants.SKEW_S)
-        found = self._verify(chain, self._anywhere(grant), max(now, begins))
-        if isinstance(found, grants.GrantRefused):
-            raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
+        verdict = self._verify(chain, self._anywhere(grant), max(now, begins))
+        if isinstance(verdict, grants.GrantRefused):
+            raise errors.Forbidden(f"the grant is not believed ({verdict.reason}): {verdict.detail}")
         for_s = grant.expires_at + SHOWN_S - now
         return f"grant.{serial}", for_s if for_s < KEPT_S_MAX else None
 
@@ -185,14 +185,14 @@ class AuthorityView:
                 everywhere.update(held)
                 # It prevails over what came before, inside of scopes too.
                 scoped = [
-                    (before, {name: one for name, one in those.items() if name not in held})
+                    (before, {name: attribute for name, attribute in those.items() if name not in held})
                     for before, those in scoped
                 ]
-        found = EffectiveAttributes(everywhere, *_in_scopes(scoped))
+        effective = EffectiveAttributes(everywhere, *_in_scopes(scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
-        self._believed[process, party] = (min(until, now + 60.0), found)
-        return found
+        self._believed[process, party] = (min(until, now + 60.0), effective)
+        return effective
 
     def of_receiver(
         self, process: str, party: str, region: str, *, now: float
@@ -201,18 +201,18 @@ class AuthorityView:
 
         A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
         """
-        found: dict[str, types.Value] = {}
+        attributes: dict[str, types.Value] = {}
         listed, until = self._granted(process, party, now, region)
         for scope, granted in listed:
             if not scope.audience:
-                found.update((name, _value(value)) for name, value in granted.attributes.items())
-        return found, until
+                attributes.update((name, _value(value)) for name, value in granted.attributes.items())
+        return attributes, until
 
     def _granted(
         self, process: str, party: str, now: float, region: str | None = None
     ) -> tuple[list[tuple[documents.GrantScope, grants.VerifiedGrant]], float]:
         """The grants that hold for a party (without a region, in any), the prevailing last; until when."""
-        found: list[tuple[documents.GrantScope, grants.VerifiedGrant]] = []
+        applicable: list[tuple[documents.GrantScope, grants.VerifiedGrant]] = []
         until = float("inf")
         for serial, chain in self._chains.get(process, {}).items():
             ends, scope, granted = self._verified(serial, chain, now)
@@ -225,9 +225,9 @@ class AuthorityView:
                 audience=next(iter(scope.audience), ""),
             )
             if granted is not None and scope.covers(where):
-                found.append((scope, granted))
+                applicable.append((scope, granted))
         # Where several say it, the one of the highest tier counts, and of those the newest.
-        return sorted(found, key=lambda one: one[1].tier), until
+        return sorted(applicable, key=lambda entry: entry[1].tier), until
 
     def _verified(
         self, serial: str, chain: tuple[str, ...], now: float
@@ -239,10 +239,10 @@ class AuthorityView:
         known = self._verdicts.get(serial)
         if known is None or now >= known[0]:
             grant = documents.open_sealed(chain[0], documents.Grant)[0]
-            found = self._verify(chain, self._anywhere(grant), now)
-            if isinstance(found, grants.VerifiedGrant):
-                known = (found.expires_at, grant.scope, found)
-            elif found.reason is documents.RefusalReason.NOT_YET_VALID:
+            verdict = self._verify(chain, self._anywhere(grant), now)
+            if isinstance(verdict, grants.VerifiedGrant):
+                known = (verdict.expires_at, grant.scope, verdict)
+            elif verdict.reason is documents.RefusalReason.NOT_YET_VALID:
                 known = (now + EARLY_S, grant.scope, None)
             else:
                 known = (float("inf"), grant.scope, None)
@@ -261,7 +261,7 @@ class AuthorityView:
     def shown(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
         """A grant, for people."""
         grant = documents.open_sealed(chain[0], documents.Grant)[0]
-        found = self._verify(chain, self._anywhere(grant), now)
+        verdict = self._verify(chain, self._anywhere(grant), now)
         authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
         return {
             "serial": serial,
@@ -272,7 +272,7 @@ class AuthorityView:
             "authority": authority or "root",
             "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
             "expires_at": grant.expires_at,
-            "status": str(found.reason) if isinstance(found, grants.GrantRefused) else "valid",
+            "status": str(verdict.reason) if isinstance(verdict, grants.GrantRefused) else "valid",
         }
 
 
@@ -290,7 +290,7 @@ def _in_scopes(
     listed = tuple((scope, held) for scope, held in scoped if held)
     within = tuple(
         protocol.ScopedAttributes(
-            attributes=protocol.to_wire({name: one.value for name, one in held.items()}),
+            attributes=protocol.to_wire({name: attribute.value for name, attribute in held.items()}),
             region=scope.region,
             audience=scope.audience,
         )

@@ -164,10 +164,10 @@ class NotifyClient:
         subject = subjects.from_identity(PART, self._bus.identity, "change", str(shard))
         refusal: errors.MusterError | None = None
         for start in range(0, len(changes), CHANGES_PER_MESSAGE):
-            some = tuple(changes[start : start + CHANGES_PER_MESSAGE])
+            batch = tuple(changes[start : start + CHANGES_PER_MESSAGE])
             async with turns:
                 try:
-                    await self._ask(subject, protocol.ReceiverChanges(changes=some))
+                    await self._ask(subject, protocol.ReceiverChanges(changes=batch))
                 except errors.Unavailable:
                     raise
                 except errors.MusterError as error:  # of one change; the others of its message hold
@@ -177,7 +177,7 @@ class NotifyClient:
 
     async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
         """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""
-        columns = {name: [protocol.cell(one) for one in cells] for name, cells in values.items()}
+        columns = {name: [protocol.cell(value) for value in cells] for name, cells in values.items()}
         await self.change([protocol.UpdateReceivers(parties=tuple(parties), values=columns)])
 
     def _shard(self, party: str) -> int:
@@ -222,7 +222,7 @@ class NotifyClient:
     async def _check(self, kind: str, content: models.State) -> None:
         """Refuse an event that breaks its schema, which may have grown since it was asked for."""
         for attempt in (1, 2):
-            asked = self._vocabulary is None
+            fetched = self._vocabulary is None
             if self._vocabulary is None:
                 self._vocabulary = await self._models()
             try:
@@ -230,15 +230,15 @@ class NotifyClient:
                 return
             except errors.InvalidInput:
                 self._vocabulary = None
-                if asked or attempt == 2:
+                if fetched or attempt == 2:
                     raise
 
     async def _models(self) -> models.Vocabulary:
         vocabulary = models.Vocabulary()
         # Whoever admits the event checks it as well.
         with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
-            for one in await queries.defined(self._bus):
-                vocabulary.add(authorities.model_of(msgspec.convert(one, protocol.DefineModel)))
+            for row in await queries.defined(self._bus):
+                vocabulary.add(authorities.model_of(msgspec.convert(row, protocol.DefineModel)))
         return vocabulary
 
     async def _ask(
@@ -430,7 +430,7 @@ def _some(
         return protocol.UpdateReceivers(parties=parties, values=values)
     durable = set(change.durable)
     which = [change.which[place] for place in places] if change.which else []
-    if not all(0 <= one < len(change.policies) for one in which):
+    if not all(0 <= number < len(change.policies) for number in which):
         raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
     # Only the policies that are theirs: there may be as many as parties.
     own = {policy: number for number, policy in enumerate(dict.fromkeys(which))}
@@ -438,7 +438,7 @@ def _some(
         parties=parties,
         model=change.model,
         values=values,
-        policies=tuple(change.policies[one] for one in own) if which else change.policies,
-        which=[own[one] for one in which],
+        policies=tuple(change.policies[policy] for policy in own) if which else change.policies,
+        which=[own[policy] for policy in which],
         durable=[new for new, place in enumerate(places) if place in durable],
     )

@@ -161,24 +161,24 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 def _plain(tree: Any) -> NotifyDocument:
     try:
-        found = msgspec.convert(tree or {}, _Document)
+        document = msgspec.convert(tree or {}, _Document)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"not a document of models, states and policies: {error}") from None
     return NotifyDocument(
-        tuple(_model(one.name, one.attributes, one.of) for one in found.models),
+        tuple(_model(model.name, model.attributes, model.of) for model in document.models),
         tuple(
             StateDocument(
-                one.party,
-                one.model,
+                state.party,
+                state.model,
                 {
                     name: frozenset(held) if isinstance(held, list) else held
-                    for name, held in one.values.items()
+                    for name, held in state.values.items()
                     if not types.is_null(held)
                 },
             )
-            for one in found.states
+            for state in document.states
         ),
-        {name: text.strip() for name, text in found.policies.items()},
+        {name: text.strip() for name, text in document.policies.items()},
     )
 
 
@@ -195,14 +195,14 @@ class _Notation:
         self._at = 0
 
     def document(self) -> NotifyDocument:
-        found: list[models.Model] = []
+        declared: list[models.Model] = []
         states: list[StateDocument] = []
         policies: dict[str, str] = {}
         while self._peek():
             word = self._take("word")
             if self._peek() == "=":  # also of one that is called `policy`
                 self._mark("=")
-                found.append(_model(word, self._attributes(), "party"))
+                declared.append(_model(word, self._attributes(), "party"))
             elif word == "policy":
                 name = self._take("word")
                 self._mark("=")
@@ -215,15 +215,15 @@ class _Notation:
             elif word == "event":
                 name = self._take("word")
                 self._mark("=")
-                found.append(_model(name, self._attributes(), "event"))
+                declared.append(_model(name, self._attributes(), "event"))
             else:
                 raise self._fault("expected =")
             if self._peek() == ";":
                 self._mark(";")
-        return NotifyDocument(tuple(found), tuple(states), policies)
+        return NotifyDocument(tuple(declared), tuple(states), policies)
 
     def _attributes(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        attributes: dict[str, str] = {}
         self._mark("{")
         while self._peek() != "}":
             kind = self._take("word")
@@ -231,28 +231,28 @@ class _Notation:
                 words = self._set()
                 types.set_of(*words)  # one with a comma would be two from here on
                 kind += f"{{{', '.join(words)}}}"
-            found[self._take("word")] = kind
+            attributes[self._take("word")] = kind
             if self._peek() != "}":
                 self._mark(";")
         self._mark("}")
-        return found
+        return attributes
 
     def _values(self) -> dict[str, types.Value]:
-        found: dict[str, types.Value] = {}
+        values: dict[str, types.Value] = {}
         self._mark("{")
         while self._peek() != "}":
             name = self._take("word")
             self._mark("=")
             if self._peek() == "{":
-                found[name] = frozenset(self._set())
+                values[name] = frozenset(self._set())
             elif self._peek().startswith('"'):
-                found[name] = _unquoted(self._take("string"))
+                values[name] = _unquoted(self._take("string"))
             else:
-                found[name] = value(self._take("word"))
+                values[name] = value(self._take("word"))
             if self._peek() != "}":
                 self._mark(";")
         self._mark("}")
-        return found
+        return values
 
     def _set(self) -> list[str]:
         """{docs, front page, "cgi"}"""
@@ -263,8 +263,8 @@ class _Notation:
                 words.append(_unquoted(self._take("string")))
             else:
                 start = end = self._at
-                while (found := self._next()) is not None and found.lastgroup == "word":
-                    self._at = end = found.end()
+                while (token := self._next()) is not None and token.lastgroup == "word":
+                    self._at = end = token.end()
                 words.append(self._text[start:end])
             if self._peek() != "}":
                 self._mark(",")
@@ -273,30 +273,30 @@ class _Notation:
 
     def _expression(self) -> str:
         """Up to the semicolon, which the language of predicates does not have outside of strings."""
-        found = _EXPRESSION.match(self._text, self._at)
-        assert found is not None
-        self._at = found.end()
-        return found[0].strip()
+        match = _EXPRESSION.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        return match[0].strip()
 
     def _next(self) -> re.Match[str] | None:
-        found = _TOKEN.match(self._text, self._at)
-        if found is not None and found.lastgroup == "space":
-            self._at = found.end()
-            found = _TOKEN.match(self._text, self._at)
-        if found is None and self._at < len(self._text):
+        token = _TOKEN.match(self._text, self._at)
+        if token is not None and token.lastgroup == "space":
+            self._at = token.end()
+            token = _TOKEN.match(self._text, self._at)
+        if token is None and self._at < len(self._text):
             raise self._fault("this does not belong here")
-        return found
+        return token
 
     def _peek(self) -> str:
-        found = self._next()
-        return found[0] if found else ""
+        token = self._next()
+        return token[0] if token else ""
 
     def _take(self, kind: str) -> str:
-        found = self._next()
-        if found is None or found.lastgroup != kind:
+        token = self._next()
+        if token is None or token.lastgroup != kind:
             raise self._fault(f"expected a {kind}")
-        self._at = found.end()
-        return found[0]
+        self._at = token.end()
+        return token[0]
 
     def _mark(self, mark: str) -> None:
         if self._peek() != mark:
@@ -318,23 +318,23 @@ def _tree(document: NotifyDocument) -> dict[str, Any]:
     return {
         "models": [
             {
-                "name": one.name,
-                **({"of": "event"} if one.kind is models.ModelKind.EVENT else {}),
-                "attributes": {name: str(declared) for name, declared in one.attributes.items()},
+                "name": model.name,
+                **({"of": "event"} if model.kind is models.ModelKind.EVENT else {}),
+                "attributes": {name: str(declared) for name, declared in model.attributes.items()},
             }
-            for one in document.models
+            for model in document.models
         ],
         "states": [
             {
-                "party": one.party,
-                "model": one.model,
+                "party": state.party,
+                "model": state.model,
                 "values": {
                     name: sorted(held) if isinstance(held, frozenset) else held
-                    for name, held in one.values.items()
+                    for name, held in state.values.items()
                     if not types.is_null(held)
                 },
             }
-            for one in document.states
+            for state in document.states
         ],
         "policies": dict(document.policies),
     }

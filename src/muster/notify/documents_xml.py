@@ -45,26 +45,26 @@ def read(text: str) -> documents.NotifyDocument:
     root = _tree(text)
     if root.name != "notify":
         raise errors.InvalidInput(f'expected <notify xmlns="{NAMESPACE}">, not <{root.name}>')
-    found: list[models.Model] = []
+    declared_models: list[models.Model] = []
     states: list[documents.StateDocument] = []
     policies: dict[str, str] = {}
     for child in root.children:
         match child.name:
             case "model":
-                declared = {one.get("name"): _type(one) for one in child.named("attribute")}
+                declared = {attribute.get("name"): _type(attribute) for attribute in child.named("attribute")}
                 of = child.attributes.get("of", "party")
                 if of not in ("party", "event"):
                     raise errors.InvalidInput(f"a model is of a party or an event, not of {of[:80]!r}")
-                found.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
+                declared_models.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
             case "state":
-                said = ((one.get("name"), _value(one)) for one in child.named("value"))
-                values = {name: held for name, held in said if not types.is_null(held)}
+                pairs = ((element.get("name"), _value(element)) for element in child.named("value"))
+                values = {name: held for name, held in pairs if not types.is_null(held)}
                 states.append(documents.StateDocument(child.get("party"), child.get("model"), values))
             case "policy":
                 policies[child.get("name")] = child.text.strip()
             case _:
                 raise errors.InvalidInput(f"<{child.name}> does not belong here")
-    return documents.NotifyDocument(tuple(found), tuple(states), policies)
+    return documents.NotifyDocument(tuple(declared_models), tuple(states), policies)
 
 
 def _words(element: _Element) -> list[str]:

@@ -204,13 +204,13 @@ class Vocabulary:
 
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
-        found: list[tuple[type_check.TypeProblem, ...]] = []
+        rejected: list[tuple[type_check.TypeProblem, ...]] = []
         for model in self.parties.values():
             if not (problems := type_check.check(condition, model.attributes)):
                 return condition
-            found.append(problems)
-        if found or ast.names(condition):
-            best = min(found, key=len, default=()) or type_check.check(condition, {})
+            rejected.append(problems)
+        if rejected or ast.names(condition):
+            best = min(rejected, key=len, default=()) or type_check.check(condition, {})
             raise _fault(best[0], text)
         return condition
 
@@ -239,17 +239,23 @@ class Vocabulary:
             for party in self.parties.values():
                 for name, declared in party.attributes.items():
                     choices.setdefault(f"sender.{name}", []).append(declared)
-            distinct = {key: list(dict.fromkeys(found)) for key, found in choices.items()}
+            distinct = {key: list(dict.fromkeys(declared_types)) for key, declared_types in choices.items()}
             # The sets of one name are one to a policy: it may ask for any of their words.
-            for key, found in distinct.items():
-                sets = [one for one in found if one.kind is types.ValueKind.SET]
+            for key, declared_types in distinct.items():
+                sets = [kind for kind in declared_types if kind.kind is types.ValueKind.SET]
                 if len(sets) > 1:
-                    words = dict.fromkeys(word for one in sets for word in one.domain)
+                    words = dict.fromkeys(word for kind in sets for word in kind.domain)
                     joined = types.AttributeType(types.ValueKind.SET, tuple(words))
-                    distinct[key] = [*(one for one in found if one.kind is not types.ValueKind.SET), joined]
+                    distinct[key] = [
+                        *(kind for kind in declared_types if kind.kind is not types.ValueKind.SET),
+                        joined,
+                    ]
             variants = max(map(len, distinct.values()))
             self._policies = [
-                {key: found[variant % len(found)] for key, found in distinct.items()}
+                {
+                    key: declared_types[variant % len(declared_types)]
+                    for key, declared_types in distinct.items()
+                }
                 for variant in range(variants)
             ]
         return self._policies
@@ -288,8 +294,10 @@ def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:
 def _require(condition: ast.Condition, models: list[types.Model], text: str) -> None:
     remaining: dict[ast.Span, type_check.TypeProblem] | None = None
     for variant in models:
-        found = {problem.span: problem for problem in type_check.check(condition, variant)}
-        remaining = found if remaining is None else {at: remaining[at] for at in remaining if at in found}
+        problems = {problem.span: problem for problem in type_check.check(condition, variant)}
+        remaining = (
+            problems if remaining is None else {at: remaining[at] for at in remaining if at in problems}
+        )
         if not remaining:
             return
     if remaining:

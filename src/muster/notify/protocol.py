@@ -205,10 +205,10 @@ class AdmittedEvent(
 
     def believed(self, within: Iterable[ScopedAttributes] = ()) -> dict[str, types.Value]:
         """All that policies are asked about, by receivers in these scopes."""
-        found: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
-        for attributes in (self.attributes, *(one.attributes for one in within)):
-            found.update((f"sender.{name}", value) for name, value in from_wire(attributes).items())
-        return found
+        values: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
+        for attributes in (self.attributes, *(scope.attributes for scope in within)):
+            values.update((f"sender.{name}", value) for name, value in from_wire(attributes).items())
+        return values
 
 
 class EventDelivery(
@@ -324,7 +324,7 @@ def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, .
 
 
 def from_wire(values: Mapping[str, Value]) -> dict[str, types.Value]:
-    return {name: frozenset(one) if isinstance(one, tuple) else one for name, one in values.items()}
+    return {name: frozenset(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def cell(value: types.Value) -> Value:

@@ -33,18 +33,18 @@ async def _everybody(
     enough: int | None = (await _anybody(bus, "notifiers", protocol.NotifyQuery())).count
     while True:
         replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
-        told = [messages.decode(reply.data, protocol.NotifyQueryResult) for reply in replies]
-        spoken_for = {shard for one in told for shard in one.shards}
+        results = [messages.decode(reply.data, protocol.NotifyQueryResult) for reply in replies]
+        spoken_for = {shard for result in results for shard in result.shards}
         if enough is None or len(spoken_for) == protocol.SHARDS:
             break
         # Shards are moving, or somebody has just come: whoever answers soon is heard.
         enough, timeout_s = None, min(timeout_s, SOON_S)
-    for one in told:
-        if one.fault is not None:
-            raise error_replies.from_error_reply(one.fault)
-    if not told:
+    for result in results:
+        if result.fault is not None:
+            raise error_replies.from_error_reply(result.fault)
+    if not results:
         raise _nobody()
-    return told
+    return results
 
 
 def _nobody() -> errors.Unavailable:
@@ -59,10 +59,10 @@ async def _anybody(bus: api.Bus, question: str, ask: protocol.NotifyQuery) -> pr
         )
     except errors.TimedOut as error:
         raise _nobody() from error
-    told = messages.decode(reply.data, protocol.NotifyQueryResult)
-    if told.fault is not None:
-        raise error_replies.from_error_reply(told.fault)
-    return told
+    result = messages.decode(reply.data, protocol.NotifyQueryResult)
+    if result.fault is not None:
+        raise error_replies.from_error_reply(result.fault)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,16 @@ async def list_receivers(
     while True:
         room = limit - len(listed)
         ask = protocol.NotifyQuery(expression=where, party=prefix, after=after, limit=room)
-        told = await _everybody(bus, "parties", ask, timeout_s)
+        results = await _everybody(bus, "parties", ask, timeout_s)
         # A notifier that has more may hold parties between its last and another's.
-        ends = [str(one.facts["next"]) for one in told if "next" in one.facts]
-        page = sorted((party for one in told for party in one.parties), key=_name)
+        ends = [str(result.facts["next"]) for result in results if "next" in result.facts]
+        page = sorted((party for result in results for party in result.parties), key=_name)
         page = [party for party in page if not ends or _name(party) <= min(ends)]
         listed += page[:room]
         more = bool(page) and (bool(ends) or len(page) > room)
         after = _name(listed[-1]) if listed else ""
         if not more or len(listed) >= limit:
-            return ReceiverList(sum(one.count for one in told), listed, [], after if more else None)
+            return ReceiverList(sum(result.count for result in results), listed, [], after if more else None)
 
 
 def _name(party: dict[str, Any]) -> str:
@@ -115,10 +115,10 @@ async def match_receivers(
     """Who an address would reach; with an event, only those who would accept it from this sender."""
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
     ask = protocol.NotifyQuery(expression=address, event=event, sender=sender, state=state, limit=limit)
-    told = await _everybody(bus, "who", ask, timeout_s)
-    listed = sorted((party for one in told for party in one.parties), key=_name)
-    near = [miss for one in told for miss in one.facts.get("near", ())]
-    return ReceiverList(sum(one.count for one in told), listed[:limit], near)
+    results = await _everybody(bus, "who", ask, timeout_s)
+    listed = sorted((party for result in results for party in result.parties), key=_name)
+    near = [miss for result in results for miss in result.facts.get("near", ())]
+    return ReceiverList(sum(result.count for result in results), listed[:limit], near)
 
 
 async def explain(
@@ -126,9 +126,9 @@ async def explain(
 ) -> dict[str, Any]:
     state = await _state_of(bus, sender, timeout_s)
     ask = protocol.NotifyQuery(event=event, sender=sender, state=state, party=receiver)
-    for one in await _everybody(bus, "explain", ask, timeout_s):
-        if one.count:
-            return dict(one.facts)
+    for result in await _everybody(bus, "explain", ask, timeout_s):
+        if result.count:
+            return dict(result.facts)
     raise errors.NotFound(
         f"there is no party {receiver[:160]}", hint="PROCESS/PARTY, as `muster notify parties` lists them"
     )
@@ -136,21 +136,21 @@ async def explain(
 
 async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
     """What a party says of itself; nothing if it only sends."""
-    for one in await _everybody(bus, "sender", protocol.NotifyQuery(party=party), timeout_s):
-        if one.count:
-            return msgspec.convert(one.facts["state"], protocol.Values)
+    for result in await _everybody(bus, "sender", protocol.NotifyQuery(party=party), timeout_s):
+        if result.count:
+            return msgspec.convert(result.facts["state"], protocol.Values)
     return {}
 
 
 async def _pages(bus: api.Bus, question: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     ask = protocol.NotifyQuery()
     while True:
-        told = await _anybody(bus, question, ask)
-        found += told.parties
-        if "next" not in told.facts:
-            return found
-        ask = protocol.NotifyQuery(party=told.facts["next"])
+        result = await _anybody(bus, question, ask)
+        rows += result.parties
+        if "next" not in result.facts:
+            return rows
+        ask = protocol.NotifyQuery(party=result.facts["next"])
 
 
 async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
@@ -160,15 +160,15 @@ async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
 
 async def defined(bus: api.Bus) -> list[dict[str, Any]]:
     """The models there are: those of parties, then those of events."""
-    return sorted(await _pages(bus, "models"), key=lambda one: str(one["of"]), reverse=True)
+    return sorted(await _pages(bus, "models"), key=lambda model: str(model["of"]), reverse=True)
 
 
 async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
     """The number of an authority's list of revocations, and what stands in it."""
-    told = (await _anybody(bus, "revoked", protocol.NotifyQuery(expression=issuer))).facts
-    return told["number"], frozenset(told["serials"])
+    facts = (await _anybody(bus, "revoked", protocol.NotifyQuery(expression=issuer))).facts
+    return facts["number"], frozenset(facts["serials"])
 
 
 async def granted(bus: api.Bus) -> list[dict[str, Any]]:
     """The grants there are, with whether each is believed."""
-    return sorted(await _pages(bus, "grants"), key=lambda one: (str(one["holder"]), one["expires_at"]))
+    return sorted(await _pages(bus, "grants"), key=lambda grant: (str(grant["holder"]), grant["expires_at"]))

@@ -59,9 +59,9 @@ class EventReceipts:
         while self._acks:
             await asyncio.sleep(0)  # more may come in this turn of the loop
             acks, self._acks = self._acks, {}
-            for shard, some in acks.items():
+            for shard, events in acks.items():
                 acked = protocol.EventAcks(
-                    events={sequence: tuple(names) for sequence, names in some.items()}
+                    events={sequence: tuple(names) for sequence, names in events.items()}
                 )
                 subject = subjects.from_identity(protocol.PART, self._bus.identity, "ack", str(shard))
                 with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again

@@ -44,7 +44,7 @@ class PipelineClient:
 
     async def _latest(self, level: str, name: str, kind: type[M]) -> M | None:
         try:
-            found = await self._ask(protocol.read, "latest", level=level, name=name)
+            report = await self._ask(protocol.read, "latest", level=level, name=name)
         except errors.Unavailable:
             try:
                 stream = await self._bus.open_stream(columns.SYSTEM_STREAM)
@@ -52,16 +52,16 @@ class PipelineClient:
                 return None
             stored = await stream.last_for(columns.result_subject(self._pipeline, level, name))
             return None if stored is None else messages.decode(stored.data, kind)
-        return None if found is None else messages.decode(msgspec.json.encode(found), kind)
+        return None if report is None else messages.decode(msgspec.json.encode(report), kind)
 
     # Alerts
 
     async def alerts(self) -> list[messages.Alert]:
         """All that are not resolved, those that need attention first."""
-        found = [
-            messages.decode(msgspec.json.encode(one), messages.Alert) async for one in self._pages("alerts")
+        alerts = [
+            messages.decode(msgspec.json.encode(row), messages.Alert) async for row in self._pages("alerts")
         ]
-        return sorted(found, key=alerts_.urgency)
+        return sorted(alerts, key=alerts_.urgency)
 
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
         """Each change as it is stored, with its place in the stream; from ``first`` on, or from now on.
@@ -86,29 +86,29 @@ class PipelineClient:
         self, covers: str, *, for_s: float, from_ms: int | None = None, reason: str = ""
     ) -> alerts_.Silence:
         """Nobody is told of what ``covers`` selects. With a later ``from_ms`` it is a maintenance window."""
-        found = await self._ask(
+        row = await self._ask(
             protocol.request, "silence", covers=covers, for_s=for_s, from_ms=from_ms, reason=reason
         )
-        return msgspec.convert(found, alerts_.Silence)
+        return msgspec.convert(row, alerts_.Silence)
 
     async def unsilence(self, id: str) -> None:
         await self._ask(protocol.request, "unsilence", id=id)
 
     async def silences(self) -> list[alerts_.Silence]:
-        found = [msgspec.convert(one, alerts_.Silence) async for one in self._pages("silences")]
-        return sorted(found, key=lambda one: one.until_ms)
+        silences = [msgspec.convert(row, alerts_.Silence) async for row in self._pages("silences")]
+        return sorted(silences, key=lambda silence: silence.until_ms)
 
     # The job
 
     async def progress(self) -> protocol.BatchProgress:
         """`errors.Unavailable` if no pipeline runs."""
-        found = await self._ask(protocol.read, "status")
-        return messages.decode(msgspec.json.encode(found), protocol.BatchProgress)
+        row = await self._ask(protocol.read, "status")
+        return messages.decode(msgspec.json.encode(row), protocol.BatchProgress)
 
     async def batches(self) -> list[protocol.BatchProgress]:
         """Of the last few hundred batches, the newest last."""
-        found = await self._ask(protocol.read, "batches")
-        return [messages.decode(msgspec.json.encode(one), protocol.BatchProgress) for one in found]
+        rows = await self._ask(protocol.read, "batches")
+        return [messages.decode(msgspec.json.encode(row), protocol.BatchProgress) for row in rows]
 
     async def follow_progress(self) -> AsyncIterator[protocol.BatchProgress]:
         async with await self._bus.subscribe(protocol.progress(self._pipeline)) as subscription:

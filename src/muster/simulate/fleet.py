@@ -64,10 +64,10 @@ class FleetFault:
             )
         from_s = units.parse_duration_s(match["at"]) if match["at"] else now_s
         lasts_s = units.parse_duration_s(match["lasts"]) if match["lasts"] else math.inf
-        found = cls(match["kind"], match["what"] or "share", match["which"] or "1", from_s, from_s + lasts_s)
-        if found.what == "share":
-            found.share()
-        return found
+        fault = cls(match["kind"], match["what"] or "share", match["which"] or "1", from_s, from_s + lasts_s)
+        if fault.what == "share":
+            fault.share()
+        return fault
 
     def share(self) -> float:
         try:
@@ -200,7 +200,7 @@ class VirtualFleet:
             "services": _nothing("services", rows),
             **columns,
         }
-        heard = np.ones(rows, np.bool_)
+        reporting = np.ones(rows, np.bool_)
         if slot.lives is not None and moment is not None:
             known |= {
                 "boot": self._boot + moment.boot,
@@ -211,15 +211,15 @@ class VirtualFleet:
                 "uptime_s": np.floor(moment.uptime_s),
                 "extra": slot.lives.extra(moment, load, chance),
             }
-            heard = moment.reports
+            reporting = moment.reports
         arrays = [
-            one if isinstance(one := known[field.name], pa.Array) else pa.array(one, field.type)
+            value if isinstance(value := known[field.name], pa.Array) else pa.array(value, field.type)
             for field in reports_columns.node_schema()
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=reports_columns.node_schema())
         for fault in self.active(at_s, "silent"):
-            heard = heard & ~self._hit(slot, fault)
-        return batch if heard.all() else batch.filter(pa.array(heard))
+            reporting = reporting & ~self._hit(slot, fault)
+        return batch if reporting.all() else batch.filter(pa.array(reporting))
 
     def _load(self, slot: FleetSlot, tick: int, chance: np.random.Generator) -> Floats:
         days = np.full(len(slot.level), tick * self.plan.period_s / DAY_S)
@@ -272,8 +272,8 @@ class VirtualFleet:
         if fault.what == "share":
             return slot.luck < fault.share()
         names, numbers = ("g", slot.group_numbers) if fault.what == "group" else ("z", slot.zone_numbers)
-        wanted = fault.which.removeprefix(names)
-        hit: npt.NDArray[np.bool_] = numbers == (int(wanted) if wanted.isdecimal() else -1)
+        number = fault.which.removeprefix(names)
+        hit: npt.NDArray[np.bool_] = numbers == (int(number) if number.isdecimal() else -1)
         return hit
 
     def _slot(self, first: int, end: int) -> FleetSlot:

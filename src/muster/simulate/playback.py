@@ -74,8 +74,8 @@ class FleetPlayer:
     async def run(self, *, ticks: int | None = None) -> None:
         """Play ``ticks`` periods, or without end."""
         if self._form == "batches":
-            for wanted in protocol.streams():
-                opened = await self._bus.stream(wanted)
+            for settings in protocol.streams():
+                opened = await self._bus.stream(settings)
                 self._stream = self._stream or opened
         slots, period_s = self._fleet.slots, self._fleet.plan.period_s
         start_s = time.monotonic()

@@ -105,12 +105,12 @@ def uniform(seed: int, salt: int, numbers: Ints, more: Ints | int = 0) -> Floats
 
 
 def hashed(
-    one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]] | int
+    first: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]] | int
 ) -> npt.NDArray[np.uint64]:
     """64 bits that differ for different pairs."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
-        return _mixed(_mixed(one.astype(np.uint64) * golden) + np.asarray(other).astype(np.uint64) * golden)
+        return _mixed(_mixed(first.astype(np.uint64) * golden) + np.asarray(other).astype(np.uint64) * golden)
 
 
 def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -206,7 +206,7 @@ def _replay_notifications(
                 timespec="milliseconds"
             ),
         }
-        for one in found.told
+        for one in found.notifications
     ]
     invocation.printer.rows(rows, ("at", "type", "sender", "reached", "would_reach"))
 

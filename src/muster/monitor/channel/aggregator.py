@@ -85,8 +85,8 @@ class Aggregator:
         self._name, self._boot = name, boot
         self._limits = limits or ChannelLimits()
         self._interpreters = [
-            (label, load(label), [one for one in subscriptions if one.interpreter == label])
-            for label in dict.fromkeys(one.interpreter for one in subscriptions)
+            (label, load(label), [target for target in subscriptions if target.interpreter == label])
+            for label in dict.fromkeys(target.interpreter for target in subscriptions)
         ]
         self._raw: list[tuple[str, bytes]] = []
         self._rows: list[pa.RecordBatch] = []
@@ -222,7 +222,7 @@ class Aggregator:
         subscriptions: Sequence[interpreters.ForwardTarget],
     ) -> Iterable[interpreters.InterpreterOutput]:
         try:
-            return [one for one in interpreter.interpret(held, subscriptions) if one.table.num_rows]
+            return [output for output in interpreter.interpret(held, subscriptions) if output.table.num_rows]
         except Exception:  # noqa: BLE001  (a plug-in's fault costs what was held, never the channel)
             self.dropped["interpreter-failed"] += held.rows.num_rows + held.summaries.num_rows
             return []
@@ -235,8 +235,8 @@ class Aggregator:
         lost: dict[str, int],
         missing: int,
     ) -> Iterable[ForwardBatch]:
-        whole = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
-        for batch in (piece for one in whole for piece in _pieces(one, self._limits.message_bytes)):
+        batches = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
+        for batch in (piece for batch_ in batches for piece in _pieces(batch_, self._limits.message_bytes)):
             self._sequence += 1
             facts = columns.BatchInfo(
                 schema=emission.schema,
@@ -342,10 +342,10 @@ class Aggregator:
 
     def _missing_further_below(self, now_ms: int) -> int:
         """As mergers said of themselves; one that fell silent says nothing any more."""
-        told = self._missing_below
-        for sender in [one for one, (_, at_ms) in told.items() if now_ms - at_ms > TOLD_HOLDS_MS]:
-            del told[sender]
-        return min(sum(missing for missing, _ in told.values()), COUNT_MAX)
+        reports = self._missing_below
+        for sender in [name for name, (_, at_ms) in reports.items() if now_ms - at_ms > TOLD_HOLDS_MS]:
+            del reports[sender]
+        return min(sum(missing for missing, _ in reports.values()), COUNT_MAX)
 
     def _look_for_missing(self, now_ms: int) -> None:
         """One that has been silent for long is no longer expected, but what it said is not forgotten."""
@@ -372,10 +372,10 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = 
 
 def _tellable(lost: collections.Counter[str]) -> dict[str, int]:
     """Within the bounds of `reports.Facts`, whatever channels below may have claimed."""
-    told = {reason: min(count, COUNT_MAX) for reason, count in lost.most_common(REASONS_MAX)}
+    counts = {reason: min(count, COUNT_MAX) for reason, count in lost.most_common(REASONS_MAX)}
     if len(lost) > REASONS_MAX:
-        told["other"] = min(sum(lost.values()) - sum(told.values()), COUNT_MAX)
-    return told
+        counts["other"] = min(sum(lost.values()) - sum(counts.values()), COUNT_MAX)
+    return counts
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
@@ -392,4 +392,4 @@ def _all_finite(batch: pa.RecordBatch) -> bool:
     services = batch.column("services").flatten()
     figures = [batch.column(name) for name in columns.STANDARD_METRICS]
     figures += [batch.column("extra").items, services.field("metrics").items]
-    return all(pc.all(pc.is_finite(one)).as_py() is not False for one in figures)
+    return all(pc.all(pc.is_finite(column)).as_py() is not False for column in figures)

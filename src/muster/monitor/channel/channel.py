@@ -79,8 +79,8 @@ class Channel:
             self.name, self._boot, self._settings.subscriptions, limits=self._settings.limits
         )
         self._parents = {
-            one.name: parent_selection.ParentSelector(self.name, one.parents)
-            for one in self._settings.subscriptions
+            target.name: parent_selection.ParentSelector(self.name, target.parents)
+            for target in self._settings.subscriptions
         }
         self._streams: dict[str, api.Stream] = {}
         self._registry: api.KeyValue | None = None
@@ -97,13 +97,13 @@ class Channel:
         self._measure = _Measure(measure, self) if measure is not None else None
 
     async def start(self) -> None:
-        if any(protocol.ROOT in one.parents for one in self._settings.subscriptions):
-            for wanted in protocol.streams(
+        if any(protocol.ROOT in target.parents for target in self._settings.subscriptions):
+            for stream in protocol.streams(
                 max_bytes=self._settings.stream_bytes_max,
                 max_age_s=self._settings.stream_age_s_max,
                 replicas=self._settings.replicas,
             ):
-                self._streams[wanted.name] = await self._bus.stream(wanted)
+                self._streams[stream.name] = await self._bus.stream(stream)
         self._registry = await self._bus.key_value(
             api.KeyValueSettings(bucket=protocol.BUCKET, replicas=self._settings.replicas)
         )
@@ -159,14 +159,14 @@ class Channel:
     @property
     def dropped(self) -> dict[str, int]:
         """Rows, by reason, since the start; ``slow-consumer`` counts messages that were never looked at."""
-        lost = sum(one.statistics().dropped for one in self._subscriptions)
+        lost = sum(subscription.statistics().dropped for subscription in self._subscriptions)
         return {**self.aggregator.dropped, **({"slow-consumer": lost} if lost else {})}
 
     @property
     def waiting_s(self) -> float:
         """How long ago the oldest thing arrived that has not gone on."""
         now_s = time.monotonic()
-        oldest = [one.since_s for one in self._waiting if not one.sent_to][:1]
+        oldest = [message.since_s for message in self._waiting if not message.sent_to][:1]
         if self._held_since_s is not None:
             oldest.append(self._held_since_s)
         return now_s - min(oldest) if oldest else 0.0
@@ -174,10 +174,10 @@ class Channel:
     # What arrives. These run while the connection is read: no waiting here.
 
     async def _listen(self, subject: str, handler: api.Handler, pending_max: int) -> None:
-        found = await self._bus.subscribe(
+        subscription = await self._bus.subscribe(
             subject, handler=handler, max_pending=pending_max, max_pending_bytes=256 << 20
         )
-        self._subscriptions.append(found)
+        self._subscriptions.append(subscription)
 
     def _take_report(self, message: api.Message) -> None:
         subject = message.subject
@@ -200,9 +200,13 @@ class Channel:
             return
         channel, now_s = protocol.channel_of(message.subject), time.monotonic()
         for choice in self._parents.values():
-            choice.heard(channel, beat, now_s)
+            choice.record_heartbeat(channel, beat, now_s)
         confirmed_s = now_s - beat.waiting_s - CONFIRM_MARGIN_S
-        kept = [one for one in self._waiting if one.sent_to != channel or one.sent_at_s >= confirmed_s]
+        kept = [
+            message_
+            for message_ in self._waiting
+            if message_.sent_to != channel or message_.sent_at_s >= confirmed_s
+        ]
         if len(kept) != len(self._waiting):
             self._keep(kept)
 
@@ -241,7 +245,7 @@ class Channel:
 
     def _keep(self, kept: Sequence[_Waiting]) -> None:
         self._waiting = collections.deque(kept)
-        self._waiting_bytes = sum(len(one.data) for one in kept)
+        self._waiting_bytes = sum(len(message.data) for message in kept)
 
     async def _forward(self) -> None:
         while True:
@@ -250,7 +254,7 @@ class Channel:
                 await self._forward_all()
             except errors.MusterError as error:
                 events.warning("forward-failed", channel=self.name, error=error)
-            if all(one.sent_to for one in self._waiting):
+            if all(message.sent_to for message in self._waiting):
                 self._all_sent.set()
             with contextlib.suppress(TimeoutError):  # look again from time to time: a parent may have died
                 async with asyncio.timeout(RETRY_S):
@@ -260,31 +264,36 @@ class Channel:
         """One round over what waits, and over what waits for confirmation by a parent that is gone."""
         now_s = time.monotonic()
         to = {name: choice.choose(now_s) for name, choice in self._parents.items()}
-        due = [one for one in self._waiting if to[one.subscription.name] not in (None, one.sent_to)]
+        due = [
+            message
+            for message in self._waiting
+            if to[message.subscription.name] not in (None, message.sent_to)
+        ]
         sent = await asyncio.gather(
-            *(self._send(one, to[one.subscription.name] or "") for one in due), return_exceptions=True
+            *(self._send(message, to[message.subscription.name] or "") for message in due),
+            return_exceptions=True,
         )
-        gone = {id(one) for one, result in zip(due, sent, strict=True) if result is True}
+        gone = {id(message) for message, result in zip(due, sent, strict=True) if result is True}
         if gone:
-            self._keep([one for one in self._waiting if id(one) not in gone])
+            self._keep([message for message in self._waiting if id(message) not in gone])
             # At once, not at the next beat: what children do not know to be stored they would send again.
             await self._say_beat()
         for result in sent:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _send(self, one: _Waiting, parent: str) -> bool:
+    async def _send(self, message: _Waiting, parent: str) -> bool:
         """Whether it needs to be kept no longer."""
-        subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=one.facts.schema)
+        subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=message.facts.schema)
         try:
             if parent != protocol.ROOT:
-                await self._bus.publish(subject, one.data)
-                one.sent_to, one.sent_at_s = parent, time.monotonic()
+                await self._bus.publish(subject, message.data)
+                message.sent_to, message.sent_at_s = parent, time.monotonic()
                 return False
-            detail = one.facts.schema == columns.NODE_SCHEMA
+            detail = message.facts.schema == columns.NODE_SCHEMA
             stream = self._streams[columns.REPORTS_STREAM if detail else columns.SUMMARIES_STREAM]
-            name = f"{self.name}-{self._boot}-{one.facts.sequence}"
-            await stream.publish(subject, one.data, headers=one.headers, message_id=name)
+            name = f"{self.name}-{self._boot}-{message.facts.sequence}"
+            await stream.publish(subject, message.data, headers=message.headers, message_id=name)
         except (errors.InvalidInput, errors.LimitExceeded) as error:
             # Trying again would not help, and what comes after it has to pass.
             self.aggregator.dropped[error.code] += 1

@@ -82,8 +82,8 @@ class Interpreter(Protocol):
 def load(name: str) -> Interpreter:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    for found in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        return _checked(name, found.load())
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        return _checked(name, entry_point.load())
     module, _, attribute = name.partition(":")
     if not attribute:
         raise errors.InvalidInput(
@@ -96,23 +96,23 @@ def load(name: str) -> Interpreter:
         raise errors.MissingDependency(f"the interpreter {name[:80]!r} cannot be loaded: {error}") from error
 
 
-def _checked(name: str, found: object) -> Interpreter:
-    if not callable(getattr(found, "interpret", None)):
+def _checked(name: str, plugin: object) -> Interpreter:
+    if not callable(getattr(plugin, "interpret", None)):
         raise errors.InvalidInput(f"the interpreter {name[:80]!r} has no method interpret")
-    return cast(Interpreter, found)
+    return cast(Interpreter, plugin)
 
 
 def select(rows: pa.Table, condition: ast.Condition | None) -> pa.Table:
     """The rows of which the condition is true."""
     if condition is None or not rows.num_rows:
         return rows
-    wanted = {name.key for name in ast.names(condition)} & set(rows.schema.names)
-    table = columns.Table({name: _column(rows.column(name)) for name in wanted}, rows=rows.num_rows)
+    needed = {name.key for name in ast.names(condition)} & set(rows.schema.names)
+    table = columns.Table({name: _column(rows.column(name)) for name in needed}, rows=rows.num_rows)
     return rows.filter(pa.array(columnar.evaluate(condition, table)))
 
 
-def _column(found: pa.ChunkedArray) -> columns.Column:
-    array = found.combine_chunks()
+def _column(column: pa.ChunkedArray) -> columns.Column:
+    array = column.combine_chunks()
     if pa.types.is_string(array.type):
         coded = array.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy() + 1
@@ -157,13 +157,13 @@ class MetricSummary:
     @classmethod
     def of(cls, values: Any) -> MetricSummary:
         summary = cls()
-        found = np.asarray(values, np.float64)
-        found = found[~np.isnan(found)]
-        if found.size:
-            summary.count = int(found.size)
-            summary.sum = float(found.sum())
-            summary.min, summary.max = float(found.min()), float(found.max())
-            summary.sketch = sketches.QuantileSketch.of(found)
+        numbers = np.asarray(values, np.float64)
+        numbers = numbers[~np.isnan(numbers)]
+        if numbers.size:
+            summary.count = int(numbers.size)
+            summary.sum = float(numbers.sum())
+            summary.min, summary.max = float(numbers.min()), float(numbers.max())
+            summary.sketch = sketches.QuantileSketch.of(numbers)
         return summary
 
     @classmethod
@@ -210,8 +210,8 @@ class MetricSummary:
 
     def quantile(self, share: float) -> float | None:
         """What the sketch says, and never outside of what was seen."""
-        found = self.sketch.quantile(share)
-        return None if found is None else min(max(found, self.min), self.max)
+        value = self.sketch.quantile(share)
+        return None if value is None else min(max(value, self.min), self.max)
 
 
 Key = tuple[str, str, str]  # group, zone, metric
@@ -249,9 +249,9 @@ def summarise(rows: pa.Table) -> dict[Key, MetricSummary]:
     for place in places.group_by(["group", "zone"]).aggregate([("row", "list")]).to_pylist():
         part = rows.take(pa.array(place["row_list"]))
         group, zone = place["group"], place["zone"]
-        whole = merged[group, zone, ALL_REPORTS] = MetricSummary()
-        whole.count = part.num_rows
-        whole.machines = sketches.DistinctSketch.of(part.column("machine").to_pylist())
+        total = merged[group, zone, ALL_REPORTS] = MetricSummary()
+        total.count = part.num_rows
+        total.machines = sketches.DistinctSketch.of(part.column("machine").to_pylist())
         for name in reports_columns.STANDARD_METRICS:
             column = part.column(name)
             if column.null_count < part.num_rows:
@@ -262,11 +262,11 @@ def summarise(rows: pa.Table) -> dict[Key, MetricSummary]:
 
 
 def _extra(rows: pa.Table) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for one in rows.column("extra").drop_null().to_pylist():
-        for name, value in one:
-            found.setdefault(name, []).append(value)
-    return found
+    values: dict[str, list[float]] = {}
+    for pairs in rows.column("extra").drop_null().to_pylist():
+        for name, value in pairs:
+            values.setdefault(name, []).append(value)
+    return values
 
 
 BUILT_IN: dict[str, Interpreter] = {"concat": ConcatInterpreter(), "merge": MergeInterpreter()}

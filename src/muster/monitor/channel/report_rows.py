@@ -81,8 +81,8 @@ def to_batch(rows: Sequence[ReportRow]) -> pa.RecordBatch:
     services = columns["services"]
     columns["reported_at"] = pc.multiply(pa.array(columns["at_ms"], pa.int64()), 1000)
     if any(services):
-        columns["state"] = [reports_columns.worst_state(one) for one in services]
-        columns["services"] = [reports_columns.service_rows(one) for one in services]
+        columns["state"] = [reports_columns.worst_state(row_services) for row_services in services]
+        columns["services"] = [reports_columns.service_rows(row_services) for row_services in services]
     else:
         columns["state"] = pa.repeat("up", len(rows))
         columns["services"] = pa.nulls(len(rows), reports_columns.node_schema().field("services").type)

@@ -53,12 +53,12 @@ class HostMetrics:
         }
 
     def _storage(self) -> dict[str, float]:
-        found = {"disk_percent": psutil.disk_usage(self._disk).percent}
+        metrics = {"disk_percent": psutil.disk_usage(self._disk).percent}
         counters = psutil.disk_io_counters()
         if counters is not None:
-            found |= self._rate("disk_read_bytes_s", counters.read_bytes)
-            found |= self._rate("disk_write_bytes_s", counters.write_bytes)
-        return found
+            metrics |= self._rate("disk_read_bytes_s", counters.read_bytes)
+            metrics |= self._rate("disk_write_bytes_s", counters.write_bytes)
+        return metrics
 
     def _network(self) -> dict[str, float]:
         counters = psutil.net_io_counters()

@@ -25,8 +25,8 @@ Figures = dict[str, dict[str, float]]  # by service, by metric
 
 
 def service_reports(figures: Figures) -> list[messages.ServiceReport]:
-    found = figures.items()
-    return [messages.ServiceReport(name=name, metrics=metrics) for name, metrics in found if metrics]
+    services = figures.items()
+    return [messages.ServiceReport(name=name, metrics=metrics) for name, metrics in services if metrics]
 
 
 def named(name: str, labels: Iterable[tuple[str, str]]) -> str:
@@ -83,10 +83,10 @@ def _json_metric(figures: Figures, service: str, metric: dict[str, Any]) -> None
             _put(figures, service, named(f"{name}_sum", labels), point.get("sum"))
 
 
-def _attributes(found: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    for one in found:
-        value = next(iter(one.get("value", {}).values()), "")
-        yield str(one["key"]), str(value).lower() if isinstance(value, bool) else str(value)
+def _attributes(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        value = next(iter(entry.get("value", {}).values()), "")
+        yield str(entry["key"]), str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # -- OTLP, as protobuf -------------------------------------------------------------------------------------
@@ -114,23 +114,23 @@ def _pb_metric(figures: Figures, service: str, metric: bytes) -> None:
     for kind in (5, 7):  # gauge, sum
         for holder in _chunks(fields.get(kind, ())):
             for point in _messages(holder, 1):
-                found = _fields(point)
+                values = _fields(point)
                 value: float | None = None
-                if 4 in found:
-                    value = struct.unpack("<d", _eight(found[4][-1]))[0]
-                elif 6 in found:
-                    value = float(struct.unpack("<q", _eight(found[6][-1]))[0])
+                if 4 in values:
+                    value = struct.unpack("<d", _eight(values[4][-1]))[0]
+                elif 6 in values:
+                    value = float(struct.unpack("<q", _eight(values[6][-1]))[0])
                 _put(figures, service, named(name, _pb_attributes(point, 7)), value)
     for kind, attributes in ((9, 9), (10, 1), (11, 7)):  # histogram, exponential histogram, summary
         for holder in _chunks(fields.get(kind, ())):
             for point in _messages(holder, 1):
-                found = _fields(point)
+                values = _fields(point)
                 labels = list(_pb_attributes(point, attributes))
-                if 4 in found:
-                    count = struct.unpack("<Q", _eight(found[4][-1]))[0]
+                if 4 in values:
+                    count = struct.unpack("<Q", _eight(values[4][-1]))[0]
                     _put(figures, service, named(f"{name}_count", labels), count)
-                if 5 in found:
-                    total = struct.unpack("<d", _eight(found[5][-1]))[0]
+                if 5 in values:
+                    total = struct.unpack("<d", _eight(values[5][-1]))[0]
                     _put(figures, service, named(f"{name}_sum", labels), total)
 
 
@@ -155,7 +155,7 @@ def _pb_attributes(holder: bytes, field: int) -> Iterator[tuple[str, str]]:
 
 def _fields(data: bytes) -> dict[int, list[bytes | int]]:
     """The fields of one message: whole numbers for varints, bytes for all else."""
-    found: dict[int, list[bytes | int]] = {}
+    fields: dict[int, list[bytes | int]] = {}
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -173,8 +173,8 @@ def _fields(data: bytes) -> dict[int, list[bytes | int]]:
             value, place = data[place : place + size], place + size
             if place > len(data):
                 raise messages.MalformedMessage("protobuf that ends too early")
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -194,8 +194,8 @@ def _messages(data: bytes, field: int) -> list[bytes]:
 
 
 def _chunks(values: Iterable[bytes | int]) -> list[bytes]:
-    found = [value for value in values if isinstance(value, bytes)]
-    return found if found else []
+    chunks = [value for value in values if isinstance(value, bytes)]
+    return chunks if chunks else []
 
 
 def _eight(value: bytes | int) -> bytes:

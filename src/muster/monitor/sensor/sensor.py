@@ -122,8 +122,8 @@ class Sensor:
         """What is true of the machine now."""
         await self._scrape()
         metrics, processes = await asyncio.to_thread(lambda: (self._host.sample(), self._host.services()))
-        pushed = {one.name: one for one in self.services.take(time.monotonic())}
-        found = {**{one.name: one for one in processes}, **pushed}
+        pushed = {report.name: report for report in self.services.take(time.monotonic())}
+        services = {**{report.name: report for report in processes}, **pushed}
         self._sequence += 1
         return messages.NodeReport(
             machine=self.machine,
@@ -135,7 +135,7 @@ class Sensor:
             period_s=self._settings.period_s,
             dropped=self._buffer.dropped,
             metrics=metrics,
-            services=tuple(found.values())[: service_reports.SERVICES_MAX],
+            services=tuple(services.values())[: service_reports.SERVICES_MAX],
         )
 
     async def _scrape(self) -> None:
@@ -245,7 +245,7 @@ class Sensor:
         with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
             beat = messages.decode(message.data, protocol.ChannelHeartbeat)
             channel, now_s = protocol.channel_of(message.subject), time.monotonic()
-            self._parents.heard(channel, beat, now_s)
+            self._parents.record_heartbeat(channel, beat, now_s)
             if channel == self._parent:
                 gone_on_s = now_s - beat.waiting_s - CONFIRM_MARGIN_S
                 while self._unconfirmed and self._unconfirmed[0][0] < gone_on_s:

@@ -54,7 +54,7 @@ class _Statsd:
         return len(names) < METRICS_MAX or metric in names
 
     def forget_old(self, now_s: float) -> None:
-        self.gauges = {name: told for name, told in self.gauges.items() if not _is_old(told[1], now_s)}
+        self.gauges = {name: gauge for name, gauge in self.gauges.items() if not _is_old(gauge[1], now_s)}
 
 
 class ServiceReports:
@@ -92,39 +92,39 @@ class ServiceReports:
     def take(self, now_s: float) -> tuple[messages.ServiceReport, ...]:
         """What goes into the node report of now."""
         since_s, self._taken_s = self._taken_s, now_s
-        found: dict[str, messages.ServiceReport] = {}
-        for name, told in list(self._told.items()):
-            silent = (now_s - told.at_s) / told.period_s
+        reports: dict[str, messages.ServiceReport] = {}
+        for name, latest in list(self._told.items()):
+            silent = (now_s - latest.at_s) / latest.period_s
             if silent > FORGET_AFTER:
                 del self._told[name]
-            elif silent > LATE_AFTER and told.report.state is health.HealthState.UP:
-                found[name] = messages.ServiceReport(
+            elif silent > LATE_AFTER and latest.report.state is health.HealthState.UP:
+                reports[name] = messages.ServiceReport(
                     name=name,
                     state=health.HealthState.LATE,
-                    reason=f"silent for {now_s - told.at_s:.0f} s",
-                    metrics=told.report.metrics,
+                    reason=f"silent for {now_s - latest.at_s:.0f} s",
+                    metrics=latest.report.metrics,
                 )
             else:
-                found[name] = told.report
+                reports[name] = latest.report
         passed_s = max(now_s - since_s, 1e-3) if since_s is not None else None
         for name, gathered in list(self._statsd.items()):
             gathered.forget_old(now_s)
             metrics = _figures(gathered, passed_s)
             if not metrics:
                 del self._statsd[name]
-            elif name in found:
-                pushed = found[name]
-                found[name] = msgspec.structs.replace(pushed, metrics={**pushed.metrics, **metrics})
-            elif len(found) < SERVICES_MAX:
+            elif name in reports:
+                pushed = reports[name]
+                reports[name] = msgspec.structs.replace(pushed, metrics={**pushed.metrics, **metrics})
+            elif len(reports) < SERVICES_MAX:
                 silent_s = now_s - gathered.at_s
                 late = silent_s > LATE_AFTER * STATSD_PERIOD_S
-                found[name] = messages.ServiceReport(
+                reports[name] = messages.ServiceReport(
                     name=name,
                     state=health.HealthState.LATE if late else health.HealthState.UP,
                     reason=f"silent for {silent_s:.0f} s" if late else "",
                     metrics=metrics,
                 )
-        return tuple(list(found.values())[:SERVICES_MAX])
+        return tuple(list(reports.values())[:SERVICES_MAX])
 
     def _forget_silent(self, now_s: float) -> None:
         self._statsd = {

@@ -30,7 +30,7 @@ def find(
     """The receivers of an event; good until the engine is asked again."""
     if not event.within:
         return engine.find(event.believed(), address)
-    found = []
+    results = []
     for meant in engine.find_meant(address):
         chosen = np.zeros(len(meant.rows), np.bool_)
         inside = _inside(engine, meant, event.within)
@@ -41,8 +41,8 @@ def find(
             scopes = itertools.compress(event.within, inside[first])
             own = groups == group
             chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
-        found.append(engines.MatchResult(meant.table, meant.rows[chosen]))
-    return found
+        results.append(engines.MatchResult(meant.table, meant.rows[chosen]))
+    return results
 
 
 def attributes_seen_by(
@@ -51,10 +51,10 @@ def attributes_seen_by(
     """What one receiver is asked about."""
     region = state.get(authorities.REGION)
     return event.believed(
-        one
-        for one in event.within
-        if (not one.region or (isinstance(region, str) and _below(one.region)(region)))
-        and (not one.audience or _named(party, one.audience))
+        scope
+        for scope in event.within
+        if (not scope.region or (isinstance(region, str) and _below(scope.region)(region)))
+        and (not scope.audience or _named(party, scope.audience))
     )
 
 
@@ -63,15 +63,15 @@ def _inside(
 ) -> Array:
     """For each row, which scopes it is in."""
     table = engine.tables[meant.table]
-    found = np.ones((len(meant.rows), len(within)), np.bool_)
-    names = engine.names([meant]) if any(one.audience for one in within) else []
-    for place, one in enumerate(within):
-        if one.region:
-            found[:, place] &= _in_region(table, meant.rows, one.region)
-        if one.audience:
-            audience = frozenset(one.audience)
-            found[:, place] &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
-    return found
+    inside = np.ones((len(meant.rows), len(within)), np.bool_)
+    names = engine.names([meant]) if any(scope.audience for scope in within) else []
+    for place, scope in enumerate(within):
+        if scope.region:
+            inside[:, place] &= _in_region(table, meant.rows, scope.region)
+        if scope.audience:
+            audience = frozenset(scope.audience)
+            inside[:, place] &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
+    return inside
 
 
 def _in_region(table: tables.ReceiverTable, rows: Array, region: str) -> Array:

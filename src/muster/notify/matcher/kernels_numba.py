@@ -116,10 +116,10 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
                         own[i] = _within(codes, base + i * 64, low, span)
                     continue
                 own = stack[top]
-                some = 0
+                nonzero = 0
                 for i in range(size):
-                    some += own[i] != 0
-                if some * 8 < size:  # the few that are left are asked one by one
+                    nonzero += own[i] != 0
+                if nonzero * 8 < size:  # the few that are left are asked one by one
                     for i in range(size):
                         if own[i] != 0:
                             own[i] &= _within(codes, base + i * 64, low, span)
@@ -204,7 +204,7 @@ def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any
     too, so each kind of step is done for all policies before the next kind.
     """
     policies = out[: policies_of(true, owner, out)]
-    found = np.empty((policies.size, 3), np.int32)
+    stretches = np.empty((policies.size, 3), np.int32)
     count = 0
     for i in range(policies.size):
         policy = policies[i]
@@ -212,68 +212,70 @@ def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any
             span = spans[policy]
             if span[2] < 0:
                 _prefetch(members, span[0])
-            found[count, 0] = span[0]
-            found[count, 1] = span[1]
-            found[count, 2] = span[2]
+            stretches[count, 0] = span[0]
+            stretches[count, 1] = span[1]
+            stretches[count, 2] = span[2]
             count += span[1] != 0
-    return found[:count]
+    return stretches[:count]
 
 
 @njit(cache=True)
 def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
     """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
     stretches = _stretches(true, owner, spans, members, room)
-    found = np.int64(0)
+    count = np.int64(0)
     for i in range(stretches.shape[0]):
         start, size, row = stretches[i]
         if row < 0:
             for j in range(start, start + size):
-                one = np.uint64(members[j])
+                member = np.uint64(members[j])
                 # Written whether or not it counts: no branch to mispredict.
-                out[found] = one
-                found += np.int64((address[one >> np.uint64(6)] >> (one & np.uint64(63))) & np.uint64(1))
+                out[count] = member
+                count += np.int64(
+                    (address[member >> np.uint64(6)] >> (member & np.uint64(63))) & np.uint64(1)
+                )
             continue
         end = row + size
         while row < end:  # a word of the address at a time
-            bits, some = _piece(address, row, end)
+            bits, width = _piece(address, row, end)
             while bits != 0:
-                out[found] = row + _lowest(bits)
-                found += 1
+                out[count] = row + _lowest(bits)
+                count += 1
                 bits &= bits - np.uint64(1)
-            row += some
-    return int(found)
+            row += width
+    return int(count)
 
 
 @njit(cache=True)
 def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
     """The same as a bitmap, which is empty before."""
     stretches = _stretches(true, owner, spans, members, room)
-    found = np.uint64(0)
+    count = np.uint64(0)
     for i in range(stretches.shape[0]):
         start, size, row = stretches[i]
         if row < 0:
             for j in range(start, start + size):
-                one = np.uint64(members[j])
-                at, bit = one >> np.uint64(6), one & np.uint64(63)
+                member = np.uint64(members[j])
+                at, bit = member >> np.uint64(6), member & np.uint64(63)
                 meant = (address[at] >> bit) & np.uint64(1)
                 out[at] |= meant << bit
-                found += meant
+                count += meant
             continue
         end = row + size
         while row < end:
-            bits, some = _piece(address, row, end)
+            bits, width = _piece(address, row, end)
             out[row >> 6] |= bits << np.uint64(row & 63)
-            found += _ones(bits)
-            row += some
-    return found
+            count += _ones(bits)
+            row += width
+    return count
 
 
 @njit(cache=True)
 def _piece(address: Any, row: int, end: int) -> Any:
     """The bits of the rows from ``row`` on that stand in one word and are before ``end``; how many."""
-    some = min(64 - (row & 63), end - row)
-    bits = (address[row >> 6] >> np.uint64(row & 63)) & (~np.uint64(0) >> np.uint64(64 - some))
-    return bits, some
+    width = min(64 - (row & 63), end - row)
+    bits = (address[row >> 6] >> np.uint64(row & 63)) & (~np.uint64(0) >> np.uint64(64 - width))
+    return bits, width
 
 
 @njit(cache=True)
@@ -305,7 +307,7 @@ def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, o
     What is read of each stands at a place of its own in memory, so it is fetched some receivers ahead.
     """
     hits = _hits(address, hits * 8 < address.size, out)
-    found = np.int64(0)
+    matched = np.int64(0)
     last = np.uint64(true.size - 1)
     for i in range(hits):
         _prefetch(policy_of, out[min(i + 2 * AHEAD, hits - 1)])
@@ -319,10 +321,10 @@ def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, o
         bits = true[at] >> shift
         bits |= (true[min(at + np.uint64(1), last)] << np.uint64(1)) << (np.uint64(63) - shift)
         bits &= ~np.uint64(0) >> np.uint64(64 - max(count, 1))
-        out[found] = row
+        out[matched] = row
         # One that can never be true has no conjunction.
-        found += np.int64((bits != 0) & (policy >= 0) & (count > 0))
-    return found
+        matched += np.int64((bits != 0) & (policy >= 0) & (count > 0))
+    return matched
 
 
 @njit(cache=True)

@@ -33,10 +33,12 @@ def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int
                 stack.append(_within(codes[a * stride : a * stride + words * 64], b, c))
             case opcodes.WITHIN:
                 column = codes[a * stride : a * stride + words * 64]
-                some = np.flatnonzero(stack[-1])
-                if len(some) * 8 < words:  # the few that are left are asked one by one
+                nonzero = np.flatnonzero(stack[-1])
+                if len(nonzero) * 8 < words:  # the few that are left are asked one by one
                     left = np.zeros_like(stack[-1])
-                    left[some] = stack[-1][some] & _within(column.reshape(-1, 64)[some].reshape(-1), b, c)
+                    left[nonzero] = stack[-1][nonzero] & _within(
+                        column.reshape(-1, 64)[nonzero].reshape(-1), b, c
+                    )
                     stack[-1] = left
                 else:
                     stack[-1] = stack[-1] & _within(column, b, c)
@@ -76,9 +78,9 @@ def positions(bits: Array, out: Array) -> int:
 
 
 def policies_of(true: Array, owner: Array, out: Array) -> int:
-    found = np.empty(int(np.bitwise_count(true).sum()), np.int64)
-    positions(true, found)
-    owners = owner[found]
+    true_positions = np.empty(int(np.bitwise_count(true).sum()), np.int64)
+    positions(true, true_positions)
+    owners = owner[true_positions]
     # The conjunctions of a policy stand side by side.
     policies = owners[np.flatnonzero(np.diff(owners, prepend=-1))]
     out[: len(policies)] = policies
@@ -120,18 +122,18 @@ def by_address(address: Array, hits: int, policy_of: Array, parts: Array, true: 
     first, count = parts[policy_of[rows]].astype(np.int64).T
     chosen = np.zeros(len(rows), np.bool_)
     for place in range(int(count.max(initial=0))):
-        asked = place < count
-        at = np.where(asked, first + place, 0)
-        chosen |= asked & ((true[at >> 6] >> (at & 63).astype(np.uint64)) & np.uint64(1) != 0)
-    some = rows[chosen]
-    out[: len(some)] = some
-    return len(some)
+        present = place < count
+        at = np.where(present, first + place, 0)
+        chosen |= present & ((true[at >> 6] >> (at & 63).astype(np.uint64)) & np.uint64(1) != 0)
+    matched = rows[chosen]
+    out[: len(matched)] = matched
+    return len(matched)
 
 
 def encode_rows(values: Array, rows: Array, edges: Array, codes: Array) -> None:
-    some = values[rows]
-    found = np.searchsorted(edges, some, side="right") + 1
-    codes[rows] = np.where(some == some, found, 0).astype(np.uint8)
+    numbers = values[rows]
+    intervals = np.searchsorted(edges, numbers, side="right") + 1
+    codes[rows] = np.where(numbers == numbers, intervals, 0).astype(np.uint8)
 
 
 def move_bits(rows: Array, old: Array, new: Array, where: Array, bits: Array) -> None:

@@ -164,10 +164,10 @@ class Matcher:
         """New values in columns, at a time; a party that comes twice keeps its last."""
         for number, places, rows in self.places(parties):
             if len(places) == len(parties):
-                some = columns
+                part = columns
             else:
-                some = {name: [cells[place] for place in places] for name, cells in columns.items()}
-            self.tables[number].write(rows, some)
+                part = {name: [cells[place] for place in places] for name, cells in columns.items()}
+            self.tables[number].write(rows, part)
             if at_s:
                 self.tables[number].changed_s[rows] = at_s
 
@@ -176,14 +176,14 @@ class Matcher:
         places: list[tuple[int, Sequence[int], Array]] = []
         missing = np.ones(len(parties), np.bool_)
         for number, known in enumerate(self._names):
-            found = known.rows(parties)
-            ordered = np.sort(found)
-            if len(found) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
-                return [(number, range(len(found)), found)]
-            last = {row: place for place, row in enumerate(found.tolist()) if row >= 0}
+            rows = known.rows(parties)
+            ordered = np.sort(rows)
+            if len(rows) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
+                return [(number, range(len(rows)), rows)]
+            last = {row: place for place, row in enumerate(rows.tolist()) if row >= 0}
             if last:
                 places.append((number, list(last.values()), np.fromiter(last, np.int64, len(last))))
-                missing &= found < 0
+                missing &= rows < 0
         if missing.any():
             raise errors.NotFound(f"there is no party {parties[int(missing.argmax())]!r:.160}")
         return places
@@ -262,14 +262,14 @@ class Matcher:
     def models_of(self, parties: Sequence[str]) -> set[models.Model] | None:
         """The models of many parties; None if one of them is not there."""
         missing = np.ones(len(parties), np.bool_)
-        found: set[models.Model] = set()
+        held_models: set[models.Model] = set()
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             here = known.rows(parties) >= 0
             if here.any():
-                found.add(table.model)
+                held_models.add(table.model)
                 missing &= ~here
             if not missing.any():
-                return found
+                return held_models
         return None
 
     def model_of(self, party: str) -> models.Model:
@@ -293,17 +293,17 @@ class Matcher:
         """The parties that get an event of these attributes, sent to this address."""
         return self.names(self.find(attributes, address))
 
-    def names(self, found: Iterable[MatchResult]) -> list[str]:
+    def names(self, results: Iterable[MatchResult]) -> list[str]:
         listed: list[str] = []
-        for one in found:
-            listed += self._names[one.table].of(one.rows)
+        for result in results:
+            listed += self._names[result.table].of(result.rows)
         return listed
 
-    def of_shards(self, found: Iterable[MatchResult], shards: Array) -> list[MatchResult]:
+    def of_shards(self, results: Iterable[MatchResult], shards: Array) -> list[MatchResult]:
         """Only those in the shards that ``shards[number]`` is true of."""
         return [
-            MatchResult(one.table, one.rows[shards[self.tables[one.table].shard_of[one.rows]]])
-            for one in found
+            MatchResult(result.table, result.rows[shards[self.tables[result.table].shard_of[result.rows]]])
+            for result in results
         ]
 
     def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[MatchResult]:
@@ -312,7 +312,7 @@ class Matcher:
         true = policies.ask(attributes)
         if not true:
             return []
-        found = []
+        results = []
         for number, table in enumerate(self.tables):
             if not table.used:
                 continue
@@ -328,8 +328,8 @@ class Matcher:
                     policies.true, policies.owner, policies.room, table.spans, table.members, means, ids
                 )
             if count:
-                found.append(MatchResult(number, ids[:count]))
-        return found
+                results.append(MatchResult(number, ids[:count]))
+        return results
 
     def _room(self, size: int) -> Array:
         if len(self.tables) > 1:
@@ -355,14 +355,14 @@ class Matcher:
 
     def find_meant(self, address: ast.Condition) -> list[MatchResult]:
         """Whom an address means, whatever they accept."""
-        found = []
+        results = []
         for number, table in enumerate(self.tables):
             if table.used:
                 bits, count = table.address(address)
                 rows = np.zeros(count + 1, np.int64)
                 self._kernels.positions(bits, rows)
-                found.append(MatchResult(number, rows[:count]))
-        return found
+                results.append(MatchResult(number, rows[:count]))
+        return results
 
     def means(self, address: ast.Condition) -> list[str]:
         return self.names(self.find_meant(address))
@@ -372,5 +372,5 @@ class Matcher:
         true = np.zeros(self.policies.numbers + 1, np.bool_)  # the last is for those that have none
         if self.policies.ask(attributes):
             true[self.policies.policies()] = True
-        found: Array = true[self.tables[table].policy_of[rows]]
-        return found
+        accepted: Array = true[self.tables[table].policy_of[rows]]
+        return accepted

@@ -49,12 +49,12 @@ class NameTable:
         at = hash(name) & mask
         if places[at] == EMPTY:
             return -1
-        wanted = name.encode()
-        size = len(wanted)
+        encoded = name.encode()
+        size = len(encoded)
         while (row := places[at]) != EMPTY:
             if row >= 0 and self._sizes[row] == size:
                 start = self._starts[row]
-                if self._text[start : start + size] == wanted:
+                if self._text[start : start + size] == encoded:
                     return row
             at = (at + 1) & mask
         return -1
@@ -65,16 +65,16 @@ class NameTable:
         if look_up is None or len(names) < FEW:
             return np.fromiter(map(self.row, names), np.int64, len(names))
         data, lengths = _packed(names)
-        found = np.empty(len(names), np.int64)
+        rows = np.empty(len(names), np.int64)
         look_up(
             np.fromiter(map(hash, names), np.int64, len(names)),
             np.frombuffer(data, np.uint8),
             np.cumsum(lengths),
             np.frombuffer(self._places, np.int32),
             *self._arrays(),
-            found,
+            rows,
         )
-        return found
+        return rows
 
     def of(self, rows: Array) -> list[str]:
         """The names of rows that are somebody's."""
@@ -85,8 +85,8 @@ class NameTable:
         ends = np.cumsum(lengths)
         spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
         if data.isascii():
-            whole = data.decode()
-            return [whole[start:end] for start, end in spans]
+            decoded = data.decode()
+            return [decoded[start:end] for start, end in spans]
         return [data[start:end].decode() for start, end in spans]
 
     def _of(self, rows: Array) -> tuple[bytes, Array]:
@@ -168,8 +168,8 @@ class NameTable:
 
 def _packed(names: Sequence[str]) -> tuple[bytes, Array]:
     """Their UTF-8 end to end, and how long each is."""
-    whole = "".join(names)
-    if whole.isascii():
-        return whole.encode(), np.fromiter(map(len, names), np.int64, len(names))
+    text = "".join(names)
+    if text.isascii():
+        return text.encode(), np.fromiter(map(len, names), np.int64, len(names))
     encoded = [name.encode() for name in names]
     return b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(names))

@@ -171,7 +171,8 @@ class PolicyIndex:
         if len(policies) > BULK:
             self._forget_rows()  # cheaper to make anew than to bring up to date for each
         return [
-            self.hold(one, count) if one and count else -1 for one, count in zip(policies, users, strict=True)
+            self.hold(policy, count) if policy and count else -1
+            for policy, count in zip(policies, users, strict=True)
         ]
 
     def release(self, policy: int, users: int = 1) -> None:
@@ -384,7 +385,7 @@ class PolicyIndex:
         row = self._together.get(there)
         if row is None:
             classes = dict(there)
-            rows = [self._row(one, classes.get(key, NULL)) for key, one in known.items() if one.is_flag]
+            rows = [self._row(flag, classes.get(key, NULL)) for key, flag in known.items() if flag.is_flag]
             if len(self._together) >= TOGETHER_MAX:
                 self._forget_together()
             row = self._together[there] = self._new_row()

@@ -140,8 +140,8 @@ class WordColumn:
 
     def read(self, row: int) -> types.Value:
         code = int(self._codes()[row])
-        found: types.Value = None if code == 0 else self._words[code - 1]
-        return found
+        word: types.Value = None if code == 0 else self._words[code - 1]
+        return word
 
     def cells(self, rows: Array) -> list[types.Value]:
         words = self._words
@@ -153,8 +153,8 @@ class WordColumn:
         chosen = np.zeros(len(self._words) + 1, np.bool_)
         for code in np.unique(codes).tolist():
             chosen[code] = code != 0 and fits(self._words[code - 1])
-        found: Array = chosen[codes]
-        return found
+        matches: Array = chosen[codes]
+        return matches
 
     def grow(self) -> None:
         if self._wide is not None:
@@ -205,10 +205,10 @@ class WordColumn:
             return nothing()
         if self._bitmaps is not None and len(codes) <= RANGES_MAX:
             numbers = self._bitmaps[np.array(codes) - 1].tolist()
-            found: list[Step] = [(opcodes.BITMAP, numbers[0], 0, 0)]
+            steps: list[Step] = [(opcodes.BITMAP, numbers[0], 0, 0)]
             for number in numbers[1:]:
-                found += [(opcodes.BITMAP, number, 0, 0), (opcodes.OR, 0, 0, 0)]
-            return found
+                steps += [(opcodes.BITMAP, number, 0, 0), (opcodes.OR, 0, 0, 0)]
+            return steps
         runs: list[tuple[int, int]] = []
         for code in codes:
             if runs and runs[-1][1] == code - 1:
@@ -312,14 +312,14 @@ class NumberColumn:
     def read(self, row: int) -> types.Value:
         if self._room.codes_of(self._column)[row] == 0:
             return None
-        found: types.Value = self._values[row].item()
-        return found
+        value: types.Value = self._values[row].item()
+        return value
 
     def cells(self, rows: Array) -> list[types.Value]:
-        found: list[types.Value] = self._values[rows].tolist()
+        numbers: list[types.Value] = self._values[rows].tolist()
         for place in np.flatnonzero(self._room.codes_of(self._column)[rows] == 0).tolist():
-            found[place] = None
-        return found
+            numbers[place] = None
+        return numbers
 
     def grow(self) -> None:
         more = np.zeros(self._room.capacity - len(self._values), self._type)
@@ -348,8 +348,8 @@ class NumberColumn:
 
     def _compare(self, sign: ast.ComparisonOperator, bound: Any) -> list[Step] | None:
         after = self._after(bound)
-        wanted = {"<": (bound,), ">=": (bound,), "<=": (after,), ">": (after,)}.get(sign, (bound, after))
-        if any(edge is not None and not self._edge(edge) for edge in wanted):
+        edges = {"<": (bound,), ">=": (bound,), "<=": (after,), ">": (after,)}.get(sign, (bound, after))
+        if any(edge is not None and not self._edge(edge) for edge in edges):
             return None
         low = self._code(bound) if sign in ("<", ">=", "=", "<>") else 0
         high = 256 if after is None else self._code(after) if sign in ("<=", ">", "=", "<>") else 0
@@ -423,12 +423,12 @@ def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
         return None
     if not runs:
         return nothing()
-    found: list[Step] = []
+    steps: list[Step] = []
     for place, (low, high) in enumerate(runs):
-        found.append((opcodes.RANGE, column, low, high - low))
+        steps.append((opcodes.RANGE, column, low, high - low))
         if place:
-            found.append((opcodes.OR, 0, 0, 0))
-    return found
+            steps.append((opcodes.OR, 0, 0, 0))
+    return steps
 
 
 MAKERS: Final[dict[types.ValueKind, Callable[[ColumnStorage, types.AttributeType], ReceiverColumn]]] = {

@@ -100,8 +100,8 @@ class ReceiverTable:
         first = self._bitmaps
         self._bitmaps += count
         if self._bitmaps > len(self.bits):
-            wanted = max(self._bitmaps, len(self.bits) + len(self.bits) // 8)
-            more = np.zeros((wanted - len(self.bits), self.bits.shape[1]), np.uint64)
+            size = max(self._bitmaps, len(self.bits) + len(self.bits) // 8)
+            more = np.zeros((size - len(self.bits), self.bits.shape[1]), np.uint64)
             self.bits = np.concatenate((self.bits, more))
         return first
 
@@ -166,8 +166,8 @@ class ReceiverTable:
 
     def durable(self, rows: Array) -> Array:
         """Which of them are."""
-        found: Array = (self.bits[DURABLE, rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0
-        return found
+        is_set: Array = (self.bits[DURABLE, rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0
+        return is_set
 
     def give_back(self, rows: Array) -> None:
         if len(rows) == 1:
@@ -196,8 +196,8 @@ class ReceiverTable:
             self.columns[name].write(rows, listed)
 
     def read(self, row: int) -> dict[str, types.Value]:
-        found = {name: column.read(row) for name, column in self.columns.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: column.read(row) for name, column in self.columns.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def cells(self, rows: Array) -> dict[str, list[types.Value]]:
         """The same of many rows, in columns."""
@@ -243,8 +243,8 @@ class ReceiverTable:
         if self._members_end + room > len(self.members):
             if self._members_end > 4 * max(1024, len(self)):
                 self._compact()
-            wanted = max(self._members_end + room, len(self.members) + len(self.members) // 4)
-            self.members = np.concatenate((self.members, np.zeros(wanted - len(self.members), np.int32)))
+            size = max(self._members_end + room, len(self.members) + len(self.members) // 4)
+            self.members = np.concatenate((self.members, np.zeros(size - len(self.members), np.int32)))
         start, count, _ = self.spans[policy].tolist()
         end = self._members_end
         rows = self.members[start : start + count]
@@ -271,9 +271,9 @@ class ReceiverTable:
             self._compact()
             return
         order = np.argsort(policies, kind="stable")
-        for some in np.split(order, np.flatnonzero(np.diff(policies[order])) + 1):
-            if (policy := int(policies[some[0]])) >= 0:
-                self._extend(policy, rows[some])
+        for places in np.split(order, np.flatnonzero(np.diff(policies[order])) + 1):
+            if (policy := int(policies[places[0]])) >= 0:
+                self._extend(policy, rows[places])
 
     def _lay_out(self, rows: Array) -> None:
         policies = self.policy_of[rows]
@@ -281,11 +281,11 @@ class ReceiverTable:
         counts = np.bincount(policies, minlength=len(self.spans)).astype(np.int32)
         starts = np.cumsum(counts, dtype=np.int32) - counts
         self.members = rows.astype(np.int32)
-        some = np.flatnonzero(counts)
-        first, last = self.members[starts[some]], self.members[starts[some] + counts[some] - 1]
+        used = np.flatnonzero(counts)
+        first, last = self.members[starts[used]], self.members[starts[used] + counts[used] - 1]
         firsts = np.full(len(counts), -1, np.int32)
         # Rows of one policy ascend here.
-        firsts[some] = np.where(last - first == counts[some] - 1, first, -1)
+        firsts[used] = np.where(last - first == counts[used] - 1, first, -1)
         self.spans, self._room_for = np.stack((starts, counts, firsts), axis=1), counts
         self._place[rows] = np.arange(len(rows), dtype=np.int32)
         self._members_end = len(rows)
@@ -308,17 +308,17 @@ class ReceiverTable:
     def _compile(self, condition: ast.Condition) -> AddressProgram:
         if self._misses >= MISSES_MAX:
             self._begin_anew()
-        wanted = normal_forms.negation_normal(condition)
+        normal = normal_forms.negation_normal(condition)
         made = AddressProgram()
-        made.steps = self._condition(wanted, made)
+        made.steps = self._condition(normal, made)
         while not made.holds():  # a later clause cut the codes anew that an earlier one had used
             made = AddressProgram()
-            made.steps = self._condition(wanted, made)
+            made.steps = self._condition(normal, made)
         if len(made.exactly) > SCRATCHES:
             made = AddressProgram()
             made.exactly.append(condition)
             made.steps = [(opcodes.BITMAP, SCRATCH, 0, 0)]
-        if not _needs_a_value(wanted):
+        if not _needs_a_value(normal):
             made.steps.append((opcodes.NEXT, LIVE, 0, 0))
         made.steps = np.array(made.steps, np.int64)
         if made.exactly:
@@ -378,10 +378,10 @@ class ReceiverTable:
         words = -(-self.used // 64)
         rows = words * 64
         names = {name.key for condition in conditions for name in ast.names(condition)}
-        asked = {name: column.exact(rows) for name, column in self.columns.items() if name in names}
-        whole = exact.Table(asked, rows=rows)
+        needed = {name: column.exact(rows) for name, column in self.columns.items() if name in names}
+        table = exact.Table(needed, rows=rows)
         for place, condition in enumerate(conditions):
-            self.bits[SCRATCH + place, :words] = kernels_numpy.pack(columnar.evaluate(condition, whole))
+            self.bits[SCRATCH + place, :words] = kernels_numpy.pack(columnar.evaluate(condition, table))
 
 
 # Bitmaps are the cheapest to read; codes are read last, and only where something is left.
@@ -391,14 +391,14 @@ _IN_PLACE: Final = {opcodes.BITMAP: opcodes.NEXT, opcodes.RANGE: opcodes.WITHIN}
 def _all(parts: list[list[receiver_columns.Step]]) -> list[receiver_columns.Step]:
     """Steps for what is in all of them."""
     ordered = sorted(parts, key=_dearness)
-    found = list(ordered[0])
+    program = list(ordered[0])
     for steps in ordered[1:]:
         operation, a, b, c = steps[0]
         if len(steps) == 1 and operation in _IN_PLACE:
-            found.append((_IN_PLACE[operation], a, b, c))
+            program.append((_IN_PLACE[operation], a, b, c))
         else:
-            found += [*steps, (opcodes.AND, 0, 0, 0)]
-    return found
+            program += [*steps, (opcodes.AND, 0, 0, 0)]
+    return program
 
 
 def _dearness(steps: list[receiver_columns.Step]) -> int:

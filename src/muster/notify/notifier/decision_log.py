@@ -55,7 +55,7 @@ class DecisionLog:
     ) -> None:
         """What parties said, in force from now on."""
         kept = tuple(
-            protocol.ShardLogEntry(process=process, changes=tuple(some)) for process, some in entries
+            protocol.ShardLogEntry(process=process, changes=tuple(changes)) for process, changes in entries
         )
         self._add(size, protocol.AppliedChanges(entries=kept, at_ms=_now_ms(), epoch=epoch))
 
@@ -66,15 +66,15 @@ class DecisionLog:
             places.setdefault(party.partition("/")[0], []).append(place)
         for process, own in places.items():
             for start in range(0, len(own), PARTIES_MAX):
-                some = own[start : start + PARTIES_MAX]
+                chunk = own[start : start + PARTIES_MAX]
                 update = protocol.UpdateReceivers(
-                    parties=tuple(parties[place].partition("/")[2] for place in some),
+                    parties=tuple(parties[place].partition("/")[2] for place in chunk),
                     values={
-                        name: [protocol.cell(cells[place]) for place in some]
+                        name: [protocol.cell(cells[place]) for place in chunk]
                         for name, cells in columns.items()
                     },
                 )
-                self.changed([(process, [update])], 0, PARTY_BYTES * len(some))
+                self.changed([(process, [update])], 0, PARTY_BYTES * len(chunk))
 
     def decided(self, event: protocol.AdmittedEvent, sequence: int, parties: list[str]) -> None:
         record = protocol.DecisionRecord(
@@ -98,23 +98,23 @@ class DecisionLog:
         while True:
             await asyncio.sleep(self._common.settings.beat_s)
             while self._waiting:
-                some = self._take()
+                batch = self._take()
                 try:
                     # Encoded here, and not while somebody waits for the event.
-                    await self._stream.publish_batch([_outgoing(one) for one in some])
+                    await self._stream.publish_batch([_outgoing(record) for record in batch])
                 except errors.MusterError as error:
-                    self._common.count("history-dropped", len(some))
+                    self._common.count("history-dropped", len(batch))
                     common_.events.warning("history-dropped", error=error)
 
     def _take(self) -> list[Record]:
-        some: list[Record] = []
+        batch: list[Record] = []
         total = 0
-        while self._waiting and len(some) < BATCH and (not some or total < BATCH_BYTES):
+        while self._waiting and len(batch) < BATCH and (not batch or total < BATCH_BYTES):
             size, record = self._waiting.popleft()
-            some.append(record)
+            batch.append(record)
             total += size
         self._bytes -= total
-        return some
+        return batch
 
 
 def _outgoing(record: Record) -> api.OutgoingMessage:

@@ -110,7 +110,7 @@ class DurableEvents:
 
     async def _replace(self, held: shards_shard.Shard) -> None:
         """Everything that is owed, in place of all records there are."""
-        records = held.pending.whole(held.lease.epoch)
+        records = held.pending.full_records(held.lease.epoch)
         await self._append(held, records)
         held.matched_bytes = 0
         await self._matches.purge(
@@ -128,7 +128,7 @@ class DurableEvents:
             for place, record in enumerate(records)
         ]
         held.matched_sequence = await self._matches.publish_batch(batch)
-        held.matched_bytes += sum(len(one.data) for one in batch)
+        held.matched_bytes += sum(len(message.data) for message in batch)
         held.floor, held.recorded = max(held.floor, floor), records[-1].position
 
     # -- matching, in the order of the stream
@@ -181,10 +181,10 @@ class DurableEvents:
         engine = self._common.engine
         reached: list[str] = []
         by_shard: dict[protocol.Shard, tuple[list[str], list[str]]] = {}
-        for found in grant_scopes.find(engine, event, address):
-            table = engine.tables[found.table]
-            shards, durable = table.shard_of[found.rows].tolist(), table.durable(found.rows).tolist()
-            for party, shard, is_durable in zip(engine.names([found]), shards, durable, strict=True):
+        for result in grant_scopes.find(engine, event, address):
+            table = engine.tables[result.table]
+            shards, durable = table.shard_of[result.rows].tolist(), table.durable(result.rows).tolist()
+            for party, shard, is_durable in zip(engine.names([result]), shards, durable, strict=True):
                 if shard in late:
                     by_shard.setdefault(shard, ([], []))[not is_durable].append(party)
                     reached.append(party)
@@ -296,9 +296,9 @@ class DurableEvents:
             stored = await self._events.get(sequence)
         except errors.NotFound:
             return None
-        found = messages.decode(stored.data, protocol.AdmittedEvent)
-        self._remember(stored, found)
-        return found
+        event = messages.decode(stored.data, protocol.AdmittedEvent)
+        self._remember(stored, event)
+        return event
 
     # -- acknowledgements
 
@@ -323,9 +323,9 @@ class DurableEvents:
 
     def joined(self, held: shards_shard.Shard, parties: Iterable[str]) -> None:
         """They may have come back: what they are owed is due now."""
-        some = frozenset(parties) if held.pending.owed else ()
+        returned = frozenset(parties) if held.pending.owed else ()
         for sequence, owing in held.pending.owed.items():
-            if not owing.isdisjoint(some):
+            if not owing.isdisjoint(returned):
                 held.sent_at.pop(sequence, None)
 
     def left(self, held: shards_shard.Shard, party: str) -> None:

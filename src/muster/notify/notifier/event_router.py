@@ -124,10 +124,10 @@ class EventRouter:
         if self._version != self._beliefs.version or len(self._addresses) >= ADDRESSES_MAX:
             self._addresses.clear()
             self._version = self._beliefs.version
-        found = self._addresses.get(text)
-        if found is None:
-            found = self._addresses[text] = self._common.known.vocabulary.address(text)
-        return found
+        condition = self._addresses.get(text)
+        if condition is None:
+            condition = self._addresses[text] = self._common.known.vocabulary.address(text)
+        return condition
 
     # -- transient events
 
@@ -135,9 +135,9 @@ class EventRouter:
         """Deliver here, and pass it to the others who may hold somebody."""
         await self._deliver_here(event, address)
         attributes = event.believed()
-        for one in event.within:  # somebody believes it, whoever that is
+        for scope in event.within:  # somebody believes it, whoever that is
             attributes.update(
-                (f"sender.{name}", True) for name, held in one.attributes.items() if held is True
+                (f"sender.{name}", True) for name, held in scope.attributes.items() if held is True
             )
         others = self._members.to_be_told(attributes, address)
         bus = self._common.bus
@@ -157,8 +157,8 @@ class EventRouter:
     async def _deliver_here(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         self._beliefs.expire()
         engine = self._common.engine
-        found = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
-        parties = engine.names(found)
+        results = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
+        parties = engine.names(results)
         self._history.decided(event, 0, parties)
         await self.deliver(event, parties)
 
@@ -174,18 +174,18 @@ class EventRouter:
 
 def by_process(parties: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Names of one process together, as many as fit into a message."""
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for party in parties:
         process, _, name = party.partition("/")
-        found.setdefault(process, []).append(name)
-    for process, names in found.items():
-        some: list[str] = []
+        names_of.setdefault(process, []).append(name)
+    for process, names in names_of.items():
+        chunk: list[str] = []
         size = 0
         for name in names:
-            some.append(name)
+            chunk.append(name)
             size += 3 + 4 * len(name)
             if size >= NAMES_BYTES:
-                yield process, some
-                some, size = [], 0
-        if some:
-            yield process, some
+                yield process, chunk
+                chunk, size = [], 0
+        if chunk:
+            yield process, chunk

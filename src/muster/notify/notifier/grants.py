@@ -197,7 +197,7 @@ class GrantView:
             regions = table.columns[REGION].cells(rows) if REGION in table.columns else [None] * len(names)
             # A process may have a million parties, and most of them are granted the same.
             alike: dict[tuple[str, str, str], tuple[list[types.Value], float]] = {}
-            found: list[tuple[list[types.Value], float]] = []
+            granted: list[tuple[list[types.Value], float]] = []
             for party, region in zip(names, regions, strict=True):
                 process, _, name = party.partition("/")
                 where = region if isinstance(region, str) and knows.has_regions(process) else ""
@@ -205,14 +205,14 @@ class GrantView:
                 if key not in alike:
                     held, until = knows.of_receiver(process, name, where, now=now)
                     fitting = {
-                        one: held[one]
-                        for one in held
-                        if one in restricted and restricted[one].accepts(held[one])
+                        attribute: held[attribute]
+                        for attribute in held
+                        if attribute in restricted and restricted[attribute].accepts(held[attribute])
                     }
-                    alike[key] = ([fitting.get(one) for one in restricted], until)
-                found.append(alike[key])
-            columns = {key: [cells[place] for cells, _ in found] for place, key in enumerate(restricted)}
-            ends_s = [until for _, until in found]
+                    alike[key] = ([fitting.get(attribute) for attribute in restricted], until)
+                granted.append(alike[key])
+            columns = {key: [cells[place] for cells, _ in granted] for place, key in enumerate(restricted)}
+            ends_s = [until for _, until in granted]
             self._next_end = min(self._next_end, *(until for _, until in alike.values()))
             engine.believe(number, rows, columns, ends_s)
             self._history.believed(names, columns)

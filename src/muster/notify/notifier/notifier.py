@@ -74,8 +74,8 @@ class Notifier:
 
     async def start(self) -> None:
         bus, settings = self.common.bus, self.common.settings
-        wanted = protocol.streams(max_bytes=settings.stream_bytes, replicas=self._replicas)
-        parties, events, matches, past = [await bus.stream(one) for one in wanted]
+        streams = protocol.streams(max_bytes=settings.stream_bytes, replicas=self._replicas)
+        parties, events, matches, past = [await bus.stream(stream) for stream in streams]
         bucket = await bus.key_value(api.KeyValueSettings(protocol.BUCKET, replicas=self._replicas))
         self._leases = await leases.Leases.open(bus, ttl_s=settings.lease_s, replicas=self._replicas)
         await self._history.start(past)

@@ -13,7 +13,7 @@ from muster.notify import protocol
 
 RECORD_BYTES: Final = 400_000  # so that a record fits into a message, whatever the names
 
-Some = dict[int, tuple[str, ...]]  # sequence of an event -> parties
+ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> parties
 
 
 class PendingAcks:
@@ -21,7 +21,7 @@ class PendingAcks:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> parties
         self.owing = 0  # acknowledgements, over all events
-        self._matched: Some = {}
+        self._matched: ReceiversByEvent = {}
         self._acked: dict[int, set[str]] = {}
         self._recorded = 0
 
@@ -39,9 +39,9 @@ class PendingAcks:
 
     def match(self, sequence: int, parties: Iterable[str]) -> None:
         self.position = sequence
-        if found := tuple(parties):
-            self._owe(sequence, found)
-            self._matched[sequence] = found
+        if receivers := tuple(parties):
+            self._owe(sequence, receivers)
+            self._matched[sequence] = receivers
 
     def _owe(self, sequence: int, parties: Iterable[str]) -> None:
         self.owing -= len(self.owed.get(sequence, ()))
@@ -79,19 +79,20 @@ class PendingAcks:
         matched, acked = list(_cut(self._matched)), list(_cut(self._acked))
         self._matched, self._acked, self._recorded = {}, {}, self.position
 
-        def record(matched: Some, acked: Some) -> protocol.MatchRecord:
+        def record(matched: ReceiversByEvent, acked: ReceiversByEvent) -> protocol.MatchRecord:
             return protocol.MatchRecord(position=self.position, epoch=epoch, matched=matched, acked=acked)
 
         if len(matched) <= 1 and len(acked) <= 1:
             return [record(matched[0] if matched else {}, acked[0] if acked else {})]
-        return [*(record(some, {}) for some in matched), *(record({}, some) for some in acked)]
+        return [*(record(part, {}) for part in matched), *(record({}, part) for part in acked)]
 
-    def whole(self, epoch: int) -> list[protocol.MatchRecord]:
+    def full_records(self, epoch: int) -> list[protocol.MatchRecord]:
         """Everything, in place of all records before."""
         self.records(epoch)
         first = protocol.MatchRecord(position=self.position, epoch=epoch, reset=True)
         more = (
-            protocol.MatchRecord(position=self.position, epoch=epoch, matched=one) for one in _cut(self.owed)
+            protocol.MatchRecord(position=self.position, epoch=epoch, matched=part)
+            for part in _cut(self.owed)
         )
         return [first, *more]
 
@@ -107,11 +108,11 @@ class PendingAcks:
                 self._settle(sequence, party)
 
 
-def _cut(some: Mapping[int, Iterable[str]]) -> Iterator[Some]:
+def _cut(owed: Mapping[int, Iterable[str]]) -> Iterator[ReceiversByEvent]:
     """The same in pieces that each fit into a record; a large set of parties comes in several."""
-    piece: Some = {}
+    piece: ReceiversByEvent = {}
     size = 0
-    for sequence, parties in some.items():
+    for sequence, parties in owed.items():
         start: list[str] = []
         for party in parties:
             start.append(party)

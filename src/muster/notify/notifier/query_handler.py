@@ -63,7 +63,8 @@ def server_of(notifier: notifier_notifier.Notifier) -> server.RpcServer:
 def _models(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     known = notifier.known.vocabulary
     models_of = {
-        f"{one.kind.value}.{one.name}": one for one in (*known.parties.values(), *known.events.values())
+        f"{model.kind.value}.{model.name}": model
+        for model in (*known.parties.values(), *known.events.values())
     }
     return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
 
@@ -124,12 +125,12 @@ def _shown(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
 
 
 def _parties(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    found: Iterable[str]
+    candidates: Iterable[str]
     if ask.expression:
-        found = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
+        candidates = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
     else:
-        found = notifier.engine.parties()
-    chosen = [party for party in found if party.startswith(ask.party)]
+        candidates = notifier.engine.parties()
+    chosen = [party for party in candidates if party.startswith(ask.party)]
     following = [party for party in chosen if party > ask.after] if ask.after else chosen
     listed: list[dict[str, Any]] = []
     size = 0
@@ -172,9 +173,9 @@ def _who(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> pro
         if len(near) >= NEAR_MISSES:
             break
         if party not in taken:
-            found = explanation.near_misses(address, engine.state_of(party))
-            if len(found) == 1:  # one clause away
-                near.append({"party": party, "why": [f"address: {found[0]}"]})
+            misses = explanation.near_misses(address, engine.state_of(party))
+            if len(misses) == 1:  # one clause away
+                near.append({"party": party, "why": [f"address: {misses[0]}"]})
     listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
     return protocol.NotifyQueryResult(
         notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
@@ -196,7 +197,7 @@ def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) ->
     )
     facts = {
         "delivered": not missing and not failing,
-        "address": {"holds": not missing, "because": [str(one) for one in because]},
+        "address": {"holds": not missing, "because": [str(reason) for reason in because]},
         "event": {"holds": "event" not in failing, "because": failing.get("event", [])},
         "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
         "granted": _granted(notifier, event.sender),
@@ -215,9 +216,11 @@ def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]
     believed = notifier.known.believed(process, name, now=time.time())
     everywhere = (documents.GrantScope(), believed.everywhere)
     listed = [
-        (key, held, scope) for scope, some in (everywhere, *believed.scoped) for key, held in some.items()
+        (key, held, scope)
+        for scope, attributes in (everywhere, *believed.scoped)
+        for key, held in attributes.items()
     ]
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key, held, scope in listed:
         shown: dict[str, Any] = {
             "name": key,
@@ -229,8 +232,8 @@ def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]
         }
         if scope.region or scope.audience:
             shown["within"] = {"region": scope.region, "audience": list(scope.audience)}
-        found[key if key not in found else f"{key} ({len(found)})"] = shown
-    return found
+        by_name[key if key not in by_name else f"{key} ({len(by_name)})"] = shown
+    return by_name
 
 
 def _sender(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:

@@ -115,10 +115,10 @@ class NotifierState:
 
     def deciding(self) -> npt.NDArray[np.bool_]:
         """By shard, whether this notifier decides for it now: not while its lease is in doubt."""
-        found = np.zeros(protocol.SHARDS, np.bool_)
+        deciding = np.zeros(protocol.SHARDS, np.bool_)
         for shard, held in self.held.items():
-            found[shard] = held.lease.held
-        return found
+            deciding[shard] = held.lease.held
+        return deciding
 
 
 def moving() -> errors.Unavailable:

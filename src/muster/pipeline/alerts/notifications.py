@@ -49,15 +49,15 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:
     """The receivers of a file of rules; `errors.InvalidInput` for an address that is not allowed."""
-    told = yaml.read(path.read_text("utf-8"), str(path))
-    listed = told.get("receivers", {}) if isinstance(told, dict) else {}
+    document = yaml.read(path.read_text("utf-8"), str(path))
+    listed = document.get("receivers", {}) if isinstance(document, dict) else {}
     try:
-        found = msgspec.convert(listed, dict[str, AlertContact])
+        receivers = msgspec.convert(listed, dict[str, AlertContact])
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"{path}: receivers: {error}") from error
-    for name, receiver in found.items():
+    for name, receiver in receivers.items():
         refuse_forbidden(name, receiver, settings)
-    return found
+    return receivers
 
 
 def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.PipelineSettings) -> None:
@@ -79,12 +79,16 @@ def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.Pipe
 def _url_allowed(url: str, allowed: Sequence[str]) -> bool:
     """Same scheme, host and port, and a path below: prefixes of text would let other hosts in."""
     try:
-        wanted = parse.urlsplit(url)
-        if wanted.scheme not in ("http", "https") or wanted.username or ".." in wanted.path.split("/"):
+        target = parse.urlsplit(url)
+        if target.scheme not in ("http", "https") or target.username or ".." in target.path.split("/"):
             return False
-        for one in map(parse.urlsplit, allowed):
-            same = (one.scheme, one.hostname, one.port) == (wanted.scheme, wanted.hostname, wanted.port)
-            if same and (wanted.path + "/").startswith(one.path.rstrip("/") + "/"):
+        for prefix in map(parse.urlsplit, allowed):
+            same = (prefix.scheme, prefix.hostname, prefix.port) == (
+                target.scheme,
+                target.hostname,
+                target.port,
+            )
+            if same and (target.path + "/").startswith(prefix.path.rstrip("/") + "/"):
                 return True
     except ValueError:
         return False
@@ -140,11 +144,11 @@ class AlertNotificationSender:
 
     def unsent(self) -> list[tracker.AlertNotification]:
         """Each with the receivers that have not got it yet."""
-        found: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
+        pending: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
         for name, queue in self._queues.items():
             for id, notice in queue.items():
-                found.setdefault(id, (notice, []))[1].append(name)
-        return [tracker.AlertNotification(notice.alert, tuple(names)) for notice, names in found.values()]
+                pending.setdefault(id, (notice, []))[1].append(name)
+        return [tracker.AlertNotification(notice.alert, tuple(names)) for notice, names in pending.values()]
 
     async def run(self, save: Callable[[], None]) -> None:
         """Send what is queued, each receiver's one after the other, until cancelled."""
@@ -217,14 +221,14 @@ def post(url: str, notice: tracker.AlertNotification) -> None:
 def mail(
     addresses: Sequence[str], notice: tracker.AlertNotification, settings: settings_.PipelineSettings
 ) -> None:
-    one = notice.alert
+    alert = notice.alert
     message = email.message.EmailMessage()
     message["From"] = settings.mail_from
     message["To"] = ", ".join(addresses)
-    message["Subject"] = _one_line(f"[{one.level.value}] {one.state.value}: {one.rule} {one.about}")
-    facts: dict[str, Any] = {"value": one.value, "id": notice.id, **one.labels}
+    message["Subject"] = _one_line(f"[{alert.level.value}] {alert.state.value}: {alert.rule} {alert.about}")
+    facts: dict[str, Any] = {"value": alert.value, "id": notice.id, **alert.labels}
     lines = [
-        _one_line(one.reason),
+        _one_line(alert.reason),
         "",
         *(_one_line(f"{key}: {value}") for key, value in facts.items() if value is not None),
     ]

@@ -56,7 +56,7 @@ class _Open(dict[str, types.AttributeType]):
 
     def __init__(self, fixed: Mapping[str, types.AttributeType], endings: tuple[str, ...] = ()) -> None:
         super().__init__(fixed)
-        self._endings = tuple(f"_{one}" for one in endings)
+        self._endings = tuple(f"_{ending}" for ending in endings)
 
     def __missing__(self, name: str) -> types.AttributeType:
         if name in self:
@@ -95,7 +95,7 @@ _MANY: dict[str, types.AttributeType] = {
     "stale_share": _FLOAT,
     "dropped": _INT,
     "partial": _BOOL,
-    **{f"{metric}_{one}": _FLOAT for metric in columns.STANDARD_METRICS for one in _STATISTICS},
+    **{f"{metric}_{statistic}": _FLOAT for metric in columns.STANDARD_METRICS for statistic in _STATISTICS},
 }
 #: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
 #: standard deviations.
@@ -182,19 +182,19 @@ def parse(text: str, source: str = "rules") -> tuple[AlertRule, ...]:
     """`errors.InvalidInput` says which rule is wrong, and how."""
     if len(text) > FILE_BYTES_MAX:
         raise errors.LimitExceeded(f"{source}: over {FILE_BYTES_MAX} characters of rules")
-    told = yaml.read(text, source)
-    listed = told.get("rules", []) if isinstance(told, dict) else told or []
+    document = yaml.read(text, source)
+    listed = document.get("rules", []) if isinstance(document, dict) else document or []
     if not isinstance(listed, list):
         raise errors.InvalidInput(f"{source}: expected a list of rules")
     if len(listed) > RULES_MAX:
         raise errors.LimitExceeded(f"{source}: {len(listed)} rules are over {RULES_MAX}")
-    found: dict[str, AlertRule] = {}
-    for number, one in enumerate(listed, 1):
-        rule = _rule(one, f"{source}, rule {number}")
-        if rule.name in found:
+    rules: dict[str, AlertRule] = {}
+    for number, entry in enumerate(listed, 1):
+        rule = _rule(entry, f"{source}, rule {number}")
+        if rule.name in rules:
             raise errors.InvalidInput(f"{source}: two rules are called {rule.name!r}")
-        found[rule.name] = rule
-    return tuple(found.values())
+        rules[rule.name] = rule
+    return tuple(rules.values())
 
 
 def load(path: Path) -> tuple[AlertRule, ...]:
@@ -204,12 +204,12 @@ def load(path: Path) -> tuple[AlertRule, ...]:
         raise errors.InvalidInput(f"cannot read the rules {str(path)!r}: {error}") from error
 
 
-def _rule(told: Any, where: str) -> AlertRule:
-    if not isinstance(told, dict):
+def _rule(entry: Any, where: str) -> AlertRule:
+    if not isinstance(entry, dict):
         raise errors.InvalidInput(f"{where}: expected a mapping with name, level and when")
-    name = told.get("name")
+    name = entry.get("name")
     where = f"{where} ({name})" if isinstance(name, str) else where
-    settings = {("for_s" if key == "for" else key): value for key, value in told.items()}
+    settings = {("for_s" if key == "for" else key): value for key, value in entry.items()}
     try:
         if isinstance(settings.get("for_s"), str):
             settings["for_s"] = units.parse_duration_s(settings["for_s"])

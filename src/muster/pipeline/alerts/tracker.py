@@ -89,7 +89,7 @@ class TrackedAlert(msgspec.Struct):
     value: float | None = None
     group: str = ""
     by: str = ""  # who acknowledged it
-    told: bool = False  # people were told that it fires, so they are told when it ends
+    notified: bool = False  # the contacts received the firing alert, so they also receive its end
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,8 +114,8 @@ class AlertNotification(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        one = self.alert
-        return f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}"
+        alert = self.alert
+        return f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}"
 
 
 class AlertUpdates(msgspec.Struct):
@@ -165,19 +165,21 @@ class AlertTracker:
         memory = memory or AlertTrackerState()
         self._now_ms = memory.now_ms
         # Of a rule that is gone from the file nothing remains.
-        self._entries = {(one.rule, one.about): one for one in memory.entries if one.rule in self._rules}
-        self._silences = {one.id: one for one in memory.silences}
+        self._entries = {
+            (entry.rule, entry.about): entry for entry in memory.entries if entry.rule in self._rules
+        }
+        self._silences = {silence.id: silence for silence in memory.silences}
         self._covers: dict[str, Callable[[Callable[[str], Any]], bool]] = {}
 
     # What is there
 
     def alerts(self) -> list[messages.Alert]:
         """All that are not resolved, those that need somebody first."""
-        open_ = [one for one in self._entries.values() if one.state is not AlertState.RESOLVED]
+        open_ = [entry for entry in self._entries.values() if entry.state is not AlertState.RESOLVED]
         return sorted(map(self._alert, open_), key=urgency)
 
     def silences(self) -> list[Silence]:
-        return sorted(self._silences.values(), key=lambda one: one.until_ms)
+        return sorted(self._silences.values(), key=lambda silence: silence.until_ms)
 
     def on(self) -> frozenset[tuple[str, str]]:
         """Which rules are true of what."""
@@ -193,24 +195,26 @@ class AlertTracker:
     def judge(self, judgements: Sequence[RuleVerdict], now_ms: int) -> AlertUpdates:
         """What a batch found, and that it is ``now_ms``."""
         outcome = AlertUpdates()
-        for one in judgements:
-            if one.rule not in self._rules:
+        for verdict in judgements:
+            if verdict.rule not in self._rules:
                 continue
-            entry = self._entries.get((one.rule, one.about))
+            entry = self._entries.get((verdict.rule, verdict.about))
             if entry is None:
-                if not one.on:
+                if not verdict.on:
                     continue
-                entry = self._entries[one.rule, one.about] = TrackedAlert(one.rule, one.about)
-            if one.at_ms < entry.judged_ms:
+                entry = self._entries[verdict.rule, verdict.about] = TrackedAlert(verdict.rule, verdict.about)
+            if verdict.at_ms < entry.judged_ms:
                 continue
-            entry.judged_ms, entry.group = one.at_ms, one.group
-            if one.value is not None:  # a window in which nothing was measured says nothing newer
-                entry.value = one.value
-            if one.on != entry.on:
-                entry.on = one.on
-                if one.on:
-                    entry.began_ms = one.at_ms
-                self._step(entry, AlertEvent.BEGINS if one.on else AlertEvent.ENDS, one.at_ms, outcome)
+            entry.judged_ms, entry.group = verdict.at_ms, verdict.group
+            if verdict.value is not None:  # a window in which nothing was measured says nothing newer
+                entry.value = verdict.value
+            if verdict.on != entry.on:
+                entry.on = verdict.on
+                if verdict.on:
+                    entry.began_ms = verdict.at_ms
+                self._step(
+                    entry, AlertEvent.BEGINS if verdict.on else AlertEvent.ENDS, verdict.at_ms, outcome
+                )
         self._pass_time(now_ms, outcome)
         return outcome
 
@@ -255,7 +259,7 @@ class AlertTracker:
 
     def _pass_time(self, now_ms: int, outcome: AlertUpdates) -> None:
         self._now_ms = max(self._now_ms, now_ms)
-        for gone in [one.id for one in self._silences.values() if one.until_ms <= self._now_ms]:
+        for gone in [silence.id for silence in self._silences.values() if silence.until_ms <= self._now_ms]:
             del self._silences[gone]
             self._covers.pop(gone, None)
         for key, entry in list(self._entries.items()):
@@ -286,13 +290,13 @@ class AlertTracker:
             entry.state = NEXT[entry.state, AlertEvent.SILENCE]
         alert = self._alert(entry)
         outcome.alerts.append(alert)
-        tell = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.told)
+        tell = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.notified)
         if tell and rule.notify:
             outcome.notices.append(AlertNotification(alert, rule.notify))
         if entry.state is AlertState.FIRING:
-            entry.told = True
+            entry.notified = True
         elif entry.state is AlertState.RESOLVED:
-            entry.told, entry.by = False, ""
+            entry.notified, entry.by = False, ""
 
     def _is_silenced(self, entry: TrackedAlert) -> bool:
         rule = self._rules[entry.rule]
@@ -303,11 +307,11 @@ class AlertTracker:
             "severity": rule.severity.value,
             "group": entry.group,
         }
-        for one in self._silences.values():
-            if one.is_on(self._now_ms):
-                if one.id not in self._covers:
-                    self._covers[one.id] = python.compile(parser.parse(one.covers))
-                if self._covers[one.id](facts.get):
+        for silence in self._silences.values():
+            if silence.is_on(self._now_ms):
+                if silence.id not in self._covers:
+                    self._covers[silence.id] = python.compile(parser.parse(silence.covers))
+                if self._covers[silence.id](facts.get):
                     return True
         return False
 

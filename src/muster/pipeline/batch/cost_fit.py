@@ -46,21 +46,21 @@ def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
 
 def read(path: Path) -> list[protocol.BatchProgress]:
     """What can be read: a line that was being written when the machine failed is passed over."""
-    found = []
+    samples = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            found.append(msgspec.json.decode(line, type=protocol.BatchProgress))
+            samples.append(msgspec.json.decode(line, type=protocol.BatchProgress))
         except msgspec.MsgspecError:
             continue
-    return found
+    return samples
 
 
 def fit(batches: list[protocol.BatchProgress], *, trigger_s: float) -> CostFit:
     """`errors.InvalidInput` where there is too little to fit a line to."""
     # The first batch of a process also starts Spark's workers.
-    usable = [one for one in batches if one.batch_s > 0 and one.batch > 0]
-    rows = np.array([one.rows for one in usable], np.float64)
-    took = np.array([one.batch_s for one in usable], np.float64)
+    usable = [batch for batch in batches if batch.batch_s > 0 and batch.batch > 0]
+    rows = np.array([batch.rows for batch in usable], np.float64)
+    took = np.array([batch.batch_s for batch in usable], np.float64)
     if len(usable) < 3 or np.ptp(rows) == 0:
         raise errors.InvalidInput(
             f"{len(usable)} batches of different size are too few to fit a line to",

@@ -37,11 +37,11 @@ def render_report(
     if not system:
         raise errors.NotFound(f"the history has nothing of {month}")
     plots: list[tuple[str, list[tuple[int, float | None]]]] = [
-        ("Machines that reported", [(hour, one["machines"]) for hour, one in system]),
-        ("Stale machines", [(hour, one["stale"]) for hour, one in system]),
-        ("CPU, mean over the fleet, %", [(hour, one.get("cpu_percent")) for hour, one in system]),
-        ("Memory, mean over the fleet, %", [(hour, one.get("memory_percent")) for hour, one in system]),
-        ("Load, mean over the fleet", [(hour, one.get("load_1m")) for hour, one in system]),
+        ("Machines that reported", [(hour, values["machines"]) for hour, values in system]),
+        ("Stale machines", [(hour, values["stale"]) for hour, values in system]),
+        ("CPU, mean over the fleet, %", [(hour, values.get("cpu_percent")) for hour, values in system]),
+        ("Memory, mean over the fleet, %", [(hour, values.get("memory_percent")) for hour, values in system]),
+        ("Load, mean over the fleet", [(hour, values.get("load_1m")) for hour, values in system]),
     ]
     parts = [f"<h1>The fleet in {html.escape(month)}</h1>", _summary(system)]
     for heading, points in plots:
@@ -92,7 +92,7 @@ def bounds(month: str) -> tuple[int, int]:
 
 def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
     """Of each hour: the most machines, the most stale, and the mean of each metric."""
-    wanted = search.HistorySearch(
+    query = search.HistorySearch(
         "levels",
         "level = 'system'",
         from_ms,
@@ -101,14 +101,14 @@ def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, 
     )
     hours: dict[int, dict[str, float]] = {}
     sums: dict[tuple[int, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for part in search.search(root, wanted):
+    for part in search.search(root, query):
         columns = [part.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
         starts = part.column("from").cast(pa.int64()).to_pylist()
         for at_ms, machines, stale, metric, count, total in zip(starts, *columns, strict=True):
             hour = at_ms // 3_600_000 * 3_600_000
-            one = hours.setdefault(hour, {"machines": 0, "stale": 0})
-            one["machines"] = max(one["machines"], machines)
-            one["stale"] = max(one["stale"], stale)
+            values = hours.setdefault(hour, {"machines": 0, "stale": 0})
+            values["machines"] = max(values["machines"], machines)
+            values["stale"] = max(values["stale"], stale)
             if metric is not None:
                 sums[hour, metric][0] += total
                 sums[hour, metric][1] += count
@@ -121,36 +121,36 @@ def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, 
 def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
     rows: list[tuple[str, Any]] = [
         ("hours with reports", len(system)),
-        ("most machines", max(one["machines"] for _, one in system)),
-        ("most stale machines", max(one["stale"] for _, one in system)),
+        ("most machines", max(values["machines"] for _, values in system)),
+        ("most stale machines", max(values["stale"] for _, values in system)),
     ]
     return _table(("", ""), rows)
 
 
 def _groups(root: Path, from_ms: int, to_ms: int) -> str:
     """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
-    wanted = search.HistorySearch(
+    query = search.HistorySearch(
         "levels",
         "level = 'group' AND metric = 'cpu_percent'",
         from_ms,
         to_ms,
         ("name", "machines", "stale", "count", "sum", "p95"),
     )
-    found: dict[str, list[float]] = {}
-    for one in search.search(root, wanted):
-        table = pa.Table.from_batches([one]).group_by("name")
+    groups: dict[str, list[float]] = {}
+    for batch in search.search(root, query):
+        table = pa.Table.from_batches([batch]).group_by("name")
         sums = [("count", "sum"), ("sum", "sum"), ("machines", "max"), ("stale", "max"), ("p95", "max")]
         for row in table.aggregate(sums).to_pylist():
             counts = (row["count_sum"], row["sum_sum"])
             most = (row["machines_max"], row["stale_max"], row["p95_max"] or 0.0)
-            before = found.get(row["name"], [0.0] * 5)
-            found[row["name"]] = [
+            before = groups.get(row["name"], [0.0] * 5)
+            groups[row["name"]] = [
                 *(old + new for old, new in zip(before[:2], counts, strict=True)),
                 *(max(old, new) for old, new in zip(before[2:], most, strict=True)),
             ]
-    if not found:
+    if not groups:
         return "<p>No group reported.</p>"
-    ranked = sorted(found.items(), key=lambda item: -item[1][1] / (item[1][0] or 1))[:GROUPS_SHOWN]
+    ranked = sorted(groups.items(), key=lambda item: -item[1][1] / (item[1][0] or 1))[:GROUPS_SHOWN]
     rows = [
         (name, int(machines), int(stale), round(total / (count or 1), 1), round(p95, 1))
         for name, (count, total, machines, stale, p95) in ranked
@@ -158,17 +158,17 @@ def _groups(root: Path, from_ms: int, to_ms: int) -> str:
     return _table(("group", "machines", "stale at most", "CPU, mean %", "highest p95 %"), rows)
 
 
-def _demand(found: Sequence[rule_replay.ContextDemand]) -> str:
-    if not found:
+def _demand(demands: Sequence[rule_replay.ContextDemand]) -> str:
+    if not demands:
         return "<p>Nobody reported any.</p>"
     rows = [
         (
-            one.key,
-            round(one.total),
-            ", ".join(f"{zone} {round(n)}" for zone, n in sorted(one.by_zone.items())),
-            ", ".join(one.place_in),
+            demand.key,
+            round(demand.total),
+            ", ".join(f"{zone} {round(n)}" for zone, n in sorted(demand.by_zone.items())),
+            ", ".join(demand.place_in),
         )
-        for one in found[:GROUPS_SHOWN]
+        for demand in demands[:GROUPS_SHOWN]
     ]
     return _table(("key", "accesses", "from", "copies would be near in"), rows)
 
@@ -179,8 +179,8 @@ def _zones(by_zone: Mapping[str, float]) -> str:
 
 def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    wanted = search.HistorySearch("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
-    for part in search.search(root, wanted):
+    query = search.HistorySearch("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
+    for part in search.search(root, query):
         counts.update((row["rule"], row["severity"]) for row in part.to_pylist())
     if not counts:
         return "<p>None fired.</p>"

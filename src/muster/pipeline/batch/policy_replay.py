@@ -107,7 +107,7 @@ class PolicyReplay(msgspec.Struct, frozen=True):
     reached: int  # deliveries, as they were decided
     deliveries: int  # as they would have been
     receivers: int  # different parties
-    told: list[ReplayedNotification]  # the newest, bounded
+    notifications: list[ReplayedNotification]  # the newest, bounded
 
 
 def replay(
@@ -161,12 +161,16 @@ def _meet(
     events = events.cache()
     try:
         events.createOrReplaceTempView("past_events")
-        given = [row["address"] for row in spark.sql("SELECT DISTINCT address FROM past_events").collect()]
-        meant = {one: parser.parse(one if address is None else address, home="receiver") for one in given}
-        asked = {name.key for condition in meant.values() for name in ast.names(condition)}
-        asked |= {LISTENS, REGION}
+        addresses = [
+            row["address"] for row in spark.sql("SELECT DISTINCT address FROM past_events").collect()
+        ]
+        meant = {
+            text: parser.parse(text if address is None else address, home="receiver") for text in addresses
+        }
+        attributes = {name.key for condition in meant.values() for name in ast.names(condition)}
+        attributes |= {LISTENS, REGION}
         raw.mapInArrow(_changes, _CHANGE_COLUMNS).createOrReplaceTempView("past_changes")
-        spark.sql(_versions(sorted(asked))).createOrReplaceTempView("past_states")
+        spark.sql(_versions(sorted(attributes))).createOrReplaceTempView("past_states")
         accepts = _accepts(policy, models)
         parts = [
             spark.sql(
@@ -175,24 +179,24 @@ def _meet(
                     SELECT struct(e.*) AS e, struct(v.*) AS v, {_BELIEVED} AS believed
                     FROM past_events e JOIN past_states v
                       ON v.began <= e.at AND (v.ended IS NULL OR e.at < v.ended)
-                ) WHERE ({_means(some, models)}) AND ({accepts})
+                ) WHERE ({_means(conditions, models)}) AND ({accepts})
                 """
             )
-            for some in _in_parts(meant)
+            for conditions in _in_parts(meant)
         ]
         counts: dict[tuple[str, str], int] = {}
         receivers = 0
         if parts:
-            told = parts[0]
-            for one in parts[1:]:
-                told = told.unionAll(one)
-            told = told.cache()
+            deliveries = parts[0]
+            for part in parts[1:]:
+                deliveries = deliveries.unionAll(part)
+            deliveries = deliveries.cache()
             try:
-                found = told.groupBy("sender", "id").count().collect()
-                counts = {(row["sender"], row["id"]): row["count"] for row in found}
-                receivers = told.select("party").distinct().count()
+                rows = deliveries.groupBy("sender", "id").count().collect()
+                counts = {(row["sender"], row["id"]): row["count"] for row in rows}
+                receivers = deliveries.select("party").distinct().count()
             finally:
-                told.unpersist()
+                deliveries.unpersist()
         total = spark.sql("SELECT count(*) AS n, sum(reached) AS reached FROM past_events").collect()[0]
         listed = spark.sql(
             f"""
@@ -224,23 +228,24 @@ def _meet(
 def _in_parts(meant: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:
     """A statement of all conditions at once could be too long."""
     left = iter(meant.items())
-    while some := dict(itertools.islice(left, ADDRESSES_AT_ONCE)):
-        yield some
+    while chunk := dict(itertools.islice(left, ADDRESSES_AT_ONCE)):
+        yield chunk
 
 
 # Conditions
 
 
-def _versions(asked: Sequence[str]) -> str:
+def _versions(attributes: Sequence[str]) -> str:
     """Each party's states: what was said last of each attribute, between two changes."""
     quote, word = dialects.SPARK.identifier, dialects.SPARK.string
     last = ", ".join(
         f"last(IF(what = 'join' OR map_contains_key(said, {word(name)}), "
         f"named_struct('v', try_element_at(said, {word(name)})), NULL), true) OVER held AS {quote(name)}"
-        for name in asked
+        for name in attributes
     )
+    current = ", ".join(f"{quote(name)}.v AS {quote(name)}" for name in attributes)
     return f"""
-        SELECT party, model, began, ended, {", ".join(f"{quote(name)}.v AS {quote(name)}" for name in asked)}
+        SELECT party, model, began, ended, {current}
         FROM (
             SELECT party, began, last(model, true) OVER held AS model, {last},
                    lead(began) OVER (PARTITION BY party ORDER BY began) AS ended
@@ -295,7 +300,9 @@ def _accepts(policy: str, models: ReplayModels) -> str:
 
         return sql.write(condition, model, column=column)
 
-    whens = " ".join(f"WHEN {word(kind)} THEN {written(kind, one)}" for kind, one in models.events.items())
+    whens = " ".join(
+        f"WHEN {word(kind)} THEN {written(kind, content)}" for kind, content in models.events.items()
+    )
     others = written(None, anything)
     return f"CASE e.type {whens} ELSE {others} END" if whens else others
 
@@ -331,13 +338,15 @@ def _typed(text: str, declared: types.AttributeType) -> str:
 
 def _changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        told = _messages(batch, CHANGE)
-        yield _rows((row for sequence, one in told for row in _change_rows(sequence, one)), _CHANGES)
+        changes = _messages(batch, CHANGE)
+        yield _rows((row for sequence, change in changes for row in _change_rows(sequence, change)), _CHANGES)
 
 
 def _decisions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield _rows((_event_row(sequence, told) for sequence, told in _messages(batch, DECISION)), _EVENTS)
+        yield _rows(
+            (_event_row(sequence, decision) for sequence, decision in _messages(batch, DECISION)), _EVENTS
+        )
 
 
 def _rows(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -352,35 +361,35 @@ def _messages(batch: pa.RecordBatch, kind: str) -> Iterator[tuple[int, dict[str,
         batch.column("sequence").to_pylist(), batch.column("data").to_pylist(), strict=True
     ):
         try:
-            told = msgspec.json.decode(data) if data[:1] == b"{" else msgspec.msgpack.decode(data)
+            content = msgspec.json.decode(data) if data[:1] == b"{" else msgspec.msgpack.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        if isinstance(told, dict) and told.get("kind") == kind:
-            yield sequence, told
+        if isinstance(content, dict) and content.get("kind") == kind:
+            yield sequence, content
 
 
-def _change_rows(sequence: int, told: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _change_rows(sequence: int, log: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     places = itertools.count()
-    for entry in told.get("entries", ()):
+    for entry in log.get("entries", ()):
         process = entry["process"]
         for change in entry["changes"]:
-            for party, what, model, said in _changed(change):
-                yield told["at_ms"], sequence, next(places), f"{process}/{party}", what, model, said
+            for party, what, model, values in _changed(change):
+                yield log["at_ms"], sequence, next(places), f"{process}/{party}", what, model, values
 
 
 def _changed(change: dict[str, Any]) -> Iterator[tuple[str, str, str | None, list[tuple[str, str | None]]]]:
     match change["change"]:
         case "join":
-            said = {**change.get("state", {}), LISTENS: bool(change.get("policy"))}
-            yield change["party"], "join", change["model"], _texts(said)
+            values = {**change.get("state", {}), LISTENS: bool(change.get("policy"))}
+            yield change["party"], "join", change["model"], _texts(values)
         case "joins":
             policies, which = change.get("policies", [""]), change.get("which")
-            for place, (party, said) in enumerate(_by_party(change)):
-                said[LISTENS] = bool(policies[which[place] if which else 0])
-                yield party, "join", change["model"], _texts(said)
+            for place, (party, values) in enumerate(_by_party(change)):
+                values[LISTENS] = bool(policies[which[place] if which else 0])
+                yield party, "join", change["model"], _texts(values)
         case "update":
-            for party, said in _by_party(change):
-                yield party, "update", None, _texts(said)
+            for party, values in _by_party(change):
+                yield party, "update", None, _texts(values)
         case "policy":
             yield change["party"], "update", None, _texts({LISTENS: bool(change["policy"])})
         case "leave":
@@ -394,18 +403,18 @@ def _by_party(change: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield party, {name: column[place] for name, column in values.items()}
 
 
-def _event_row(sequence: int, told: dict[str, Any]) -> tuple[Any, ...]:
-    event = told["event"]
+def _event_row(sequence: int, decision: dict[str, Any]) -> tuple[Any, ...]:
+    event = decision["event"]
     within = [
         {
-            "attributes": _texts(one["attributes"]),
-            "region": one.get("region", ""),
-            "audience": list(one.get("audience", ())),
+            "attributes": _texts(grant["attributes"]),
+            "region": grant.get("region", ""),
+            "audience": list(grant.get("audience", ())),
         }
-        for one in event.get("within", ())
+        for grant in event.get("within", ())
     ]
     return (
-        told["at_ms"],
+        decision["at_ms"],
         sequence,
         event["id"],
         event["sender"],
@@ -414,7 +423,7 @@ def _event_row(sequence: int, told: dict[str, Any]) -> tuple[Any, ...]:
         _texts(event.get("content", {})),
         _texts(event.get("attributes", {})),
         within,
-        told.get("count", 0),
+        decision.get("count", 0),
     )
 
 

@@ -75,7 +75,7 @@ def replay(
     state = ", ".join(f"`{name}`" for name in receiver)
     events.selectExpr("*", "monotonically_increasing_id() AS event_id").createOrReplaceTempView("past_events")
     nodes.createOrReplaceTempView("past_reports")
-    told = spark.sql(
+    deliveries = spark.sql(
         f"""
         SELECT event_id, machine FROM (
             SELECT e.event_id, {", ".join(f"e.`{name}` AS `event {name}`" for name in EVENT)},
@@ -87,14 +87,14 @@ def replay(
         """
     ).cache()
     try:
-        counts = {row["event_id"]: row["n"] for row in told.groupBy("event_id").agg(_count()).collect()}
-        machines = told.select("machine").distinct().count()
+        counts = {row["event_id"]: row["n"] for row in deliveries.groupBy("event_id").agg(_count()).collect()}
+        machines = deliveries.select("machine").distinct().count()
         listed = spark.sql(
             "SELECT event_id, date_format(at, \"yyyy-MM-dd'T'HH:mm:ss'Z'\") AS at, rule, about, state "
             "FROM past_events ORDER BY at"
         ).collect()
     finally:
-        told.unpersist()
+        deliveries.unpersist()
     reached = [
         ReplayedEvent(row["at"], row["rule"], row["about"], row["state"], counts.get(row["event_id"], 0))
         for row in listed
@@ -142,15 +142,15 @@ def demand(
         .agg(_sum())
         .collect()
     )
-    found: dict[str, dict[str, float]] = {}
+    demands: dict[str, dict[str, float]] = {}
     for row in rows:
-        found.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
+        demands.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
     return sorted(
         (
             ContextDemand(key, sum(zones.values()), zones, places(zones, covered, most))
-            for key, zones in found.items()
+            for key, zones in demands.items()
         ),
-        key=lambda one: (-one.total, one.key),
+        key=lambda item: (-item.total, item.key),
     )
 
 
@@ -159,7 +159,7 @@ def places(zones: dict[str, float], covered: float, most: int) -> list[str]:
     chosen: list[str] = []
     total = sum(zones.values())
     for zone in sorted(zones, key=lambda name: (-zones[name], name)):
-        if len(chosen) >= most or sum(zones[one] for one in chosen) >= covered * total:
+        if len(chosen) >= most or sum(zones[zone_] for zone_ in chosen) >= covered * total:
             break
         chosen.append(zone)
     return chosen

@@ -101,21 +101,21 @@ class ReportBlock:
     def join(cls, parts: list[ReportBlock]) -> ReportBlock:
         if len(parts) == 1:
             return parts[0]
-        starts = np.cumsum([0, *(len(one) for one in parts)]).tolist()
+        starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
 
         def joined(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(one, name) for one in parts])
+            return np.concatenate([getattr(part, name) for part in parts])
 
         return replace(
             parts[0],
             **{name: joined(name) for name in (*_NUMBERS, "partial", "extra_word", "extra_value")},
-            machines=[machines for one in parts for machines in one.machines],
-            metrics=np.concatenate([one.metrics for one in parts], axis=1),
-            extra_row=np.concatenate([at + one.extra_row for at, one in zip(starts, parts, strict=False)]),
+            machines=[machines for part in parts for machines in part.machines],
+            metrics=np.concatenate([part.metrics for part in parts], axis=1),
+            extra_row=np.concatenate([at + part.extra_row for at, part in zip(starts, parts, strict=False)]),
             dropped=[
                 (start + row, facts)
-                for start, one in zip(starts, parts, strict=False)
-                for row, facts in one.dropped
+                for start, part in zip(starts, parts, strict=False)
+                for row, facts in part.dropped
             ],
         )
 
@@ -141,23 +141,25 @@ Extra = tuple[Ints, Ints, Floats]  # rows, words, values
 _NOTHING: Extra = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
 
 
-def _joined(one: Extra, other: Extra) -> Extra:
+def _joined(first: Extra, other: Extra) -> Extra:
     if not len(other[0]):
-        return one
-    rows, words, values = (np.concatenate(parts) for parts in zip(one, other, strict=True))
+        return first
+    rows, words, values = (np.concatenate(parts) for parts in zip(first, other, strict=True))
     return rows, words, values
 
 
-def _services(found: pa.ListArray, words: dict[str, int]) -> Extra:
+def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
     """Of a service ``shop``: its metrics as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
-    if found.null_count == len(found):
+    if lists.null_count == len(lists):
         return _NOTHING
-    ends = found.offsets.to_numpy()
-    row = np.repeat(np.arange(len(found)), np.diff(ends))
-    name, state, _, metrics = found.values.slice(ends[0], len(row)).flatten()
+    ends = lists.offsets.to_numpy()
+    row = np.repeat(np.arange(len(lists)), np.diff(ends))
+    name, state, _, metrics = lists.values.slice(ends[0], len(row)).flatten()
     name = name.fill_null("").dictionary_encode()
     services, service = name.dictionary.to_pylist(), name.indices.to_numpy()
-    up = np.array([_word(_plain(f"{one}_up"), words) for one in services], np.int64)[service]
+    up = np.array([_word(_plain(f"{service_name}_up"), words) for service_name in services], np.int64)[
+        service
+    ]
     is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.HealthState.UP.value).astype(
         np.float64
     )
@@ -169,8 +171,8 @@ def _services(found: pa.ListArray, words: dict[str, int]) -> Extra:
     pairs, which = np.unique(pair, return_inverse=True)
     word = np.array(
         [
-            _word(_plain(f"{services[one // len(keys)]}_{keys[one % len(keys)]}"), words)
-            for one in pairs.tolist()
+            _word(_plain(f"{services[code // len(keys)]}_{keys[code % len(keys)]}"), words)
+            for code in pairs.tolist()
         ],
         np.int64,
     )[which]
@@ -185,16 +187,16 @@ def _plain(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _extra(found: pa.MapArray, words: dict[str, int]) -> Extra:
-    if found.null_count == len(found):
+def _extra(maps: pa.MapArray, words: dict[str, int]) -> Extra:
+    if maps.null_count == len(maps):
         return _NOTHING
-    ends = found.offsets.to_numpy()
-    row = np.repeat(np.arange(len(found)), np.diff(ends))
+    ends = maps.offsets.to_numpy()
+    row = np.repeat(np.arange(len(maps)), np.diff(ends))
     # The keys and items of a slice are those of the whole.
-    names = found.keys.slice(ends[0], len(row)).dictionary_encode()
+    names = maps.keys.slice(ends[0], len(row)).dictionary_encode()
     code = np.array([*(_word(name, words) for name in names.dictionary.to_pylist()), -1], np.int64)
     word = code[names.indices.fill_null(-1).to_numpy()]
-    value = found.items.slice(ends[0], len(row)).to_numpy(zero_copy_only=False).astype(np.float64)
+    value = maps.items.slice(ends[0], len(row)).to_numpy(zero_copy_only=False).astype(np.float64)
     good = np.isfinite(value) & (word >= 0)
     return row[good], word[good], value[good]
 

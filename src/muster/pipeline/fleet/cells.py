@@ -85,8 +85,8 @@ class WindowCell:
         """Take in a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
         aggregate([self], values, np.zeros(1, np.int64))
 
-    def fold_extra(self, name: str, one: ExtraMetric) -> None:
-        self.extra.setdefault(name, ExtraMetric()).add(one)
+    def fold_extra(self, name: str, metric: ExtraMetric) -> None:
+        self.extra.setdefault(name, ExtraMetric()).add(metric)
 
     def rank(self, name: str, values: Floats, places: Ints, most: int) -> None:
         if name in self.ranks:
@@ -110,8 +110,8 @@ class WindowCell:
         self.counts += other.counts
         add_counts(self.states, other.states)
         add_counts(self.dropped, other.dropped)
-        for name, one in other.extra.items():
-            self.fold_extra(name, one)
+        for name, metric in other.extra.items():
+            self.fold_extra(name, metric)
         if other.oldest_ms is not None:
             self.oldest_ms = min(other.oldest_ms, self.oldest_ms or other.oldest_ms)
         self.partial |= other.partial
@@ -119,7 +119,7 @@ class WindowCell:
             self.merged = self.merged or sketches.DistinctSketch()
             self.merged.merge(other.merged)
 
-    def heard(self) -> int:
+    def machine_count(self) -> int:
         """How many different machines it is about."""
         return self.machines + (self.merged.count() if self.merged is not None else 0)
 
@@ -127,11 +127,11 @@ class WindowCell:
         """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
         self._join()
         known = self.count > 0
-        found = np.full((len(FIGURES), len(METRICS)), np.nan)
-        found[0] = self.count
-        found[1:4, known] = np.stack([self.sum, self.min, self.max])[:, known]
+        figures = np.full((len(FIGURES), len(METRICS)), np.nan)
+        figures[0] = self.count
+        figures[1:4, known] = np.stack([self.sum, self.min, self.max])[:, known]
         if not any(map(len, self.places)):
-            return found
+            return figures
         places, counts = self.places[0], self.counts[0]
         seen = np.cumsum(counts)
         of_metric = np.bincount(places // BUCKETS, weights=counts, minlength=len(METRICS))
@@ -139,9 +139,9 @@ class WindowCell:
         rank = before + np.array(SHARES)[:, None] * (of_metric - 1)
         at = np.minimum(np.searchsorted(seen, rank, side="right"), len(places) - 1)
         value = _MIDDLES[places[at] % BUCKETS]
-        found[4:, known] = np.clip(value, self.min, self.max)[:, known]
-        found[4:, of_metric == 0] = np.nan
-        return found
+        figures[4:, known] = np.clip(value, self.min, self.max)[:, known]
+        figures[4:, of_metric == 0] = np.nan
+        return figures
 
     # To bytes and back: it lives in Spark's state, and travels from executors to the driver.
 
@@ -153,9 +153,11 @@ class WindowCell:
             self.min,
             self.max,
             *self.places,
-            *(one.astype(np.int32) for one in self.counts),
+            *(counts.astype(np.int32) for counts in self.counts),
         )
-        extra = {name: [one.count, one.sum, one.min, one.max] for name, one in self.extra.items()}
+        extra = {
+            name: [metric.count, metric.sum, metric.min, metric.max] for name, metric in self.extra.items()
+        }
         ranks = {name: [values.tobytes(), at.tobytes()] for name, (values, at) in self.ranks.items()}
         merged = None if self.merged is None else bytes(self.merged)
         rest = (self.states, extra, self.dropped, self.oldest_ms, self.partial, merged, ranks)
@@ -175,7 +177,7 @@ class WindowCell:
             [np.frombuffer(sparse[0], np.uint16)] if sparse else [],
             [np.frombuffer(sparse[1], np.int32).astype(np.int64)] if sparse else [],
             states,
-            {name: ExtraMetric(*one) for name, one in extra.items()},
+            {name: ExtraMetric(*fields) for name, fields in extra.items()},
             dropped,
             oldest_ms,
             partial,
@@ -233,9 +235,9 @@ def aggregate(targets: Sequence[WindowCell], values: Floats, starts: Ints) -> No
 def bucket_of(values: Floats) -> Ints:
     with np.errstate(over="ignore", invalid="ignore"):
         bits = values.astype(np.float32).view(np.int32)
-    found = (bits >> _SHIFT).astype(np.int64)  # what is less than zero has the highest bit set
-    found -= _FIRST - 1
-    return np.clip(found, 0, BUCKETS - 1, out=found)
+    buckets = (bits >> _SHIFT).astype(np.int64)  # what is less than zero has the highest bit set
+    buckets -= _FIRST - 1
+    return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
 
 
 def fold_sketch(cell: WindowCell, metric: int, sketch: sketches.QuantileSketch) -> None:

@@ -60,8 +60,8 @@ class NodeNames:
         return len(self.array)
 
     def __getitem__(self, place: int) -> str:
-        found: str = self.array[place].as_py()
-        return found
+        name: str = self.array[place].as_py()
+        return name
 
     def hinted(self, machines: pa.StringArray) -> Ints | None:
         """A channel mostly sends the same machines in the same order, in which they stand here too."""
@@ -87,16 +87,16 @@ class NodeNames:
 
 @dataclass(slots=True)
 class NodeColumns:
-    """``wanted``: the columns of this plan, `COLUMNS` and those of its rules."""
+    """``schema``: the columns of this plan: `COLUMNS` and the columns of its rules."""
 
-    wanted: Mapping[str, tuple[Any, float]] = field(default_factory=lambda: COLUMNS)
+    schema: Mapping[str, tuple[Any, float]] = field(default_factory=lambda: COLUMNS)
     names: NodeNames = field(default_factory=NodeNames)
     of: dict[str, Array] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)  # names, and their codes in the column
     zones: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (kind, start) in self.wanted.items():
+        for name, (kind, start) in self.schema.items():
             self.of.setdefault(name, np.full(len(self.names), start, kind))
 
     def __len__(self) -> int:
@@ -106,8 +106,8 @@ class NodeColumns:
 
     def places(self, arrays: Sequence[pa.StringArray]) -> Ints:
         """Where each machine's numbers stand in the columns; new machines get a place."""
-        found = [self.names.hinted(one) for one in arrays]
-        odd = [number for number, one in enumerate(found) if one is None]
+        places = [self.names.hinted(array) for array in arrays]
+        odd = [number for number, located in enumerate(places) if located is None]
         if odd:
             together = pa.concat_arrays([arrays[number] for number in odd])
             known = pc.index_in(together, value_set=self.names.array)
@@ -116,10 +116,10 @@ class NodeColumns:
                 known = pc.index_in(together, value_set=self.names.array)
             ends = np.cumsum([len(arrays[number]) for number in odd])
             for number, part in zip(odd, np.split(known.to_numpy().astype(np.int64), ends[:-1]), strict=True):
-                found[number] = part
+                places[number] = part
                 if part[-1] - part[0] == len(part) - 1 and (np.diff(part) == 1).all():
                     self.names.hints[arrays[number][0].as_py()] = int(part[0])
-        return np.concatenate([one for one in found if one is not None])
+        return np.concatenate([located for located in places if located is not None])
 
     def group_codes(self, groups: pa.StringArray) -> Ints:
         """`LookupError` if there are too many."""
@@ -136,7 +136,7 @@ class NodeColumns:
         )
         self.of = {
             name: np.concatenate([self.of[name], np.full(len(names), start, kind)])
-            for name, (kind, start) in self.wanted.items()
+            for name, (kind, start) in self.schema.items()
         }
 
     def keep(self, kept: Bools) -> Ints:
@@ -194,18 +194,18 @@ class NodeColumns:
 
     @classmethod
     def unpack(
-        cls, packed: Sequence[Any], names: NodeNames, wanted: Mapping[str, tuple[Any, float]]
+        cls, packed: Sequence[Any], names: NodeNames, schema: Mapping[str, tuple[Any, float]]
     ) -> NodeColumns:
         """A column that is new begins as for a new machine; one that is gone leaves nothing."""
         _, rows, groups, zones, columns = packed
         of = {}
-        for name, (kind, _) in wanted.items():
+        for name, (kind, _) in schema.items():
             if name in columns:
                 size = rows * np.dtype(kind).itemsize
                 data = pa.decompress(columns[name], decompressed_size=size, codec=_CODEC, asbytes=True)
                 of[name] = np.frombuffer(bytearray(data), kind)
         codes = [{word: code for code, word in enumerate(words)} for words in (groups, zones)]
-        return cls(wanted, names, of, *codes)
+        return cls(schema, names, of, *codes)
 
 
 def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
@@ -233,5 +233,5 @@ def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int 
         if code == len(known):
             known[word] = code
         codes.append(code)
-    found: Ints = np.array(codes, np.int64)[encoded.indices.to_numpy()]
-    return found
+    result: Ints = np.array(codes, np.int64)[encoded.indices.to_numpy()]
+    return result

@@ -81,7 +81,7 @@ class NodeRuleEvaluator:
         )
 
     @property
-    def wanted(self) -> Mapping[str, tuple[Any, float]]:
+    def column_schema(self) -> Mapping[str, tuple[Any, float]]:
         """The columns that the roll needs."""
         return {
             **node_columns.COLUMNS,
@@ -133,15 +133,15 @@ class NodeRuleEvaluator:
             return
         of = known.of
         age_s = (clock_ms - of["heard_ms"]) / 1000
-        found = {
+        inputs = {
             "group": _coded(of["group"], known.groups),
             "zone": _coded(of["zone"], known.zones),
             "period_s": columns.Column(types.ValueKind.FLOAT, of["period_ms"] / 1000),
             "age_s": columns.Column(types.ValueKind.FLOAT, age_s),
         }
         if any("machine" in rule.names for rule in self._about_silence):
-            found["machine"] = _strings(known.names.array)
-        table = columns.Table(found, rows=rows)
+            inputs["machine"] = _strings(known.names.array)
+        table = columns.Table(inputs, rows=rows)
         every = np.arange(rows)
         for rule in self._about_silence:
             value = table.columns[rule.measured].values if rule.measured else None
@@ -167,36 +167,36 @@ class NodeRuleEvaluator:
         rounds: list[Any],
     ) -> columns.Table:
         names = {name for rule in self._about_reports for name in rule.names}
-        found: dict[str, columns.Column] = {}
+        inputs: dict[str, columns.Column] = {}
         for name in names:
             match name:
                 case "age_s":
                     values: Array = (block.stored_ms - block.reported_ms) / 1000
-                    found[name] = columns.Column(types.ValueKind.FLOAT, values)
+                    inputs[name] = columns.Column(types.ValueKind.FLOAT, values)
                 case "period_s":
-                    found[name] = columns.Column(types.ValueKind.FLOAT, block.period_ms / 1000)
+                    inputs[name] = columns.Column(types.ValueKind.FLOAT, block.period_ms / 1000)
                 case "machine":
-                    found[name] = _strings(known.names.array.take(pa.array(place)))
+                    inputs[name] = _strings(known.names.array.take(pa.array(place)))
                 case "group" | "zone":
-                    found[name] = _coded(
+                    inputs[name] = _coded(
                         getattr(block, name), known.groups if name == "group" else known.zones
                     )
                 case "state":
-                    found[name] = columns.Column(
+                    inputs[name] = columns.Column(
                         types.ValueKind.STRING, block.state + 1, (*blocks.STATES, "other")
                     )
                 case _ if name.startswith(f"{rules.OWN}."):
                     own = _own(block, words, name.removeprefix(f"{rules.OWN}."))
-                    found[name] = columns.Column(types.ValueKind.FLOAT, own)
+                    inputs[name] = columns.Column(types.ValueKind.FLOAT, own)
                 case _ if name.endswith(rules.Z):
                     metric = name[: -len(rules.Z)]
                     scores = self._scores(known, metric, block, place, rounds)
-                    found[name] = columns.Column(types.ValueKind.FLOAT, scores)
+                    inputs[name] = columns.Column(types.ValueKind.FLOAT, scores)
                 case _:
-                    found[name] = columns.Column(
+                    inputs[name] = columns.Column(
                         types.ValueKind.FLOAT, block.metrics[cells.METRICS.index(name)]
                     )
-        return columns.Table(found, rows=len(block))
+        return columns.Table(inputs, rows=len(block))
 
     def _scores(
         self,

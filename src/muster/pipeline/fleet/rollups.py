@@ -57,21 +57,21 @@ class ScopeTotals:
         self.cell.add(cells.WindowCell.unpack(closed.cell))
         self.known += closed.known
         self.stale += closed.stale
-        for name, found in closed.top.items():
-            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
+        for name, ranked in closed.top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *ranked], reverse=True)[:most]
 
 
 def levels(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
     """Groups, zones and the system, for each window in turn."""
-    found: dict[tuple[int, str, str], ScopeTotals] = {}
-    for one in closed:
-        key = (one.from_ms, one.level, one.name)
-        many = found.get(key)
+    totals: dict[tuple[int, str, str], ScopeTotals] = {}
+    for window in closed:
+        key = (window.from_ms, window.level, window.name)
+        many = totals.get(key)
         if many is None:
-            many = found[key] = ScopeTotals(one.level, one.name, one.from_ms, gone=one.gone)
-        many.gone &= one.gone
-        many.add(one, top)
-    return [found[key] for key in sorted(found)]
+            many = totals[key] = ScopeTotals(window.level, window.name, window.from_ms, gone=window.gone)
+        many.gone &= window.gone
+        many.add(window, top)
+    return [totals[key] for key in sorted(totals)]
 
 
 class Baselines:
@@ -109,9 +109,9 @@ class Baselines:
 def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
     """What rules may ask about this level: the attributes of `rules.MODELS`."""
     cell = many.cell
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "name": many.name or many.level,
-        "machines": cell.heard(),
+        "machines": cell.machine_count(),
         "reports": cell.total,
         "known": many.known,
         "stale": many.stale,
@@ -122,26 +122,26 @@ def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict
     of = many.figures.tolist()
     for at, name in enumerate(cells.METRICS):
         if of[0][at]:
-            found[f"{name}_mean"] = of[1][at] / of[0][at]
-            found |= {
+            attributes[f"{name}_mean"] = of[1][at] / of[0][at]
+            attributes |= {
                 f"{name}_{part}": of[row][at]
                 for row, part in enumerate(cells.FIGURES)
                 if row > 1 and of[row][at] == of[row][at]
             }
-    for name, one in cell.extra.items():
-        if one.count:
-            mean = one.sum / one.count
-            found |= {
+    for name, metric in cell.extra.items():
+        if metric.count:
+            mean = metric.sum / metric.count
+            attributes |= {
                 f"{rules.OWN}.{name}_{part}": value
-                for part, value in (("mean", mean), ("min", one.min), ("max", one.max))
+                for part, value in (("mean", mean), ("min", metric.min), ("max", metric.max))
             }
     if scores is not None:
-        found |= {
+        attributes |= {
             f"{name}{rules.Z}": float(score)
             for name, score in zip(cells.METRICS, scores, strict=True)
             if not np.isnan(score)
         }
-    return found
+    return attributes
 
 
 def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
@@ -151,7 +151,7 @@ def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
 
 def rollups(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
     counts, sums, *rest = many.figures.tolist()
-    found = {
+    by_metric = {
         name: columns.MetricRollup(
             count=int(counts[at]),
             sum=sums[at],
@@ -164,9 +164,11 @@ def rollups(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
         for at, name in enumerate(cells.METRICS)
         if counts[at]
     }
-    for name, one in many.cell.extra.items():
-        found[name] = columns.MetricRollup(count=one.count, sum=one.sum, min=one.min, max=one.max)
-    return found
+    for name, metric in many.cell.extra.items():
+        by_metric[name] = columns.MetricRollup(
+            count=metric.count, sum=metric.sum, min=metric.min, max=metric.max
+        )
+    return by_metric
 
 
 class ScopeRuleEvaluator:
@@ -185,13 +187,13 @@ class ScopeRuleEvaluator:
         self._window_ms = window_ms
 
     def judge(
-        self, found: Sequence[ScopeTotals], on_before: Set[tuple[str, str]]
+        self, totals: Sequence[ScopeTotals], on_before: Set[tuple[str, str]]
     ) -> list[tracker.RuleVerdict]:
         """``on_before``: which rules were true of what, so far."""
         judgements: list[tracker.RuleVerdict] = []
         is_on = dict.fromkeys(on_before, True)
-        for many in self._expected(found):
-            applying = [one for one in self._rules if _applies(one[0], many)]
+        for many in self._expected(totals):
+            applying = [compiled for compiled in self._rules if _applies(compiled[0], many)]
             if not applying:
                 continue
             scores = None
@@ -218,10 +220,10 @@ class ScopeRuleEvaluator:
                 )
         return judgements
 
-    def _expected(self, found: Sequence[ScopeTotals]) -> list[ScopeTotals]:
+    def _expected(self, totals: Sequence[ScopeTotals]) -> list[ScopeTotals]:
         """With those that rules name and of which nothing was heard."""
-        there = {(many.level, many.name, many.from_ms) for many in found}
-        windows = {many.from_ms for many in found}
+        there = {(many.level, many.name, many.from_ms) for many in totals}
+        windows = {many.from_ms for many in totals}
         missing = {
             (rule.level, name, from_ms)
             for rule, _, _ in self._rules
@@ -229,7 +231,7 @@ class ScopeRuleEvaluator:
             for from_ms in windows
         } - there
         return sorted(
-            [*found, *(ScopeTotals(level, name, from_ms) for level, name, from_ms in missing)],
+            [*totals, *(ScopeTotals(level, name, from_ms) for level, name, from_ms in missing)],
             key=lambda many: (many.from_ms, many.level, many.name),
         )
 
@@ -240,8 +242,10 @@ def _applies(rule: rules.AlertRule, many: ScopeTotals) -> bool:
 
 def of_machines(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.RuleVerdict]:
     return [
-        tracker.RuleVerdict(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
-        for one in changes
+        tracker.RuleVerdict(
+            change.rule, f"node:{change.machine}", change.on, change.at_ms, change.value, change.group
+        )
+        for change in changes
     ]
 
 
@@ -256,42 +260,42 @@ def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals], window_ms: i
     """With its groups in short: the rest of their metrics is in their own reports."""
     listed = tuple(
         columns.GroupReport(
-            group=one.name,
-            from_ms=one.from_ms,
-            to_ms=one.from_ms + window_ms,
-            machines=one.cell.heard(),
-            reports=one.cell.total,
-            stale=one.stale,
-            states=one.cell.states,
-            metrics=_in_short(one),
+            group=group.name,
+            from_ms=group.from_ms,
+            to_ms=group.from_ms + window_ms,
+            machines=group.cell.machine_count(),
+            reports=group.cell.total,
+            stale=group.stale,
+            states=group.cell.states,
+            metrics=_in_short(group),
         )
-        for one in list(groups)[:GROUPS_LISTED]
+        for group in list(groups)[:GROUPS_LISTED]
     )
     return columns.SystemReport(groups=listed, **_common(many, window_ms))
 
 
 def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
-    found = {}
+    metrics = {}
     for name in METRICS_LISTED:
         count, total, *_, p95, _ = many.figures[:, cells.METRICS.index(name)].tolist()
         if count:
             p95 = None if p95 != p95 else round(p95, 4)
-            found[name] = columns.MetricRollup(count=int(count), sum=round(total, 4), p95=p95)
-    return found
+            metrics[name] = columns.MetricRollup(count=int(count), sum=round(total, 4), p95=p95)
+    return metrics
 
 
 def top_nodes(many: ScopeTotals, window_ms: int) -> protocol.TopNodes:
     return protocol.TopNodes(
         from_ms=many.from_ms,
         to_ms=many.from_ms + window_ms,
-        metrics={name: list(found) for name, found in _ranked(many).items()},
+        metrics={name: list(ranked) for name, ranked in _ranked(many).items()},
     )
 
 
 def _ranked(many: ScopeTotals) -> dict[str, tuple[columns.RankedNode, ...]]:
     return {
-        name: tuple(columns.RankedNode(machine, value) for value, machine in found)
-        for name, found in many.top.items()
+        name: tuple(columns.RankedNode(machine, value) for value, machine in ranked)
+        for name, ranked in many.top.items()
     }
 
 
@@ -300,7 +304,7 @@ def _common(many: ScopeTotals, window_ms: int) -> Mapping[str, Any]:
     return {
         "from_ms": many.from_ms,
         "to_ms": many.from_ms + window_ms,
-        "machines": cell.heard(),
+        "machines": cell.machine_count(),
         "reports": cell.total,
         "stale": many.stale,
         "states": cell.states,

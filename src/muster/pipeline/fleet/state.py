@@ -109,7 +109,7 @@ class FleetState:
     def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
         self._plan = plan
         self._judge = node_rules.NodeRuleEvaluator(plan.rules)
-        self.roll = node_columns.NodeColumns(self._judge.wanted) if known is None else known
+        self.roll = node_columns.NodeColumns(self._judge.column_schema) if known is None else known
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
         self._open: dict[
@@ -128,8 +128,8 @@ class FleetState:
         for block in blocks.concat_blocks(self._apart(arrivals, words, output)):
             self._take(block, list(words), output, changes, judged_ms)
             judged_ms = max(judged_ms, int(block.stored_ms.max()))
-        for one in sorted(summaries, key=lambda one: one.sequence):
-            self._take_summaries(one, output)
+        for summary in sorted(summaries, key=lambda summary: summary.sequence):
+            self._take_summaries(summary, output)
         self._clock_ms = output.clock_ms
         self._close(output, changes)
         self._judge.look(self.roll, self._clock_ms, changes)
@@ -144,7 +144,7 @@ class FleetState:
     def _apart(
         self, arrivals: Iterable[Arrival], words: dict[str, int], output: ShardOutput
     ) -> Iterator[blocks.ReportBlock]:
-        for arrival in sorted(arrivals, key=lambda one: one.sequence):
+        for arrival in sorted(arrivals, key=lambda message: message.sequence):
             try:
                 yield blocks.ReportBlock.of(arrival, self.roll, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
@@ -171,15 +171,15 @@ class FleetState:
         fresh = np.ones(len(block), np.bool_)
         new = np.zeros(len(block), np.bool_)  # the first of its machine in its window
         of = self.roll.of
-        for some in node_columns.split_rounds(place, block.sequence):
-            at = place[some]
-            fresh[some] = self.roll.unseen(at, block.boot[some], block.sequence[some])
-            counted = fresh[some] & ~late[some]
-            new[some] = self.roll.first_in_window(at, window[some], counted, self._plan.window_ms)
-            of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[some])
-            of["period_ms"][at] = block.period_ms[some]
-            of["zone"][at] = block.zone[some]
-            of["group"][at] = block.group[some]
+        for row_set in node_columns.split_rounds(place, block.sequence):
+            at = place[row_set]
+            fresh[row_set] = self.roll.unseen(at, block.boot[row_set], block.sequence[row_set])
+            counted = fresh[row_set] & ~late[row_set]
+            new[row_set] = self.roll.first_in_window(at, window[row_set], counted, self._plan.window_ms)
+            of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[row_set])
+            of["period_ms"][at] = block.period_ms[row_set]
+            of["zone"][at] = block.zone[row_set]
+            of["group"][at] = block.group[row_set]
         output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
         output.count(LATE, int((fresh & late).sum()))
         kept = fresh & ~late
@@ -212,8 +212,8 @@ class FleetState:
             reported, state, partial = reported[order], state[order], partial[order]
         starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
         targets = [
-            self._open.setdefault((one // stride, level, one % stride), cells.WindowCell())
-            for one in key[starts].tolist()
+            self._open.setdefault((code_ // stride, level, code_ % stride), cells.WindowCell())
+            for code_ in key[starts].tolist()
         ]
         cells.aggregate(targets, metrics, starts)
         sizes = np.diff(starts, append=len(key))
@@ -221,7 +221,7 @@ class FleetState:
         stated = np.bincount(
             cell_of * (len(blocks.STATES) + 1) + state, minlength=len(starts) * (len(blocks.STATES) + 1)
         ).reshape(len(starts), -1)  # equivalent: numpy takes any negative size for the one that is left
-        for target, total, machines_, oldest, some, counts in zip(
+        for target, total, machines_, oldest, is_partial, counts in zip(
             targets,
             sizes.tolist(),
             np.add.reduceat(new, starts, dtype=np.int64).tolist(),
@@ -233,7 +233,7 @@ class FleetState:
             target.total += total
             target.machines += machines_
             target.oldest_ms = min(oldest, target.oldest_ms or oldest)
-            target.partial |= some
+            target.partial |= is_partial
             cells.add_counts(
                 target.states,
                 {word: count for word, count in zip((*blocks.STATES, "other"), counts, strict=True) if count},
@@ -258,10 +258,10 @@ class FleetState:
             here = cell_of[rows]
             starts = np.flatnonzero(np.r_[True, here[1:] != here[:-1]]) if len(here) else here
             for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(here)], strict=False):
-                some = rows[start:end]
-                if len(some) > most:
-                    some = some[np.argpartition(values[some], -most)[-most:]]
-                targets[here[start]].rank(name, values[some], place[some], most)
+                ranked = rows[start:end]
+                if len(ranked) > most:
+                    ranked = ranked[np.argpartition(values[ranked], -most)[-most:]]
+                targets[here[start]].rank(name, values[ranked], place[ranked], most)
 
     # Summaries
 
@@ -317,27 +317,29 @@ class FleetState:
                 for code in np.flatnonzero(known).tolist():
                     self._open.setdefault((last, level, code), cells.WindowCell())
             ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
-            whole: dict[int, _Whole] = {}
+            system: dict[int, _Whole] = {}
             for key in ready:
                 cell = self._open.pop(key)
                 start_ms, _, code = key
                 top = self._named(cell)
-                told = (int(known[code]), int(silent[code]))
+                counts = (int(known[code]), int(silent[code]))
                 if level == "group":
-                    whole.setdefault(start_ms, _Whole()).add(cell, told, top, self._plan.top)
-                output.closed.append(_closed(level, names[code], start_ms, told, cell, top))
+                    system.setdefault(start_ms, _Whole()).add(cell, counts, top, self._plan.top)
+                output.closed.append(_closed(level, names[code], start_ms, counts, cell, top))
             for name in gone[level]:
                 output.closed.append(_closed(level, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
             if level == "group" and gone[level]:
-                whole.setdefault(last, _Whole())  # an empty system is one, too
-            for start_ms, one in whole.items():
-                told = (len(self.roll), int(stale.sum())) if start_ms == last else (one.known, one.stale)
-                output.closed.append(_closed("system", "", start_ms, told, one.cell, one.top))
+                system.setdefault(last, _Whole())  # an empty system is one, too
+            for start_ms, share in system.items():
+                counts = (
+                    (len(self.roll), int(stale.sum())) if start_ms == last else (share.known, share.stale)
+                )
+                output.closed.append(_closed("system", "", start_ms, counts, share.cell, share.top))
         self._closed_ms = closing_ms
 
     def _named(self, cell: cells.WindowCell) -> dict[str, list[tuple[float, str]]]:
         """Its ranks, with the names of the machines."""
-        found = {
+        ranks = {
             name: [
                 (value, self.roll.names[at])
                 for value, at in zip(values.tolist(), places.tolist(), strict=True)  # equivalent: as many
@@ -345,7 +347,7 @@ class FleetState:
             for name, (values, places) in cell.ranks.items()
         }
         cell.ranks = {}
-        return found
+        return ranks
 
     def _forget(self, changes: node_rules.Changes) -> dict[str, list[str]]:
         """Forget machines; the names of the groups and zones of which none is left, by level."""
@@ -404,18 +406,20 @@ class FleetState:
 
     @classmethod
     def _unpacked(
-        cls, told: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
+        cls, fields: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
     ) -> FleetState:
-        if told[0] != LAYOUT:
-            raise ValueError(f"it is of layout {told[0]!r:.20}, and this is layout {LAYOUT}")
-        _, clock_ms, closed_ms, heard, packed, open_cells = told
+        if fields[0] != LAYOUT:
+            raise ValueError(f"it is of layout {fields[0]!r:.20}, and this is layout {LAYOUT}")
+        _, clock_ms, closed_ms, seen, packed, open_cells = fields
         fleet = cls(
             plan,
-            node_columns.NodeColumns.unpack(packed, names, node_rules.NodeRuleEvaluator(plan.rules).wanted),
+            node_columns.NodeColumns.unpack(
+                packed, names, node_rules.NodeRuleEvaluator(plan.rules).column_schema
+            ),
         )
         fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
         fleet._heard = duplicates.DuplicateWindows(
-            _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in heard.items()}
+            _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )
         fleet._open = {
             (start, level, code): cells.WindowCell.unpack(cell) for start, level, code, cell in open_cells
@@ -434,28 +438,28 @@ class _Whole:
     def add(
         self,
         cell: cells.WindowCell,
-        told: tuple[int, int],
+        counts: tuple[int, int],
         top: Mapping[str, list[tuple[float, str]]],
         most: int,
     ) -> None:
         self.cell.add(cell)
-        self.known += told[0]
-        self.stale += told[1]
-        for name, found in top.items():
-            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
+        self.known += counts[0]
+        self.stale += counts[1]
+        for name, ranked in top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *ranked], reverse=True)[:most]
 
 
 def _closed(
     level: str,
     name: str,
     start_ms: int,
-    told: tuple[int, int],
+    counts: tuple[int, int],
     cell: cells.WindowCell,
     top: dict[str, list[tuple[float, str]]],
     *,
     gone: bool = False,
 ) -> ClosedWindow:
-    known, stale = told
+    known, stale = counts
     return ClosedWindow(
         level=level,
         name=name,
@@ -487,12 +491,12 @@ def _fold_extra(
         np.minimum.reduceat(value, starts),
         np.maximum.reduceat(value, starts),
     )
-    for one, count, total, least, most in zip(
+    for pair, count, total, least, most in zip(
         key[starts].tolist(),
         counts.tolist(),
         *(part.tolist() for part in parts),
         strict=True,  # equivalent: of equal length
     ):
-        targets[one // len(words)].fold_extra(
-            words[one % len(words)], cells.ExtraMetric(count, total, least, most)
+        targets[pair // len(words)].fold_extra(
+            words[pair % len(words)], cells.ExtraMetric(count, total, least, most)
         )

@@ -51,7 +51,7 @@ def join(root: Path, kind: str, now_ms: int) -> int:
     kept = done.kept(kind)
     taken = set(kept.batches)
     by_hour: dict[str, list[tuple[str, Path]]] = {}
-    for name, folder in tables.whole(root, kind):
+    for name, folder in tables.complete_batches(root, kind):
         newest_ms = _newest_ms(folder, _TIMES[kind])
         if name not in taken and newest_ms is not None and newest_ms < now_ms // HOUR_MS * HOUR_MS:
             # A batch that reaches over the full hour goes with its end: a reader goes by the rows' own times.
@@ -103,7 +103,7 @@ def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
     hour_ms = now_ms // HOUR_MS * HOUR_MS
     ready = [
         (name, folder)
-        for name, folder in tables.whole(root, tables.NODES)
+        for name, folder in tables.complete_batches(root, tables.NODES)
         if name not in taken and (newest := _newest_ms(folder)) is not None and newest < hour_ms
     ][:BATCHES_MAX]
     if not ready:

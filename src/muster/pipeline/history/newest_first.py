@@ -56,36 +56,36 @@ class PageCursor:
 
 
 def read_page(
-    root: Path, asked: search.HistorySearch, limit: int, after: PageCursor | None = None
+    root: Path, query: search.HistorySearch, limit: int, after: PageCursor | None = None
 ) -> tuple[pa.Table, PageCursor | None]:
     """At most ``limit`` rows behind the mark of the page before, and the mark of this one if there are more.
 
     Rows that are written meanwhile are newer, and move nothing.
     """
     try:
-        return _page(root, asked, limit, after)
+        return _page(root, query, limit, after)
     except FileNotFoundError:  # compaction took a batch in meanwhile
-        return _page(root, asked, limit, after)
+        return _page(root, query, limit, after)
 
 
 def _page(
-    root: Path, asked: search.HistorySearch, limit: int, after: PageCursor | None
+    root: Path, query: search.HistorySearch, limit: int, after: PageCursor | None
 ) -> tuple[pa.Table, PageCursor | None]:
-    time = search.KINDS.get(asked.kind, "")
-    files = sorted(((_end(path, time), path) for path in search.paths(root, asked.kind)), reverse=True)
-    whole = search.dataset_of([path for _, path in files])
-    if whole is None:
+    time = search.KINDS.get(query.kind, "")
+    files = sorted(((_end(path, time), path) for path in search.paths(root, query.kind)), reverse=True)
+    dataset = search.dataset_of([path for _, path in files])
+    if dataset is None:
         return pa.table({}), None
-    shown = asked.columns or tuple(whole.schema.names)
+    shown = query.columns or tuple(dataset.schema.names)
     skip = 0
     if after is not None:
         skip = after.shown
-        asked = replace(asked, to_ms=min(after.at_ms + 1, asked.to_ms or after.at_ms + 1))
-    keys = (time, *TELLING[asked.kind])
-    wanted = replace(asked, columns=tuple(dict.fromkeys((*shown, *keys))), limit=None)
-    found = _gather(files, whole.schema, wanted, keys, skip + limit + 1)
-    rows = found.slice(skip, limit)
-    if found.num_rows <= skip + limit:
+        query = replace(query, to_ms=min(after.at_ms + 1, query.to_ms or after.at_ms + 1))
+    keys = (time, *TELLING[query.kind])
+    narrowed = replace(query, columns=tuple(dict.fromkeys((*shown, *keys))), limit=None)
+    page = _gather(files, dataset.schema, narrowed, keys, skip + limit + 1)
+    rows = page.slice(skip, limit)
+    if page.num_rows <= skip + limit:
         return rows.select(shown), None
     moments = [_ms(moment) for moment in rows.column(time).to_pylist()]
     before = skip if after is not None and moments[-1] == after.at_ms else 0
@@ -95,24 +95,24 @@ def _page(
 def _gather(
     files: list[tuple[datetime.datetime, str]],
     schema: pa.Schema,
-    wanted: search.HistorySearch,
+    query: search.HistorySearch,
     keys: Any,
     most: int,
 ) -> pa.Table:
     """The first ``most`` rows in the order of ``keys``, the first of which is a time and goes backwards."""
     time, *telling = keys
     order = [(time, "descending"), *((name, "ascending") for name in telling)]
-    best = schema.empty_table().select(wanted.columns)
+    best = schema.empty_table().select(query.columns)
     for start in range(0, len(files), FILES_AT_ONCE):
         if best.num_rows == most and files[start][0] < best.column(time)[-1].as_py():
             break
-        some = [path for _, path in files[start : start + FILES_AT_ONCE]]
-        for batch in search.scan(ds.dataset(some, schema=schema, format="parquet"), wanted):
-            found = pa.Table.from_batches([batch])
+        paths = [path for _, path in files[start : start + FILES_AT_ONCE]]
+        for batch in search.scan(ds.dataset(paths, schema=schema, format="parquet"), query):
+            rows = pa.Table.from_batches([batch])
             if best.num_rows == most:
-                found = found.filter(pc.greater_equal(found.column(time), best.column(time)[-1]))
-            if found.num_rows:
-                best = pa.concat_tables([best, found]).sort_by(order).slice(0, most)
+                rows = rows.filter(pc.greater_equal(rows.column(time), best.column(time)[-1]))
+            if rows.num_rows:
+                best = pa.concat_tables([best, rows]).sort_by(order).slice(0, most)
     return best
 
 
@@ -126,8 +126,8 @@ def _ends(path: str, column: str) -> Iterator[datetime.datetime]:
     footer = pq.read_metadata(path)
     place = footer.schema.names.index(column)
     for number in range(footer.num_row_groups):
-        told = footer.row_group(number).column(place).statistics
-        yield told.max if told is not None and told.has_min_max else EVER
+        statistics = footer.row_group(number).column(place).statistics
+        yield statistics.max if statistics is not None and statistics.has_min_max else EVER
 
 
 def _ms(moment: datetime.datetime) -> int:

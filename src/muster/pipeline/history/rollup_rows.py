@@ -55,39 +55,42 @@ ALERT_SCHEMA = pa.schema(
 )
 
 
-def rows(found: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
+def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     """One row for each metric; one without a metric where nothing was reported."""
-    figures = np.stack([many.figures for many in found])  # level by figure by metric
+    figures = np.stack([many.figures for many in totals])  # level by figure by metric
     which, metric = np.nonzero(figures[:, 0])
     extra = [
-        (number, name, one)
-        for number, many in enumerate(found)
-        for name, one in sorted(many.cell.extra.items())
+        (number, name, extra_metric)
+        for number, many in enumerate(totals)
+        for name, extra_metric in sorted(many.cell.extra.items())
     ]
-    empty = sorted(set(range(len(found))) - set(which.tolist()) - {number for number, _, _ in extra})
+    empty = sorted(set(range(len(totals))) - set(which.tolist()) - {number for number, _, _ in extra})
     listed = np.concatenate([which, [number for number, _, _ in extra], empty]).astype(np.int64)
     values = np.concatenate(
         [
             figures[which, :, metric],
-            np.array([[one.count, one.sum, one.min, one.max, *_UNKNOWN] for _, _, one in extra]).reshape(
-                -1, 7
-            ),
+            np.array(
+                [
+                    [extra_metric.count, extra_metric.sum, extra_metric.min, extra_metric.max, *_UNKNOWN]
+                    for _, _, extra_metric in extra
+                ]
+            ).reshape(-1, 7),
             np.full((len(empty), 7), np.nan),
         ]
     )
     names = [*(cells.METRICS[at] for at in metric.tolist()), *(name for _, name, _ in extra)]
     of = pa.array(listed)
-    from_ms = pa.array([many.from_ms for many in found])
+    from_ms = pa.array([many.from_ms for many in totals])
     heads: dict[str, pa.Array] = {
-        "level": pa.array([many.level for many in found]),
-        "name": pa.array([many.name for many in found]),
+        "level": pa.array([many.level for many in totals]),
+        "name": pa.array([many.name for many in totals]),
         "from": from_ms.cast(_TIME),
         "to": pc.add(from_ms, window_ms).cast(_TIME),
-        "machines": pa.array([many.cell.heard() for many in found]),
-        "reports": pa.array([many.cell.total for many in found]),
-        "known": pa.array([many.known for many in found]),
-        "stale": pa.array([many.stale for many in found]),
-        "partial": pa.array([many.cell.partial for many in found]),
+        "machines": pa.array([many.cell.machine_count() for many in totals]),
+        "reports": pa.array([many.cell.total for many in totals]),
+        "known": pa.array([many.known for many in totals]),
+        "stale": pa.array([many.stale for many in totals]),
+        "partial": pa.array([many.cell.partial for many in totals]),
     }
     numbers = {
         name: pa.array(values[:, row], from_pandas=True).cast(SCHEMA.field(name).type)
@@ -98,52 +101,52 @@ def rows(found: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     return pa.Table.from_arrays([known[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def write(found: Sequence[rollups.ScopeTotals], window_ms: int, root: Path, run: str, batch: int) -> None:
-    if found:
+def write(totals: Sequence[rollups.ScopeTotals], window_ms: int, root: Path, run: str, batch: int) -> None:
+    if totals:
         folder = tables.batch_folder(root, tables.LEVELS, run, batch)
-        tables.write(rows(found, window_ms), folder / "part-0.parquet")
+        tables.write(rows(totals, window_ms), folder / "part-0.parquet")
 
 
 def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch: int) -> None:
     if changed:
         listed = [
             (
-                one.rule,
-                one.about,
-                one.level.value,
-                one.state.value,
-                one.since_ms,
-                one.at_ms,
-                one.value,
-                one.reason,
-                one.labels.get("group"),
+                alert.rule,
+                alert.about,
+                alert.level.value,
+                alert.state.value,
+                alert.since_ms,
+                alert.at_ms,
+                alert.value,
+                alert.reason,
+                alert.labels.get("group"),
             )
-            for one in changed
+            for alert in changed
         ]
         folder = tables.batch_folder(root, tables.ALERTS, run, batch)
         tables.write(_table(listed, ALERT_SCHEMA), folder / "part-0.parquet")
 
 
 def load_baselines(
-    baselines: rollups.Baselines, root: Path, wanted: Collection[str], *, files: int = 200
+    baselines: rollups.Baselines, root: Path, scopes: Collection[str], *, files: int = 200
 ) -> None:
     """What is usual at these levels, from the latest of the history: nothing has to be learnt anew."""
-    if not wanted:
+    if not scopes:
         return
-    found: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
+    history: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
     place = {name: row for row, name in enumerate(cells.METRICS)}
     paths = sorted(tables.files(root, tables.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
     for path in paths:
         table = pq.read_table(path, columns=["level", "name", "from", "metric", "count", "sum"])
-        table = table.filter(pc.is_in(table.column("level"), pa.array(sorted(wanted))))
+        table = table.filter(pc.is_in(table.column("level"), pa.array(sorted(scopes))))
         table = table.filter(pc.is_in(table.column("metric"), pa.array(cells.METRICS)))
         columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
         from_ms = table.column("from").cast(pa.int64()).to_pylist()
         for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):
-            means = found.setdefault((at_ms, level, name), np.full(len(place), np.nan))
+            means = history.setdefault((at_ms, level, name), np.full(len(place), np.nan))
             means[place[metric]] = total / count
-    for at_ms, level, name in sorted(found):
-        baselines.scores(level, name, at_ms, found[at_ms, level, name])
+    for at_ms, level, name in sorted(history):
+        baselines.scores(level, name, at_ms, history[at_ms, level, name])
 
 
 def _table(listed: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:

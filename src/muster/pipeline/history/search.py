@@ -55,30 +55,30 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
         if name not in dataset.schema.names:
             hint = type_check.closest_name(name, dataset.schema.names)
             raise errors.InvalidInput(f"{query.kind} have no column {name!r}", hint=hint)
-    asked = {name.key for name in ast.names(condition)}
+    needed = {name.key for name in ast.names(condition)}
     shown = query.columns or tuple(dataset.schema.names)
     scanner = dataset.scanner(
-        columns=list(dict.fromkeys((*shown, *sorted(asked)))), filter=_period(query, dataset.schema)
+        columns=list(dict.fromkeys((*shown, *sorted(needed)))), filter=_period(query, dataset.schema)
     )
     left = query.limit
     for batch in scanner.to_batches():
         if not batch.num_rows:
             continue
-        mask = columnar.evaluate(condition, _table(batch, asked, model))
-        found = batch.filter(pa.array(mask)).select(list(shown))
+        mask = columnar.evaluate(condition, _table(batch, needed, model))
+        rows = batch.filter(pa.array(mask)).select(list(shown))
         if left is not None:
-            found = found.slice(0, left)
-            left -= found.num_rows
-        if found.num_rows:
-            yield found
+            rows = rows.slice(0, left)
+            left -= rows.num_rows
+        if rows.num_rows:
+            yield rows
         if left == 0:
             return
 
 
 def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
     """Count, mean, least and greatest of ``of`` for each combination of ``by``, most first."""
-    wanted = tuple(dict.fromkeys((*by, of)))
-    narrowed = HistorySearch(query.kind, query.where, query.from_ms, query.to_ms, wanted)
+    needed = tuple(dict.fromkeys((*by, of)))
+    narrowed = HistorySearch(query.kind, query.where, query.from_ms, query.to_ms, needed)
     parts = []
     for batch in search(root, narrowed):
         part = pa.Table.from_batches([batch])
@@ -130,13 +130,13 @@ def dataset_of(files: Sequence[str]) -> Any:
 def _period(query: HistorySearch, schema: pa.Schema) -> Any:
     name = KINDS[query.kind]
     kind = schema.field(name).type
-    found = None
+    bounds = None
     for bound, compare in ((query.from_ms, "__ge__"), (query.to_ms, "__lt__")):
         if bound is not None:
             value = pa.scalar(bound, pa.timestamp("ms", tz="UTC")).cast(kind)
-            one = getattr(ds.field(name), compare)(value)
-            found = one if found is None else found & one
-    return found
+            bound_ = getattr(ds.field(name), compare)(value)
+            bounds = bound_ if bounds is None else bounds & bound_
+    return bounds
 
 
 def _model(schema: pa.Schema) -> dict[str, types.AttributeType]:
@@ -155,9 +155,9 @@ def _model(schema: pa.Schema) -> dict[str, types.AttributeType]:
     return known
 
 
-def _table(batch: pa.RecordBatch, asked: set[str], model: dict[str, types.AttributeType]) -> columns.Table:
+def _table(batch: pa.RecordBatch, names: set[str], model: dict[str, types.AttributeType]) -> columns.Table:
     return columns.Table(
-        {name: _column(batch.column(name), model[name].kind) for name in asked}, rows=batch.num_rows
+        {name: _column(batch.column(name), model[name].kind) for name in names}, rows=batch.num_rows
     )
 
 

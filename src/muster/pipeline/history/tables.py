@@ -105,10 +105,10 @@ def compacted(root: Path) -> CompactedFiles:
         return CompactedFiles()
 
 
-def save_compacted(root: Path, told: CompactedFiles) -> None:
+def save_compacted(root: Path, inventory: CompactedFiles) -> None:
     fresh = root / f".compacted.json.{os.getpid()}"
     with fresh.open("wb") as file:
-        file.write(msgspec.json.encode(told))
+        file.write(msgspec.json.encode(inventory))
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(root / "compacted.json")
@@ -117,8 +117,8 @@ def save_compacted(root: Path, told: CompactedFiles) -> None:
 def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     """The folders of batches, each with the name by which `Compacted` lists it."""
     for folder in sorted((root / kind).glob("run=*/batch=*")):
-        if found := _BATCH.search(folder.as_posix()):
-            yield found[0], folder
+        if match := _BATCH.search(folder.as_posix()):
+            yield match[0], folder
 
 
 class BatchMarker(msgspec.Struct, frozen=True):
@@ -128,13 +128,13 @@ class BatchMarker(msgspec.Struct, frozen=True):
     summaries: int  # the last of the other stream that was read; -1: nobody knows
 
 
-def mark_done(root: Path, run: str, told: BatchMarker) -> None:
+def mark_done(root: Path, run: str, marker: BatchMarker) -> None:
     folder = root / NODES / f"run={run}"
     fresh = folder / f".{_DONE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(told))
+            file.write(msgspec.json.encode(marker))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(folder / _DONE)
@@ -152,12 +152,12 @@ def done(root: Path, run: str) -> BatchMarker | None:
         return None
 
 
-def whole(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+def complete_batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
     """Batches that will not be written again: not the last one of the run that goes on."""
-    found = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
-    runs = sorted({run for _, _, run, _ in found})
+    listed = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
+    runs = sorted({run for _, _, run, _ in listed})
     marks = {run: done(root, run) for run in runs}
-    for name, folder, run, number in found:
+    for name, folder, run, number in listed:
         mark = marks[run]
         if mark is None or number < mark.batch or (number == mark.batch and run != runs[-1]):
             yield name, folder
@@ -205,14 +205,14 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
         for _, folder in batches(root, kind)
         for path in _parts(folder)
     ]
-    found = sorted(
+    files_ = sorted(
         (stat.st_mtime, stat.st_size, path)
         for path in (*listed, *loose)
         if path.exists() and (stat := path.stat())
     )
-    too_much = sum(size for _, size, _ in found) - max_bytes if max_bytes else 0
+    too_much = sum(size for _, size, _ in files_) - max_bytes if max_bytes else 0
     gone: list[Path] = []
-    for made_s, size, path in found:
+    for made_s, size, path in files_:
         if too_much > 0 or (max_age_s and now_s - made_s > max_age_s):
             gone.append(path)
             too_much -= size
@@ -241,12 +241,12 @@ def highest(paths: Iterable[Path]) -> int:
 
 def _sequences(path: Path) -> Iterator[tuple[int, int]]:
     """The lowest and the highest position in the stream, of each row group."""
-    with pq.ParquetFile(path) as found:
-        if found.schema_arrow.get_field_index(SEQUENCE) < 0:
+    with pq.ParquetFile(path) as file:
+        if file.schema_arrow.get_field_index(SEQUENCE) < 0:
             return
-        for number in range(found.metadata.num_row_groups):
+        for number in range(file.metadata.num_row_groups):
             # Statistics are by leaf; the last leaf is the sequence, which is the last column.
-            group = found.metadata.row_group(number)
+            group = file.metadata.row_group(number)
             statistics = group.column(group.num_columns - 1).statistics
             if statistics is not None and statistics.has_min_max:
                 yield int(statistics.min), int(statistics.max)

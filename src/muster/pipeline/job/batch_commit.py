@@ -89,30 +89,30 @@ class BatchCommitter:
     async def open(self, streams: Sequence[api.StreamSettings]) -> None:
         """``streams``: those of `protocol.streams`, in its order."""
         self._loop = asyncio.get_running_loop()
-        self._results, self._alerts = [await self._bus.stream(wanted) for wanted in streams]
+        self._results, self._alerts = [await self._bus.stream(stream) for stream in streams]
 
     def count(self, reason: str, count: int = 1) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
     def take(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
-        found = rollups.levels((one for output in outputs for one in output.closed), self._top)
+        totals = rollups.levels((window for output in outputs for window in output.closed), self._top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         judgements = [
             *rollups.of_machines(change for output in outputs for change in output.changes),
-            *self._judge.judge(found, on),
+            *self._judge.judge(totals, on),
         ]
-        judgements.sort(key=lambda one: one.at_ms)
+        judgements.sort(key=lambda verdict: verdict.at_ms)
         clock_ms = max((output.clock_ms for output in outputs), default=0)
-        gone = [(many.level, many.name) for many in found if many.gone]
-        found = [many for many in found if not many.gone]
-        made = self._make(found)
+        gone = [(many.level, many.name) for many in totals if many.gone]
+        totals = [many for many in totals if not many.gone]
+        made = self._make(totals)
         try:
-            rollup_rows.write(found, self._window_ms, self._history, self._run, number)
+            rollup_rows.write(totals, self._window_ms, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
-            counts["levels-not-in-history"] = len(found)
+            counts["levels-not-in-history"] = len(totals)
             counts[query.explain_failure(error)] = counts.get(query.explain_failure(error), 0) + 1
             self._log.error("history-not-written", error=error)
-        if found or counts.get("rows"):  # something was to be written
+        if totals or counts.get("rows"):  # something was to be written
             judgements.append(_about_history(counts, clock_ms))
         finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
@@ -131,11 +131,13 @@ class BatchCommitter:
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.book.on()
 
-    def _make(self, found: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
+    def _make(self, totals: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
         made: list[tuple[str, str, messages.WireMessage]] = []
-        for many in found:
+        for many in totals:
             if many.level == "system":
-                groups = [one for one in found if one.level == "group" and one.from_ms == many.from_ms]
+                groups = [
+                    other for other in totals if other.level == "group" and other.from_ms == many.from_ms
+                ]
                 made.append(("system", "", rollups.system_report(many, groups, self._window_ms)))
                 if many.top:
                     made.append(("top", "", rollups.top_nodes(many, self._window_ms)))
@@ -154,7 +156,7 @@ class BatchCommitter:
     ) -> None:
         self.clock_ms = max(self.clock_ms, clock_ms)
         outcome = self.book.judge(judgements, clock_ms)
-        await _in_groups(self._publish(*one) for one in made)
+        await _in_groups(self._publish(*result) for result in made)
         await self.obey(outcome)
         for level, name, message in made:
             self.latest[level, name] = message
@@ -192,15 +194,15 @@ class BatchCommitter:
         saying = list(self._unsaid)
         await _in_groups(
             self._alerts.publish(
-                protocol.alert(self._bus.identity, one.rule),
-                messages.encode(one),
-                message_id=f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}",
+                protocol.alert(self._bus.identity, alert.rule),
+                messages.encode(alert),
+                message_id=f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}",
             )
-            for one in saying
+            for alert in saying
         )
-        said = {id(one) for one in saying}
-        self._unkept += [one for one in self._unsaid if id(one) in said]
-        self._unsaid = [one for one in self._unsaid if id(one) not in said]
+        published = {id(alert) for alert in saying}
+        self._unkept += [alert for alert in self._unsaid if id(alert) in published]
+        self._unsaid = [alert for alert in self._unsaid if id(alert) not in published]
 
     async def pass_time(self) -> None:
         """Alerts ripen by the clock of the stream, which stands still while nothing is read."""
@@ -241,15 +243,15 @@ def _load_rules(
     if not settings.rules:
         return (), {}
     path = Path(settings.rules).expanduser()
-    found = rules.load(path)
+    known = rules.load(path)
     receivers = notifications.load(path, settings)
-    for rule in found:
+    for rule in known:
         for name in rule.notify:
             if name not in receivers:
                 raise errors.InvalidInput(
                     f"{path}: the rule {rule.name!r} notifies {name!r}, who is not there"
                 )
-    return found, receivers
+    return known, receivers
 
 
 def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:

@@ -47,7 +47,7 @@ def advice(folder: Path) -> str:
     )
 
 
-def open_(folder: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
+def open_(folder: Path, settings: settings_.PipelineSettings) -> CheckpointLabel:
     """The label of the checkpoint in ``folder``, which is made if there is none."""
     path = folder / LABEL
     try:
@@ -57,7 +57,7 @@ def open_(folder: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
             raise CheckpointUnusable(
                 f"{folder} is a checkpoint that Muster did not make", hint=advice(folder)
             ) from None
-        return _make(folder, path, wanted)
+        return _make(folder, path, settings)
     except msgspec.MsgspecError as error:
         raise CheckpointUnusable(
             f"the checkpoint's label {path} cannot be read: {error}", hint=advice(folder)
@@ -71,9 +71,9 @@ def open_(folder: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
         aside = folder.with_name(f"{folder.name}-of-version-{label.version}-{label.run}")
         folder.rename(aside)
         events.warning("checkpoint-set-aside", version=label.version, kept_in=str(aside))
-        return _make(folder, path, wanted)
+        return _make(folder, path, settings)
     for name in ("shards", "splits", "partitions", "window_s"):
-        was, now = getattr(label, name), getattr(wanted, name)
+        was, now = getattr(label, name), getattr(settings, name)
         if was != now:
             raise CheckpointUnusable(
                 f"the checkpoint in {folder} was made with pipeline.{name} = {was}, and {now} is wanted",
@@ -82,14 +82,14 @@ def open_(folder: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
     return label
 
 
-def _make(folder: Path, path: Path, wanted: settings_.PipelineSettings) -> CheckpointLabel:
+def _make(folder: Path, path: Path, settings: settings_.PipelineSettings) -> CheckpointLabel:
     label = CheckpointLabel(
         version=VERSION,
         run=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
-        shards=wanted.shards,
-        splits=wanted.splits,
-        partitions=wanted.partitions,
-        window_s=wanted.window_s,
+        shards=settings.shards,
+        splits=settings.splits,
+        partitions=settings.partitions,
+        window_s=settings.window_s,
     )
     folder.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")

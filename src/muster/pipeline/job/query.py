@@ -101,12 +101,12 @@ def start(spark: SparkSession, job: QueryPlan, take: Take, *, trigger_s: float |
 
 
 def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
-    found = [msgspec.msgpack.decode(row["data"], type=state.ShardOutput) for row in frame.collect()]
+    outputs = [msgspec.msgpack.decode(row["data"], type=state.ShardOutput) for row in frame.collect()]
     counts: dict[str, int] = {}
-    for output in found:
+    for output in outputs:
         for reason, count in output.counts.items():
             counts[reason] = counts.get(reason, 0) + count
-    take(number, found, counts)
+    take(number, outputs, counts)
 
 
 def explain_failure(error: Exception) -> str:
@@ -141,11 +141,11 @@ class ShardProcessor:
             except errors.MusterError as error:
                 self._count(error.code, 1)
                 continue
-            found = nodes
+            target = nodes
             if facts.schema != columns.NODE_SCHEMA:
-                found = summaries
+                target = summaries
                 self._summaries = max(self._summaries, row["sequence"])
-            found.append(state.Arrival(row["sequence"], row["stored_ms"], batch, facts))
+            target.append(state.Arrival(row["sequence"], row["stored_ms"], batch, facts))
         self._spent("open")
         return nodes, summaries
 
@@ -153,7 +153,9 @@ class ShardProcessor:
         """Write to the history."""
         if not nodes:
             return
-        table = pa.Table.from_batches([_with_sequence(one) for one in nodes], schema=tables.node_schema())
+        table = pa.Table.from_batches(
+            [_with_sequence(message) for message in nodes], schema=tables.node_schema()
+        )
         self._count("rows", table.num_rows)
         try:
             tables.write(table, path)
@@ -182,8 +184,8 @@ class ShardProcessor:
 def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) -> None:
     """Names become subjects and keys: as those of `messages.Name`, from 1 to 256 characters."""
     for column in ("machine", "group", "zone") if detail else ("group", "zone"):
-        found = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
-        if found["min"] < 1 or found["max"] > 256:
+        lengths = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
+        if lengths["min"] < 1 or lengths["max"] > 256:
             raise columns.ReportSchemaMismatch(f"a name of no or too many characters in the column {column}")
     if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
         raise ForgedReport("a message whose header names another group than its rows")
@@ -193,9 +195,9 @@ class ForgedReport(errors.InvalidInput):
     code = "forged"
 
 
-def _with_sequence(one: state.Arrival) -> pa.RecordBatch:
-    column = pa.repeat(pa.scalar(one.sequence, pa.int64()), one.batch.num_rows)
-    return pa.RecordBatch.from_arrays([*one.batch.columns, column], schema=tables.node_schema())
+def _with_sequence(message: state.Arrival) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(message.sequence, pa.int64()), message.batch.num_rows)
+    return pa.RecordBatch.from_arrays([*message.batch.columns, column], schema=tables.node_schema())
 
 
 #: Names of machines that this worker has seen last, by run and shard: most micro-batches change none.
@@ -237,10 +239,10 @@ def processor(job: QueryPlan) -> Any:
             version, packed = stored
             names = _NAMES.get(shard)
             if names is None or names.version != version:
-                told = self._names.get()
+                stored_names = self._names.get()
                 names = (
-                    node_columns.NodeNames.unpack(version, bytes(told[0]))
-                    if told
+                    node_columns.NodeNames.unpack(version, bytes(stored_names[0]))
+                    if stored_names
                     else node_columns.NodeNames(version)
                 )
             return state.FleetState.unpack(bytes(packed), job.plan, names)

@@ -213,7 +213,7 @@ class PipelineService:
         if not any(spark_checkpoint.glob("offsets/[0-9]*")):  # once Spark has planned a batch, its own hold
             after = tables.settle(self._history, first=self._first_sequence)
             self._outcomes.mark_done(-1, after[1])
-        wanted = job_query.QueryPlan(
+        plan = job_query.QueryPlan(
             plan=state.FleetStatePlan(
                 window_s=settings.window_s,
                 delay_s=settings.delay_s,
@@ -236,17 +236,17 @@ class PipelineService:
             max_messages=settings.max_messages,
             after=after,
         )
-        return job_query.start(spark, wanted, self._outcomes.take, trigger_s=settings.trigger_s)
+        return job_query.start(spark, plan, self._outcomes.take, trigger_s=settings.trigger_s)
 
     async def _watch(self, query: StreamingQuery) -> str | None:
         """Until it is to stop (None) or has ended on its own (why)."""
         while not self._stop.is_set():
-            active, found = await asyncio.to_thread(_look_at, query)
+            active, report = await asyncio.to_thread(_look_at, query)
             if not active:
-                return found or "the query ended"
-            if found is not None and found["batchId"] != self._seen_batch:
-                self._seen_batch = found["batchId"]
-                self._progress = self._measure(found)
+                return report or "the query ended"
+            if report is not None and report["batchId"] != self._seen_batch:
+                self._seen_batch = report["batchId"]
+                self._progress = self._measure(report)
                 self._batches.append(self._progress)
                 await self._say_progress()
                 await asyncio.to_thread(self._keep_progress)
@@ -303,11 +303,11 @@ class PipelineService:
                 self._outcomes.count("not-compacted")
                 self._log.error("not-compacted", error=error)
 
-    def _measure(self, found: dict[str, Any]) -> protocol.BatchProgress:
+    def _measure(self, report: dict[str, Any]) -> protocol.BatchProgress:
         """Spark's own account of a batch, in our words."""
-        source = found["sources"][0]
-        states = found.get("stateOperators") or [{}]
-        duration_ms = found.get("durationMs") or {}
+        source = report["sources"][0]
+        states = report.get("stateOperators") or [{}]
+        duration_ms = report.get("durationMs") or {}
         batch_s = duration_ms.get("triggerExecution", 0) / 1000
         done = self._outcomes
         rows, self._rows_before = done.total_rows - self._rows_before, done.total_rows
@@ -326,7 +326,7 @@ class PipelineService:
             at_ms=done.done_ms or int(time.time() * 1000),
             newest_ms=done.clock_ms,
             trigger_s=self._settings.trigger_s,
-            batch=found["batchId"],
+            batch=report["batchId"],
             batch_s=batch_s,
             rows=rows,
             rows_s=rows / max(self._settings.trigger_s, batch_s),
@@ -358,8 +358,8 @@ def _stop_query(query: StreamingQuery) -> None:
 def _behind(source: dict[str, Any]) -> int:
     """Messages stored and not read yet. Spark gives offsets as JSON text, or as what that means."""
     latest, end = (
-        msgspec.json.decode(one) if isinstance(one, str) else one
-        for one in (source.get("latestOffset"), source.get("endOffset"))
+        msgspec.json.decode(offset) if isinstance(offset, str) else offset
+        for offset in (source.get("latestOffset"), source.get("endOffset"))
     )
     if not isinstance(latest, dict) or not isinstance(end, dict):
         return 0

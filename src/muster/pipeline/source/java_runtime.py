@@ -62,8 +62,8 @@ def _version_of(executable: str) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(answer.stderr + answer.stdout)
-    return int(found[1]) if found else None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return int(match[1]) if match else None
 
 
 def _from_wheel(cache_dir: Path) -> JavaRuntime:

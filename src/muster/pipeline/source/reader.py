@@ -191,15 +191,15 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asyncio.run(self._ask_states())
 
     async def _ask_states(self) -> dict[str, api.StreamState]:
-        found: dict[str, api.StreamState] = {}
+        states: dict[str, api.StreamState] = {}
         async with await self._access.connect() as bus:
             for name in self._streams:
                 try:
-                    found[name] = await (await bus.open_stream(name)).state()
+                    states[name] = await (await bus.open_stream(name)).state()
                 except errors.NotFound:
                     if not self._wait_for_missing:
                         raise
-        return found
+        return states
 
 
 class BusBatchReader(DataSourceReader):
@@ -302,10 +302,10 @@ def _split(stream: str, first: int, last: int, parts: int) -> Iterator[SequenceR
 
 
 def _names(options: MutableMapping[str, str], key: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in options.get(key, "").split(",") if part.strip())
-    if not found:
+    names = tuple(part.strip() for part in options.get(key, "").split(",") if part.strip())
+    if not names:
         raise errors.InvalidInput(f"the option {key!r} is missing: names, separated by commas")
-    return found
+    return names
 
 
 def _choice(options: MutableMapping[str, str], key: str, *choices: str) -> str:
@@ -323,11 +323,11 @@ def _positive(options: MutableMapping[str, str], key: str, default: int) -> int:
 
 
 def _after(options: MutableMapping[str, str], streams: Sequence[str]) -> dict[str, int]:
-    told = options.get("after", ",".join("0" for _ in streams))
+    text = options.get("after", ",".join("0" for _ in streams))
     try:
-        found = dict(zip(streams, map(int, told.split(",")), strict=True))
+        positions = dict(zip(streams, map(int, text.split(",")), strict=True))
     except ValueError:
         raise errors.InvalidInput(
-            f"the option 'after' takes a number for each of {len(streams)} streams, not {told!r}"
+            f"the option 'after' takes a number for each of {len(streams)} streams, not {text!r}"
         ) from None
-    return found
+    return positions

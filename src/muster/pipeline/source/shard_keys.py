@@ -64,9 +64,9 @@ def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -
             yield _rows(waiting)
             waiting = []
     if clock_ms:
-        told = msgspec.json.encode(counts).decode()
+        counted = msgspec.json.encode(counts).decode()
         waiting += [
-            (key, 0, clock_ms, None, None, told if place == 0 else None) for place, key in enumerate(keys)
+            (key, 0, clock_ms, None, None, counted if place == 0 else None) for place, key in enumerate(keys)
         ]
     if waiting:
         yield _rows(waiting)
@@ -77,14 +77,14 @@ def _divided(data: bytes, shards: int) -> Iterator[tuple[int, bytes]]:
     batch, facts = columns.decode(data)
     groups = batch.column("group").dictionary_encode()
     shard = np.array([fleet_state.shard_of(group, shards) for group in groups.dictionary.to_pylist()])
-    found = np.unique(shard)
-    if len(found) == 1:
-        yield int(found[0]), data
+    shards_ = np.unique(shard)
+    if len(shards_) == 1:
+        yield int(shards_[0]), data
         return
     of_row = pa.array(shard[groups.indices.to_numpy()])
-    for number, one in enumerate(found.tolist()):
+    for number, number_ in enumerate(shards_.tolist()):
         first = facts if number == 0 else msgspec.structs.replace(facts, dropped={})
-        yield one, columns.encode(batch.filter(pc.equal(of_row, one)), first)
+        yield number_, columns.encode(batch.filter(pc.equal(of_row, number_)), first)
 
 
 def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -100,13 +100,13 @@ def keys(shards: int, partitions: int) -> tuple[int, ...]:
     Spark puts a key into the partition that its hash (Murmur3, of a 32-bit integer, seeded with 42) names;
     the first few integers would not spread evenly.
     """
-    found: list[int] = []
+    chosen: list[int] = []
     candidate = 0
-    while len(found) < shards:
-        if _hash(candidate) % partitions == len(found) % partitions:
-            found.append(candidate)
+    while len(chosen) < shards:
+        if _hash(candidate) % partitions == len(chosen) % partitions:
+            chosen.append(candidate)
         candidate += 1
-    return tuple(found)
+    return tuple(chosen)
 
 
 def _hash(number: int) -> int:

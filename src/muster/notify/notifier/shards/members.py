@@ -89,7 +89,9 @@ class NotifierMembers:
 
     async def widen(self) -> None:
         """Returns when the others know that there may be more here than they were told."""
-        if self._heard and any(summaries.is_wider(self._common.engine, told) for told in self._in_doubt):
+        if self._heard and any(
+            summaries.is_wider(self._common.engine, summary) for summary in self._in_doubt
+        ):
             await self.say(confirmed=True)
 
     # -- hearing
@@ -131,25 +133,25 @@ class NotifierMembers:
 
     def floors(self) -> dict[protocol.Shard, int]:
         """By shard, the first durable event that it still needs."""
-        found: dict[protocol.Shard, int] = {}
+        floors: dict[protocol.Shard, int] = {}
         for _, summary in self._heard.values():
             for shard, floor in summary.floors.items():
-                found[shard] = min(floor, found.get(shard, floor))
+                floors[shard] = min(floor, floors.get(shard, floor))
         for shard, held in self._common.held.items():
-            found[shard] = min(held.floor, found.get(shard, held.floor))
-        return found
+            floors[shard] = min(held.floor, floors.get(shard, held.floor))
+        return floors
 
     def to_be_told(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str] | None:
         """The notifiers that may hold somebody for an event; None: say it to everybody."""
         if len(self.shards()) < protocol.SHARDS:
             # Somebody holds, or is about to hold, shards that we were not told of.
             return None
-        found = []
+        names = []
         for name, (heard_at, summary) in self._heard.items():
             # A summary that is not fresh may be too narrow.
             fresh = time.monotonic() - heard_at < FRESH_BEATS * self._common.settings.beat_s
             if fresh and not summaries.may_match(summary, attributes, address):
                 self._common.count("pruned")
             else:
-                found.append(name)
-        return found
+                names.append(name)
+        return names

@@ -66,12 +66,12 @@ class Shard:
         whoever returns would never get what is behind them.
         """
         sent_at = self.sent_at
-        found = (
+        overdue = (
             (at, seq)
             for seq in self.pending.owed
             if seq <= self.recorded and (at := sent_at.get(seq, 0.0)) <= before
         )
-        return [seq for _, seq in heapq.nsmallest(count, found)]
+        return [seq for _, seq in heapq.nsmallest(count, overdue)]
 
     @property
     def subject(self) -> str:
@@ -116,10 +116,10 @@ class ChangeValidator:
         match change:
             case protocol.JoinReceiver():
                 subjects.token(change.party)
-                found = vocabulary.party_model(change.model)
-                found.require(protocol.from_wire(change.state))
+                model = vocabulary.party_model(change.model)
+                model.require(protocol.from_wire(change.state))
                 kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
-                self._models[parties[0]] = found
+                self._models[parties[0]] = model
                 return kept
             case protocol.JoinReceivers():
                 self._check_joins(change, parties)
@@ -134,19 +134,19 @@ class ChangeValidator:
             case protocol.UpdateReceivers():
                 fitting = self._models_of(parties)
                 for attribute, cells in change.values.items():
-                    for one in fitting:
-                        _check_cells(one, attribute, cells, len(parties))
+                    for model in fitting:
+                        _check_cells(model, attribute, cells, len(parties))
         return change
 
     def _check_joins(self, change: protocol.JoinReceivers, parties: list[str]) -> None:
         for name in change.parties:
             subjects.token(name)
-        found = self._knows.vocabulary.party_model(change.model)
+        model = self._knows.vocabulary.party_model(change.model)
         for attribute, cells in change.values.items():
-            _check_cells(found, attribute, cells, len(parties))
+            _check_cells(model, attribute, cells, len(parties))
         if change.which and len(change.which) != len(parties):
             raise errors.InvalidInput(f"{len(change.which)} policies for {len(parties)} parties")
-        if not all(0 <= one < len(change.policies) for one in change.which):
+        if not all(0 <= number < len(change.policies) for number in change.which):
             raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
         if not all(0 <= place < len(parties) for place in change.durable):
             raise errors.InvalidInput("a party is to be durable that does not join")
@@ -154,19 +154,19 @@ class ChangeValidator:
             raise errors.InvalidInput("a party joins twice in one change")
 
     def _models_of(self, parties: Sequence[str]) -> set[models.Model]:
-        if not self._models and (found := self._engine.models_of(parties)) is not None:
-            return found
+        if not self._models and (held_models := self._engine.models_of(parties)) is not None:
+            return held_models
         return set(map(self._model, parties))
 
     def _model(self, party: str) -> models.Model:
-        found = self._models.get(party)
-        if found is None and party not in self._models:
-            found = self._engine.known_model_of(party)
-        if found is None:
+        model = self._models.get(party)
+        if model is None and party not in self._models:
+            model = self._engine.known_model_of(party)
+        if model is None:
             raise errors.NotFound(
                 f"there is no party {party[:160]}", hint="it has to advertise its state first"
             )
-        return found
+        return model
 
 
 def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], count: int) -> None:

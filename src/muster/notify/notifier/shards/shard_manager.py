@@ -69,8 +69,8 @@ class ShardManager:
 
     async def serving(self, shards: Iterable[protocol.Shard]) -> None:
         """Returns when all of these are held."""
-        wanted = set(shards)
-        while not wanted <= set(self._common.held):
+        expected = set(shards)
+        while not expected <= set(self._common.held):
             self._common.moved.clear()
             await self._common.moved.wait()
 
@@ -167,35 +167,35 @@ class ShardManager:
         waits, or after its answer was lost, is the same one (`rpc.requests.REQUEST_ID`)."""
         held = self._common.held_of(call.message.subject)
         answer: asyncio.Future[protocol.NotifyReply] = asyncio.get_running_loop().create_future()
-        said = shards_shard.QueuedChanges(call.identity, changes.changes, answer, len(call.message.data))
-        if not held.queue.put(call.identity, said, said.size):
+        queued = shards_shard.QueuedChanges(call.identity, changes.changes, answer, len(call.message.data))
+        if not held.queue.put(call.identity, queued, queued.size):
             raise errors.Overloaded(f"{call.identity} has too many changes waiting")
         return await answer
 
     async def _write(self, held: shards_shard.Shard) -> None:
         """The one writer of a shard's log."""
         while True:
-            said = [await held.queue.get()]
-            size = said[0].size
+            queued = [await held.queue.get()]
+            size = queued[0].size
             while held.queue and size < BYTES_MAX:
-                said.append(held.queue.take())
-                size += said[-1].size
+                queued.append(held.queue.take())
+                size += queued[-1].size
             try:
-                await self._write_some(held, said)
+                await self._write_some(held, queued)
             finally:  # what is not known to be stored is sent again, which does no harm
-                for one in said:
-                    common_.finish(one.answer, common_.moving())
+                for entry in queued:
+                    common_.finish(entry.answer, common_.moving())
             if self._is_long(held):
                 await self._shorten(held)
 
-    async def _write_some(self, held: shards_shard.Shard, said: list[shards_shard.QueuedChanges]) -> None:
+    async def _write_some(self, held: shards_shard.Shard, queued: list[shards_shard.QueuedChanges]) -> None:
         checker = shards_shard.ChangeValidator(self._common.engine, self._common.known, self._common.count)
         entries, outcomes = [], []
-        for one in said:
-            accepted, refused = checker.check(one.process, one.changes, held.shard)
-            outcomes.append((one, refused))
+        for entry in queued:
+            accepted, refused = checker.check(entry.process, entry.changes, held.shard)
+            outcomes.append((entry, refused))
             if accepted:
-                entries.append((one.process, accepted))
+                entries.append((entry.process, accepted))
         if entries:
             data = snapshots.encode_applied(entries, held.lease.epoch)
             try:
@@ -204,12 +204,12 @@ class ShardManager:
                 )
             except errors.LimitExceeded as error:
                 # Nothing was stored: it is full, or this was too much at once.
-                if len(said) > 1:
-                    for one in said:
-                        await self._write_some(held, [one])
+                if len(queued) > 1:
+                    for entry in queued:
+                        await self._write_some(held, [entry])
                     return
-                for one, _ in outcomes:
-                    common_.finish(one.answer, error)
+                for entry, _ in outcomes:
+                    common_.finish(entry.answer, error)
                 return
             held.log_messages += 1
             held.log_bytes += len(data)
@@ -219,8 +219,8 @@ class ShardManager:
                 for change in accepted:
                     self._apply(held, process, change)
             await self._members.widen()
-        for one, refused in outcomes:
-            common_.finish(one.answer, protocol.NotifyReply(sequence=held.sequence, refused=tuple(refused)))
+        for entry, refused in outcomes:
+            common_.finish(entry.answer, protocol.NotifyReply(sequence=held.sequence, refused=tuple(refused)))
 
     def _apply(self, held: shards_shard.Shard, process: str, change: protocol.Change) -> None:
         common = self._common
@@ -235,12 +235,12 @@ class ShardManager:
 
     async def give_back(self) -> None:
         """After a wave of changes, when it is over: the memory that they passed through."""
-        given = 0
+        released = 0
         while True:
             seen = self._handled_bytes
             await asyncio.sleep(QUIET_S)
-            if self._handled_bytes - seen < LITTLE_BYTES and seen - given > MUCH_BYTES:
-                given = seen
+            if self._handled_bytes - seen < LITTLE_BYTES and seen - released > MUCH_BYTES:
+                released = seen
                 self._common.known.vocabulary.forget()
                 self._common.engine.tidy()
                 await asyncio.to_thread(heap.trim_heap)

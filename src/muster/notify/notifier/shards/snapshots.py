@@ -29,7 +29,8 @@ def encode_applied(
     return messages.encode(
         protocol.AppliedChanges(
             entries=tuple(
-                protocol.ShardLogEntry(process=process, changes=tuple(some)) for process, some in entries
+                protocol.ShardLogEntry(process=process, changes=tuple(changes))
+                for process, changes in entries
             ),
             at_ms=int(time.time() * 1000),
             epoch=epoch,
@@ -75,7 +76,7 @@ def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, l
     entries: list[tuple[str, list[protocol.Change]]] = []
     for process, (names, places) in by_process.items():
         numbers, which = np.unique(held[places], return_inverse=True)
-        texts = ("" if one < 0 else engine.policies.text(one) for one in numbers.tolist())
+        texts = ("" if policy < 0 else engine.policies.text(policy) for policy in numbers.tolist())
         join = protocol.JoinReceivers(
             parties=tuple(names),
             model=table.model.name,
@@ -115,7 +116,7 @@ class _Joining:
         for name, column in self._columns.items():
             column += cells(joins.values[name]) if name in joins.values else [None] * count
         numbers = [self._policies.setdefault(text, len(self._policies)) for text in joins.policies]
-        self._which += [numbers[one] for one in joins.which] or numbers[:1] * count
+        self._which += [numbers[number] for number in joins.which] or numbers[:1] * count
         self._durable += [before + place for place in joins.durable]
         self._changed_s += joins.changed_s or [at_s] * count
 

@@ -22,7 +22,7 @@ def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
 
     None that is restricted: a grant begins and ends without anybody's change.
     """
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     unknown: set[str] = set()
     for table in held.tables:
         for name, column in table.columns.items():
@@ -37,19 +37,19 @@ def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
             if words is None:
                 unknown.add(name)
             else:
-                found.setdefault(name, set()).update(words)
-    return {name: tuple(sorted(words)) for name, words in found.items() if name not in unknown}
+                values.setdefault(name, set()).update(words)
+    return {name: tuple(sorted(words)) for name, words in values.items() if name not in unknown}
 
 
-def is_wider(held: matcher.Matcher, told: protocol.ShardSummary | None) -> bool:
+def is_wider(held: matcher.Matcher, summary: protocol.ShardSummary | None) -> bool:
     """Whether there is more now than others were told of."""
-    if told is None:
+    if summary is None:
         return True
     accepts = held.policies.accepts()
-    if told.accepts is not None and (accepts is None or not accepts <= set(told.accepts)):
+    if summary.accepts is not None and (accepts is None or not accepts <= set(summary.accepts)):
         return True
     now = summary_words(held)
-    return any(name not in now or not set(now[name]) <= set(words) for name, words in told.words.items())
+    return any(name not in now or not set(now[name]) <= set(words) for name, words in summary.words.items())
 
 
 def may_match(

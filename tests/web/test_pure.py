@@ -169,6 +169,8 @@ async def test_a_reader_after_a_write_is_not_served_by_a_fill_begun_before_it():
 class NoLink:
     """The link of an act: its bus stores nothing, and is there."""
 
+    identity = "web"
+
     def __init__(self) -> None:
         self.published: list[messages.Decision] = []
         self.bus = self

@@ -159,18 +159,18 @@ class Activities:
     async def get(self, id: str) -> Activity:
         """As it is at this moment; `NoActivity` if there is none, or it has timed out."""
         try:
-            found = await self._contexts.get(PREFIX + id, max_staleness_s=0.0)
+            context = await self._contexts.get(PREFIX + id, max_staleness_s=0.0)
         except errors.NotFound as error:
             raise UnknownActivity(f"no activity {id!r}: it was never begun, or has timed out") from error
-        attributes = found.attributes
+        attributes = context.attributes
         return Activity(
             id=id,
-            contents=found.value,
+            contents=context.value,
             parent=str(attributes.get("parent", "")),
             status=ActivityStatus(attributes.get("status", ActivityStatus.ACTIVE.value)),
-            expires_at_ns=found.expires_at_ns,
-            version=found.version,
-            owner=found.writer,
+            expires_at_ns=context.expires_at_ns,
+            version=context.version,
+            owner=context.writer,
             completing=bool(attributes.get("completing", False)),
         )
 
@@ -215,14 +215,14 @@ class Activities:
 
     async def _active_children(self, id: str) -> Sequence[protocol.Context]:
         quoted = id.replace("'", "''")
-        found = await self._contexts.find(
+        children = await self._contexts.find(
             f"key LIKE '{PREFIX}%' AND kind = '{KIND}' AND parent = '{quoted}' "
             f"AND status = '{ActivityStatus.ACTIVE.value}'",
             limit=1_000,
         )
-        if found.silent:
-            raise errors.Unavailable(f"no answer from {found.silent_text}: there may be children there")
-        return found.contexts
+        if children.silent:
+            raise errors.Unavailable(f"no answer from {children.silent_text}: there may be children there")
+        return children.contexts
 
     async def _put(self, session: Activity, *, expected_version: int) -> Activity:
         left_s = (session.expires_at_ns - self._now_ns()) / 1e9

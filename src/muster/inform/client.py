@@ -73,7 +73,7 @@ class InformClient:
         Without a ``key`` the system assigns one.  ``expected_version``: `errors.Conflict` unless it is the
         context's (0: there must be none).
         """
-        asked = protocol.PutContext(
+        write = protocol.PutContext(
             "" if key is None else protocol.check_key(key),
             value,
             dict(attributes or {}),
@@ -82,18 +82,18 @@ class InformClient:
             ack,
             next(self._requests),
         )
-        return await self.write(asked)
+        return await self.write(write)
 
     async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.WriteResult:
         return await self.write(protocol.DeleteContext(key, expected_version, next(self._requests)))
 
-    async def write(self, asked: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
+    async def write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
         """Send a write whose ``request`` the caller has chosen; again, to any node, where no answer comes.
 
         With ``repeat`` it may be one that was sent before: within two minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
-        verb = "put" if isinstance(asked, protocol.PutContext) else "delete"
+        verb = "put" if isinstance(write, protocol.PutContext) else "delete"
         subject = protocol.asked(self._bus.identity, verb, self._node)
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + self._timeout_s
@@ -101,19 +101,19 @@ class InformClient:
             try_s = min(TRY_S, max(0.1, until_s - now_s()))
             try:
                 # Not `rpc.exchange`: a request that is sent again differs from the first.
-                message = await self._bus.request(subject, protocol.encode(asked), timeout_s=try_s)
+                message = await self._bus.request(subject, protocol.encode(write), timeout_s=try_s)
             except errors.TimedOut as error:
                 if now_s() >= until_s:
                     raise errors.TimedOut(
-                        f"no answer in {self._timeout_s:g} s; {asked.key!r} may have been written"
+                        f"no answer in {self._timeout_s:g} s; {write.key!r} may have been written"
                     ) from error
             except errors.Unavailable as error:
-                if not asked.repeat:
+                if not write.repeat:
                     raise copy.copy(_ABSENT) from error
-                raise errors.TimedOut(f"{asked.key!r} may have been written: {error}") from error
+                raise errors.TimedOut(f"{write.key!r} may have been written: {error}") from error
             else:
                 return protocol.result_of(message.data, protocol.WriteResult)
-            asked = msgspec.structs.replace(asked, repeat=True)
+            write = msgspec.structs.replace(write, repeat=True)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
         """`errors.NotFound` if there is none.
@@ -144,34 +144,34 @@ class InformClient:
         while True:
             # More names than that might not fit into a request: the rest is waited for again.
             without = (*itertools.islice(silent, protocol.SILENT_MAX), *failed)
-            asked = protocol.FindContexts(predicate, limit - len(contexts), after, without)
-            found = await self._ask("find", asked, protocol.FindResult)
-            contexts += found.contexts
-            silent |= dict.fromkeys(found.silent)
-            failed |= found.failed
-            cut |= set(found.cut)
-            after = found.reached or (contexts[-1].key if contexts else after)
-            size += sum(len(one.value) for one in found.contexts)
+            query = protocol.FindContexts(predicate, limit - len(contexts), after, without)
+            page = await self._ask("find", query, protocol.FindResult)
+            contexts += page.contexts
+            silent |= dict.fromkeys(page.silent)
+            failed |= page.failed
+            cut |= set(page.cut)
+            after = page.reached or (contexts[-1].key if contexts else after)
+            size += sum(len(context.value) for context in page.contexts)
             enough = len(contexts) >= limit or size > FOUND_BYTES_MAX or (after and now_s() > until_s)
-            if enough or not found.more:
+            if enough or not page.more:
                 named = sorted(silent)
                 return protocol.FindResult(
-                    contexts, named, found.more, failed, after, sorted(cut), found.silent_more
+                    contexts, named, page.more, failed, after, sorted(cut), page.silent_more
                 )
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.ContextHistory:
         """Its changes after that version as far back as the log goes, oldest first."""
-        found = await self._ask(
+        first = await self._ask(
             "history", protocol.WaitForChanges(key, after_version), protocol.ContextHistory
         )
-        changes, more = list(found.changes), found.more
+        changes, more = list(first.changes), first.more
         while more:
             rest = await self._ask(
                 "history", protocol.WaitForChanges(key, changes[-1].version), protocol.ContextHistory
             )
             changes += rest.changes
             more = rest.more
-        return protocol.ContextHistory(changes, found.complete)
+        return protocol.ContextHistory(changes, first.complete)
 
     async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.ContextChange]:
         """Every change after that version, in order, without end; goes on where it was when a node is lost.
@@ -188,7 +188,7 @@ class InformClient:
     async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.ContextChange]:
         """One step of `watch`: what came after that version, or nothing when some seconds have passed."""
         try:
-            found = await self._ask(
+            history = await self._ask(
                 "changes",
                 protocol.WaitForChanges(key, after_version, WAIT_S),
                 protocol.ContextHistory,
@@ -199,12 +199,12 @@ class InformClient:
         except errors.Unavailable:
             await asyncio.sleep(RETRY_S)
             return ()
-        if after_version and not found.complete:
+        if after_version and not history.complete:
             raise errors.NotFound(
                 f"the changes of {key!r} after version {after_version} are gone",
                 hint="read it, and watch from the version that you got",
             )
-        return found.changes
+        return history.changes
 
     async def where(self, key: str) -> list[protocol.ReplicaInfo]:
         """Its copies: the primary first."""
@@ -222,8 +222,8 @@ class InformClient:
         after: str | None = ""
         node = self._node
         while after is not None:
-            asked = protocol.Nodes(after)
-            page = await self._ask("nodes", asked, protocol.Page[protocol.NodeInfo], node=node)
+            query = protocol.Nodes(after)
+            page = await self._ask("nodes", query, protocol.Page[protocol.NodeInfo], node=node)
             views += page.items
             after, node = page.next, page.source
         return views
@@ -231,7 +231,7 @@ class InformClient:
     async def _ask(
         self,
         verb: str,
-        asked: object,
+        request: object,
         answer: type[protocol.T],
         timeout_s: float | None = None,
         *,
@@ -240,7 +240,7 @@ class InformClient:
         message = await rpc.exchange(
             self._bus,
             protocol.asked(self._bus.identity, verb, node or self._node),
-            protocol.encode(asked),
+            protocol.encode(request),
             timeout_s=timeout_s or self._timeout_s,
             try_s=TRY_S,
             waits=False,

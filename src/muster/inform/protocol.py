@@ -289,10 +289,10 @@ _reply_decoders: dict[Any, Callable[[bytes], Any]] = {}
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    found = _decoders.get(kind)
-    if found is None:
-        found = _decoders[kind] = msgspec.msgpack.Decoder(kind).decode
-    return found
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind).decode
+    return decoder
 
 
 def encode(message: object) -> bytes:
@@ -304,10 +304,10 @@ def encode(message: object) -> bytes:
 
 def decode(data: bytes, kind: type[T]) -> T:
     try:
-        found: T = _decoder(kind)(data)
+        message: T = _decoder(kind)(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"this is no {kind.__name__}: {error}") from error
-    return found
+    return message
 
 
 def decode_record(data: bytes) -> ContextRecord:
@@ -326,14 +326,14 @@ def answer_bytes(value: bytes | None, attributes: bytes) -> int:
     return len(value or b"") + len(attributes) + 256
 
 
-def fit_to_reply(found: list[Context]) -> list[Context]:
+def fit_to_reply(contexts: list[Context]) -> list[Context]:
     """The first of them, as many as one answer holds."""
     size = 0
-    for number, one in enumerate(found):
-        size += answer_bytes(one.value, encode(one.attributes))
+    for number, context in enumerate(contexts):
+        size += answer_bytes(context.value, encode(context.attributes))
         if number and size > ANSWER_BYTES_MAX:
-            return found[:number]
-    return found
+            return contexts[:number]
+    return contexts
 
 
 # Subjects.

@@ -66,8 +66,8 @@ def plan(predicate: str) -> SearchPlan:
                 begins = max(begins, _beginning(clause), key=len)
             case _:
                 needed |= dict.fromkeys(_bytes(clause))
-    asked = {name.key for name in ast.names(condition)}
-    return SearchPlan(begins, keys, tuple(needed), tuple(asked - OWN), python.compile(condition))
+    names = {name.key for name in ast.names(condition)}
+    return SearchPlan(begins, keys, tuple(needed), tuple(names - OWN), python.compile(condition))
 
 
 def _beginning(clause: ast.Like) -> str:

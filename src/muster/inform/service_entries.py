@@ -76,7 +76,8 @@ def predicate(where: str = "", box: GeoBox | None = None) -> str:
     clauses = [f"kind = '{KIND}'"]
     if box is not None:
         if not (
-            -90 <= box.south <= box.north <= 90 and all(-180 <= one <= 180 for one in (box.west, box.east))
+            -90 <= box.south <= box.north <= 90
+            and all(-180 <= longitude <= 180 for longitude in (box.west, box.east))
         ):
             raise errors.InvalidInput(f"{tuple(box)} is no box: west, south, east, north in degrees")
         clauses.append(f"lat BETWEEN {box.south!r} AND {box.north!r}")
@@ -112,8 +113,8 @@ class ServiceEntries:
     async def find(
         self, where: str = "", *, box: GeoBox | None = None, limit: int = 100
     ) -> Sequence[ServiceEntry]:
-        found = await self.search(where, box=box, limit=limit)
-        return [from_context(context) for context in found.contexts]
+        result = await self.search(where, box=box, limit=limit)
+        return [from_context(context) for context in result.contexts]
 
     async def search(
         self,

@@ -33,12 +33,12 @@ class EndpointReference:
 
     @classmethod
     def read(cls, element: xml.XmlElement) -> EndpointReference:
-        wsa = xml.XmlNamespace(next((one.namespace for one in element.children), ""))
+        wsa = xml.XmlNamespace(next((child.namespace for child in element.children), ""))
         parameters = [
             child
             for holder in ("ReferenceProperties", "ReferenceParameters")  # the first in 2004 only
-            for one in element.all(wsa(holder))
-            for child in one.children
+            for group in element.all(wsa(holder))
+            for child in group.children
         ]
         if len(parameters) > PARAMETERS_MAX:
             raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
@@ -64,9 +64,12 @@ class EndpointReference:
         mark = {wsa("IsReferenceParameter"): "true"}
         return [
             xml.XmlElement(
-                one.name, *one.content, attributes={**one.attributes, **mark}, namespaces=one.namespaces
+                parameter.name,
+                *parameter.content,
+                attributes={**parameter.attributes, **mark},
+                namespaces=parameter.namespaces,
             )
-            for one in self.parameters
+            for parameter in self.parameters
         ]
 
 
@@ -93,31 +96,33 @@ class Addressing:
     ) -> list[xml.XmlElement]:
         endpoint = self.endpoint(fault=fault)
         address = endpoint.address if endpoint and endpoint.address else ANONYMOUS[self.wsa]
-        found = [
+        headers = [
             xml.XmlElement(self.wsa("To"), address),
             xml.XmlElement(self.wsa("Action"), action),
             xml.XmlElement(self.wsa("MessageID"), new_id()),
         ]
         if self.message_id:
-            found.append(xml.XmlElement(self.wsa("RelatesTo"), self.message_id))
-        return [*found, *(endpoint.headers(self.wsa) if endpoint else ())]
+            headers.append(xml.XmlElement(self.wsa("RelatesTo"), self.message_id))
+        return [*headers, *(endpoint.headers(self.wsa) if endpoint else ())]
 
 
 def read(message: envelope.SoapEnvelope) -> Addressing | None:
     """None where the message has no header of either namespace."""
     for wsa in (WSA04, WSA05):
-        found: dict[str, list[xml.XmlElement]] = {}
-        for one in message.headers:
-            if one.namespace == wsa:
-                found.setdefault(one.local, []).append(one)
-        if not found:
+        headers: dict[str, list[xml.XmlElement]] = {}
+        for header in message.headers:
+            if header.namespace == wsa:
+                headers.setdefault(header.local, []).append(header)
+        if not headers:
             continue
 
-        def text(name: str, found: dict[str, list[xml.XmlElement]] = found) -> str:
-            return found[name][0].text if name in found else ""
+        def text(name: str, headers: dict[str, list[xml.XmlElement]] = headers) -> str:
+            return headers[name][0].text if name in headers else ""
 
-        def endpoint(name: str, found: dict[str, list[xml.XmlElement]] = found) -> EndpointReference | None:
-            return EndpointReference.read(found[name][0]) if name in found else None
+        def endpoint(
+            name: str, headers: dict[str, list[xml.XmlElement]] = headers
+        ) -> EndpointReference | None:
+            return EndpointReference.read(headers[name][0]) if name in headers else None
 
         return Addressing(
             wsa,
@@ -126,7 +131,7 @@ def read(message: envelope.SoapEnvelope) -> Addressing | None:
             text("MessageID"),
             endpoint("ReplyTo"),
             endpoint("FaultTo"),
-            [name for name in _SINGLE if len(found.get(name, ())) > 1],
+            [name for name in _SINGLE if len(headers.get(name, ())) > 1],
         )
     return None
 

@@ -78,8 +78,8 @@ class SoapApplication:
     ) -> endpoint.SoapHttpResponse:
         path = scope["path"].rstrip("/")
         inside = path.removeprefix(scope.get("root_path", ""))  # where it is mounted below another path
-        found = self._doors.get(path) or self._doors.get(inside)
-        if found is None:
+        target = self._doors.get(path) or self._doors.get(inside)
+        if target is None:
             there = " ".join(self._doors)
             return endpoint.SoapHttpResponse(
                 HTTPStatus.NOT_FOUND, f"nothing here; there is: {there}\n".encode()
@@ -92,24 +92,24 @@ class SoapApplication:
             location=_location(scope, headers),
             address=address,
         )
-        admitted = await found.admit(request)
+        admitted = await target.admit(request)
         if isinstance(admitted, endpoint.SoapHttpResponse):
             return admitted
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await self._body(receive, found, admitted)
+                body = await self._body(receive, target, admitted)
         except TimeoutError:
             return endpoint.SoapHttpResponse(
                 HTTPStatus.REQUEST_TIMEOUT, b"the message did not come to its end\n"
             )
         if body is None:
-            return found.too_large(headers, admitted)
+            return target.too_large(headers, admitted)
         if admitted.is_anonymous:
             self._budgets.spend(address, len(body))
-        return await found.answer(dataclasses.replace(request, body=body), admitted)
+        return await target.answer(dataclasses.replace(request, body=body), admitted)
 
     async def _body(
-        self, receive: Receive, found: endpoint.SoapEndpoint, admitted: endpoint.AdmittedRequest
+        self, receive: Receive, target: endpoint.SoapEndpoint, admitted: endpoint.AdmittedRequest
     ) -> bytes | None:
         """None: it is longer than the client may send. What it sends after that is not kept."""
         body = bytearray()
@@ -118,7 +118,7 @@ class SoapApplication:
             if message["type"] == "http.disconnect":
                 return b""
             body += message.get("body", b"")
-            if len(body) > admitted.limits.bytes and not await found.recognise(bytes(body), admitted):
+            if len(body) > admitted.limits.bytes and not await target.recognise(bytes(body), admitted):
                 return None
             if not message.get("more_body"):
                 return bytes(body)

@@ -254,13 +254,13 @@ class SoapEndpoint:
 
     def _likely(self, media: str) -> envelope.SoapVersion:
         """The version of an answer to what could not be read."""
-        wanted = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
-        return wanted if wanted in self.versions else self.versions[0]
+        version = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
+        return version if version in self.versions else self.versions[0]
 
     def _document(self, request: SoapHttpRequest) -> SoapHttpResponse:
         made = self.documents.get(request.query.lower())
         if made is None:
-            there = ", ".join(f"?{one}" for one in self.documents)
+            there = ", ".join(f"?{query}" for query in self.documents)
             return self._refuse(
                 HTTPStatus.NOT_FOUND if request.query else HTTPStatus.METHOD_NOT_ALLOWED,
                 "no-document",
@@ -272,14 +272,14 @@ class SoapEndpoint:
 
     async def _caller(self, request: SoapHttpRequest) -> SoapCaller | None:
         """Whoever the request says it is from; a wrong name is refused even where none is needed."""
-        given = request.headers.get("authorization")
+        credentials = request.headers.get("authorization")
         if self.authenticate is None:
             return None
-        if given is None:
+        if credentials is None:
             if self.is_open is None:
                 raise errors.Unauthorized("this door needs a name and a password")
             return None
-        scheme, _, token = given.partition(" ")
+        scheme, _, token = credentials.partition(" ")
         try:
             if scheme.lower() != "basic":
                 raise ValueError(scheme)
@@ -341,7 +341,7 @@ def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE)
 def _content_type(text: str) -> tuple[str, dict[str, str]]:
     media, *rest = text.split(";")
     parameters = {}
-    for one in rest:
-        name, _, value = one.partition("=")
+    for parameter in rest:
+        name, _, value = parameter.partition("=")
         parameters[name.strip().lower()] = value.strip().strip('"')
     return media.strip().lower(), parameters

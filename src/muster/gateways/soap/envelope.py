@@ -52,7 +52,7 @@ class SoapEnvelope:
         return self.body[0] if self.body else None
 
     def header(self, name: str) -> xml.XmlElement | None:
-        return next((one for one in self.headers if one.name == name), None)
+        return next((header for header in self.headers if header.name == name), None)
 
 
 def version_of(root: xml.XmlElement) -> SoapVersion | None:
@@ -68,21 +68,21 @@ def read(root: xml.XmlElement, accepted: Sequence[SoapVersion] = tuple(SoapVersi
         supported = [
             xml.XmlElement(
                 faults.SOAP12("SupportedEnvelope"),
-                attributes={"qname": f"{one.prefix}:Envelope"},
-                namespaces={one.prefix: str(one.value)},
+                attributes={"qname": f"{supported_version.prefix}:Envelope"},
+                namespaces={supported_version.prefix: str(supported_version.value)},
             )
-            for one in accepted
+            for supported_version in accepted
         ]
         raise faults.SoapFault(
             faults.SoapFaultCode.VERSION_MISMATCH,
             f"an envelope of {root.namespace[:80]!r}; this door takes "
-            + " and ".join(str(one.value) for one in accepted),
+            + " and ".join(str(supported_version.value) for supported_version in accepted),
             headers=[xml.XmlElement(faults.SOAP12("Upgrade"), *supported)],
         )
     if root.text:
         raise faults.SoapFault(faults.SoapFaultCode.SENDER, "text beside the parts of the envelope")
     parts = root.children
-    names = [one.name for one in parts]
+    names = [part.name for part in parts]
     if names not in ([version("Body")], [version("Header"), version("Body")]):
         raise faults.SoapFault(
             faults.SoapFaultCode.SENDER,
@@ -95,20 +95,20 @@ def check_understood(envelope: SoapEnvelope, understood: Callable[[str], bool]) 
     """``understood`` tells of a header's name whether the door knows it."""
     version = envelope.version
     strange = [
-        one
-        for one in envelope.headers
-        if one.get(version("mustUnderstand"), "0") in ("1", "true")
-        and one.get(version("actor" if version is SoapVersion.V11 else "role"), "") in _NEXT
-        and not understood(one.name)
+        header
+        for header in envelope.headers
+        if header.get(version("mustUnderstand"), "0") in ("1", "true")
+        and header.get(version("actor" if version is SoapVersion.V11 else "role"), "") in _NEXT
+        and not understood(header.name)
     ]
     if strange:
         headers = [
             xml.XmlElement(
                 faults.SOAP12("NotUnderstood"),
-                attributes={"qname": f"h:{one.local}" if one.namespace else one.local},
-                namespaces={"h": one.namespace} if one.namespace else {},
+                attributes={"qname": f"h:{header.local}" if header.namespace else header.local},
+                namespaces={"h": header.namespace} if header.namespace else {},
             )
-            for one in strange
+            for header in strange
         ]
         raise faults.SoapFault(
             faults.SoapFaultCode.MUST_UNDERSTAND,

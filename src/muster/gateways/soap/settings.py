@@ -38,5 +38,5 @@ class SoapSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = ()
 
     def __post_init__(self) -> None:
-        for one in self.callbacks:
-            callbacks_.check_entry(one)
+        for entry in self.callbacks:
+            callbacks_.check_entry(entry)

@@ -50,10 +50,11 @@ def document(
     action = action or f"{namespace}/"
     scope = {"tns": namespace}
     used = sorted(
-        {one for op in operations for one in (op.takes, op.gives, *op.faults, *op.headers)},
+        {element for op in operations for element in (op.takes, op.gives, *op.faults, *op.headers)},
     )
     messages = [
-        _named("message", one, _element("part", name="parameters", element=f"tns:{one}")) for one in used
+        _named("message", element, _element("part", name="parameters", element=f"tns:{element}"))
+        for element in used
     ]
     port_type = _named("portType", name, *(_abstract(op) for op in operations))
     chosen = [(version, *_BINDINGS[version]) for version in versions]
@@ -103,7 +104,7 @@ def _abstract(op: WsdlOperation) -> xml.XmlElement:
         op.name,
         _element("input", message=f"tns:{op.takes}"),
         _element("output", message=f"tns:{op.gives}"),
-        *(_named("fault", one, message=f"tns:{one}") for one in op.faults),
+        *(_named("fault", fault, message=f"tns:{fault}") for fault in op.faults),
     )
 
 
@@ -114,9 +115,9 @@ def _concrete(op: WsdlOperation, soap: xml.XmlNamespace, action: str) -> xml.Xml
 
     headers = [
         xml.XmlElement(
-            soap("header"), attributes={"message": f"tns:{one}", "part": "parameters", "use": "literal"}
+            soap("header"), attributes={"message": f"tns:{header}", "part": "parameters", "use": "literal"}
         )
-        for one in op.headers
+        for header in op.headers
     ]
     return _named(
         "operation",
@@ -127,7 +128,9 @@ def _concrete(op: WsdlOperation, soap: xml.XmlNamespace, action: str) -> xml.Xml
         _element("input", *body(*headers)),
         _element("output", *body()),
         *(
-            _named("fault", one, xml.XmlElement(soap("fault"), attributes={"name": one, "use": "literal"}))
-            for one in op.faults
+            _named(
+                "fault", fault, xml.XmlElement(soap("fault"), attributes={"name": fault, "use": "literal"})
+            )
+            for fault in op.faults
         ),
     )

@@ -19,13 +19,13 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 def parse_duration_s(text: str) -> float:
     """``PT1M30.5S`` is 90.5. A year is 365.25 days and a month a twelfth of one."""
-    found = _DURATION.match(text)
-    if found is None or text.endswith(("P", "T")) or not any(found.groups()[1:]):
+    match = _DURATION.match(text)
+    if match is None or text.endswith(("P", "T")) or not any(match.groups()[1:]):
         raise errors.InvalidInput(f"{text[:60]!r} is no duration: write one like PT60S")
     total_s = sum(
-        float(part) * unit_s for part, unit_s in zip(found.groups()[1:], _UNITS_S, strict=True) if part
+        float(part) * unit_s for part, unit_s in zip(match.groups()[1:], _UNITS_S, strict=True) if part
     )
-    return -total_s if found[1] else total_s
+    return -total_s if match[1] else total_s
 
 
 def duration(seconds: float) -> str:
@@ -37,12 +37,12 @@ def parse_datetime(text: str) -> datetime.datetime:
     try:
         if "T" not in text:
             raise ValueError(text)
-        found = datetime.datetime.fromisoformat(text)
+        parsed = datetime.datetime.fromisoformat(text)
     except ValueError as error:
         raise errors.InvalidInput(
             f"{text[:60]!r} is no dateTime: write one like 2030-01-31T12:00:00Z"
         ) from error
-    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)
 
 
 def format_datetime(seconds: float) -> str:

@@ -52,7 +52,7 @@ class AuthTokens:
                 min(mine, key=lambda text: (self._all[text].lives(now_s), self._all[text].used_at_s))
             )
         if len(self._all) >= ALL_MAX:
-            for text in [text for text, one in self._all.items() if not one.lives(now_s)]:
+            for text in [text for text, token in self._all.items() if not token.lives(now_s)]:
                 self._forget(text)
         if len(self._all) >= ALL_MAX:
             raise faults.fault(faults.UddiErrorCode.BUSY, f"{ALL_MAX} tokens are in use")
@@ -62,17 +62,17 @@ class AuthTokens:
         return text
 
     def caller(self, text: str, now_s: float) -> endpoint.SoapCaller:
-        one = self._all.get(text.strip())
-        if one is None:
+        token = self._all.get(text.strip())
+        if token is None:
             raise faults.fault(
                 faults.UddiErrorCode.AUTH_TOKEN_REQUIRED, "this needs the authInfo of get_authToken"
             )
-        if not one.lives(now_s):
+        if not token.lives(now_s):
             raise faults.fault(
                 faults.UddiErrorCode.AUTH_TOKEN_EXPIRED, "the authInfo has expired: get another"
             )
-        one.used_at_s = now_s
-        return one.caller
+        token.used_at_s = now_s
+        return token.caller
 
     def discard(self, text: str, now_s: float) -> None:
         self.caller(text, now_s)

@@ -87,30 +87,30 @@ class UddiEndpoints:
             return False
 
     async def _answer(self, call: endpoint.SoapRequest, operations: set[str]) -> endpoint.SoapResponse:
-        asked = call.envelope.first
-        if asked is None or len(call.envelope.body) != 1:
+        message = call.envelope.first
+        if message is None or len(call.envelope.body) != 1:
             raise faults.fault(faults.UddiErrorCode.FATAL_ERROR, "the body holds one message of UDDI")
-        if asked.namespace != U or asked.local not in operations:
-            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
-        found = await self._operation(schema.validate(asked), call.address)
-        return endpoint.SoapResponse([found] if found is not None else [])
+        if message.namespace != U or message.local not in operations:
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"this port has no {message.name[:120]!r}")
+        response = await self._operation(schema.validate(message), call.address)
+        return endpoint.SoapResponse([response] if response is not None else [])
 
-    async def _operation(self, asked: xml.XmlElement, address: str = "-") -> xml.XmlElement | None:
-        name = asked.local
+    async def _operation(self, message: xml.XmlElement, address: str = "-") -> xml.XmlElement | None:
+        name = message.local
         if name == "get_authToken":
-            return await self._get_token(asked, address)
-        given = asked.find(U("authInfo"))
-        text = given.text if given is not None else ""
+            return await self._get_token(message, address)
+        auth_info = message.find(U("authInfo"))
+        text = auth_info.text if auth_info is not None else ""
         if name == "discard_authToken":
             self._tokens.discard(text, self._now_s())
             return None
         if name in schema.PORTS["Inquiry"]:
             if text:  # none is needed, but a wrong one is told
                 await self._publisher(text)
-            answer: xml.XmlElement = await getattr(self._inquiry, name)(asked)
+            answer: xml.XmlElement = await getattr(self._inquiry, name)(message)
             return answer
         publisher = await self._publisher(text)
-        done: xml.XmlElement | None = await getattr(self._publication, name)(asked, publisher)
+        done: xml.XmlElement | None = await getattr(self._publication, name)(message, publisher)
         return done
 
     async def _publisher(self, text: str) -> registry.UddiPublisher:
@@ -123,9 +123,9 @@ class UddiEndpoints:
             )
         return registry.UddiPublisher(caller.name, caller.role)
 
-    async def _get_token(self, asked: xml.XmlElement, address: str) -> xml.XmlElement:
+    async def _get_token(self, message: xml.XmlElement, address: str) -> xml.XmlElement:
         try:
-            caller = await self._login(asked.get("userID") or "", asked.get("cred") or "", address)
+            caller = await self._login(message.get("userID") or "", message.get("cred") or "", address)
         except errors.Unauthorized as error:
             raise faults.fault(faults.UddiErrorCode.UNKNOWN_USER, "wrong name or password") from error
         text = self._tokens.make(caller, self._now_s())

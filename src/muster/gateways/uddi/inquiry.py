@@ -22,35 +22,37 @@ class InquiryPage(NamedTuple):
     truncated: dict[str, str]
 
 
-def paged(asked: xml.XmlElement, found: Sequence[records.UddiRecord]) -> InquiryPage:
-    head = max(1, int(asked.get("listHead") or 1))
-    given = asked.get("maxRows")
-    rows = min(ROWS_MAX, int(given)) if given is not None and int(given) > 0 else ROWS_MAX
-    shown = matcher.slice_results(found, head, rows)
+def paged(request: xml.XmlElement, matches: Sequence[records.UddiRecord]) -> InquiryPage:
+    head = max(1, int(request.get("listHead") or 1))
+    max_rows = request.get("maxRows")
+    rows = min(ROWS_MAX, int(max_rows)) if max_rows is not None and int(max_rows) > 0 else ROWS_MAX
+    shown = matcher.slice_results(matches, head, rows)
     description = xml.XmlElement(
         U("listDescription"),
         xml.XmlElement(U("includeCount"), str(len(shown))),
-        xml.XmlElement(U("actualCount"), str(len(found))),
+        xml.XmlElement(U("actualCount"), str(len(matches))),
         xml.XmlElement(U("listHead"), str(head)),
     )
-    cut = head - 1 + len(shown) < len(found)
+    cut = head - 1 + len(shown) < len(matches)
     return InquiryPage(shown, description, {"truncated": "true"} if cut else {})
 
 
 def ordered(
-    found: Sequence[records.UddiRecord], how: find_qualifiers.FindQualifiers
+    matches: Sequence[records.UddiRecord], how: find_qualifiers.FindQualifiers
 ) -> list[records.UddiRecord]:
     """By name, then by date; a qualifier may turn either round, or put the date first."""
-    by_date = [one for one in ("sortByDateAsc", "sortByDateDesc") if one in how]
-    by_name = any(one in how for one in ("sortByNameAsc", "sortByNameDesc"))
-    result = sorted(found, key=lambda one: (one.modified_at_s, one.key), reverse="sortByDateDesc" in how)
+    by_date = [qualifier for qualifier in ("sortByDateAsc", "sortByDateDesc") if qualifier in how]
+    by_name = any(qualifier in how for qualifier in ("sortByNameAsc", "sortByNameDesc"))
+    result = sorted(
+        matches, key=lambda record: (record.modified_at_s, record.key), reverse="sortByDateDesc" in how
+    )
     if by_name or not by_date:
-        result.sort(key=lambda one: how.sort_key(one.first_name), reverse="sortByNameDesc" in how)
+        result.sort(key=lambda record: how.sort_key(record.first_name), reverse="sortByNameDesc" in how)
     return result
 
 
 def names_only(element: xml.XmlElement, *tags: str) -> list[xml.XmlElement]:
-    return [one for tag in tags for one in element.all(U(tag))]
+    return [child for tag in tags for child in element.all(U(tag))]
 
 
 def service_info(held: records.UddiRecord) -> xml.XmlElement:
@@ -66,8 +68,8 @@ def listed(tag: str, inside: Sequence[xml.XmlElement]) -> xml.XmlElement | None:
     return xml.XmlElement(U(tag), *inside) if inside else None
 
 
-def keys_of(asked: xml.XmlElement, name: str) -> list[str]:
-    keys = registry.without_repeats(entities.texts(asked, name), name)
+def keys_of(request: xml.XmlElement, name: str) -> list[str]:
+    keys = registry.without_repeats(entities.texts(request, name), name)
     if len(keys) > KEYS_MAX:
         raise faults.fault(
             faults.UddiErrorCode.TOO_MANY_OPTIONS, f"{len(keys)} keys at once: the most is {KEYS_MAX}"
@@ -81,34 +83,34 @@ class InquiryHandler:
 
     # Searches.
 
-    async def find_business(self, asked: xml.XmlElement) -> xml.XmlElement:
-        how = _qualifiers(asked)
-        wanted = _Wanted(asked, how)
-        models = await self._models(asked)
-        related = await self._related_keys(asked)
+    async def find_business(self, request: xml.XmlElement) -> xml.XmlElement:
+        how = _qualifiers(request)
+        criteria = _Wanted(request, how)
+        models = await self._models(request)
+        related = await self._related_keys(request)
         urls = {
-            (one.get("useType") or "", one.text)
-            for one in entities.inside(asked, "discoveryURLs", "discoveryURL")
+            (url.get("useType") or "", url.text)
+            for url in entities.inside(request, "discoveryURLs", "discoveryURL")
         }
-        if not (wanted or models.given or urls or related is not None):
+        if not (criteria or models.given or urls or related is not None):
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for businesses needs something to look for"
             )
         services = await self._services_by_business()
-        found = []
-        for one in await self._registry.find("business"):
-            inside = services.get(one.key, [])
-            bags = _bags(one.element, [each.element for each in inside], how)
+        matches = []
+        for business in await self._registry.find("business"):
+            inside = services.get(business.key, [])
+            bags = _bags(business.element, [each.element for each in inside], how)
             bindings = [binding for each in inside for binding in entities.bindings(each.element)]
             if (
-                wanted.match(one.element, bags)
-                and (related is None or one.key in related)
-                and (not urls or urls & entities.urls(one.element))
+                criteria.match(business.element, bags)
+                and (related is None or business.key in related)
+                and (not urls or urls & entities.urls(business.element))
                 and models.match(bindings, how)
             ):
-                found.append(one)
-        page = paged(asked, ordered(found, how))
-        infos = [self._business_info(one, services.get(one.key, []), how) for one in page.rows]
+                matches.append(business)
+        page = paged(request, ordered(matches, how))
+        infos = [self._business_info(business, services.get(business.key, []), how) for business in page.rows]
         return xml.XmlElement(
             U("businessList"), page.description, listed("businessInfos", infos), attributes=page.truncated
         )
@@ -123,141 +125,141 @@ class InquiryHandler:
         return xml.XmlElement(
             U("businessInfo"),
             *names_only(held.element, "name", "description"),
-            listed("serviceInfos", [service_info(one) for one in shown]),
+            listed("serviceInfos", [service_info(service) for service in shown]),
             attributes={"businessKey": held.key},
         )
 
     async def business_infos(self, held: Sequence[records.UddiRecord]) -> list[xml.XmlElement]:
         services = await self._services_by_business()
         how = find_qualifiers.FindQualifiers()
-        return [self._business_info(one, services.get(one.key, []), how) for one in held]
+        return [self._business_info(business, services.get(business.key, []), how) for business in held]
 
     async def _services_by_business(self) -> dict[str, list[records.UddiRecord]]:
-        found: dict[str, list[records.UddiRecord]] = {}
-        for one in await self._registry.find("service"):
-            found.setdefault(one.business, []).append(one)
-        return found
+        services: dict[str, list[records.UddiRecord]] = {}
+        for service in await self._registry.find("service"):
+            services.setdefault(service.business, []).append(service)
+        return services
 
-    async def find_service(self, asked: xml.XmlElement) -> xml.XmlElement:
-        how = _qualifiers(asked)
-        wanted = _Wanted(asked, how)
-        models = await self._models(asked)
-        business = asked.get("businessKey") or ""
+    async def find_service(self, request: xml.XmlElement) -> xml.XmlElement:
+        how = _qualifiers(request)
+        criteria = _Wanted(request, how)
+        models = await self._models(request)
+        business = request.get("businessKey") or ""
         if business and await self._registry.get("business", business) is None:
             raise registry.unknown_key_fault(business, "businessKey")
-        if not (wanted or models.given or business):
+        if not (criteria or models.given or business):
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for services needs something to look for"
             )
         services = await (
             self._registry.services_of(business) if business else self._registry.find("service")
         )
-        found = [
-            one
-            for one in services
-            if wanted.match(one.element, _bags(one.element, [], how))
-            and models.match(entities.bindings(one.element), how)
+        matches = [
+            service
+            for service in services
+            if criteria.match(service.element, _bags(service.element, [], how))
+            and models.match(entities.bindings(service.element), how)
         ]
-        page = paged(asked, ordered(found, how))
+        page = paged(request, ordered(matches, how))
         return xml.XmlElement(
             U("serviceList"),
             page.description,
-            listed("serviceInfos", [service_info(one) for one in page.rows]),
+            listed("serviceInfos", [service_info(service) for service in page.rows]),
             attributes=page.truncated,
         )
 
-    async def find_binding(self, asked: xml.XmlElement) -> xml.XmlElement:
-        how = _qualifiers(asked)
-        wanted = _Wanted(asked, how)
-        models = await self._models(asked)
-        service = asked.get("serviceKey") or ""
+    async def find_binding(self, request: xml.XmlElement) -> xml.XmlElement:
+        how = _qualifiers(request)
+        criteria = _Wanted(request, how)
+        models = await self._models(request)
+        service = request.get("serviceKey") or ""
         if service:
             held = await self._registry.get("service", service)
             if held is None:
                 raise registry.unknown_key_fault(service, "serviceKey")
             services = [held]
-        elif not (wanted or models.given):
+        elif not (criteria or models.given):
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for bindings needs something to look for"
             )
         else:
             services = await self._registry.find("service")
-        found = [
+        matches = [
             records.UddiRecord(
-                "binding", binding.get("bindingKey") or "", binding, one.owner, 0.0, one.modified_at_s
+                "binding", binding.get("bindingKey") or "", binding, parent.owner, 0.0, parent.modified_at_s
             )
-            for one in services
-            for binding in entities.bindings(one.element)
-            if wanted.match(binding, entities.bag(binding)) and models.match([binding], how)
+            for parent in services
+            for binding in entities.bindings(parent.element)
+            if criteria.match(binding, entities.bag(binding)) and models.match([binding], how)
         ]
-        page = paged(asked, ordered(found, how))
+        page = paged(request, ordered(matches, how))
         return xml.XmlElement(
             U("bindingDetail"),
             page.description,
-            *(one.element for one in page.rows),
+            *(record.element for record in page.rows),
             attributes=page.truncated,
         )
 
-    async def find_tModel(self, asked: xml.XmlElement) -> xml.XmlElement:
-        how = _qualifiers(asked)
-        wanted = _Wanted(asked, how)
-        if not wanted:
+    async def find_tModel(self, request: xml.XmlElement) -> xml.XmlElement:
+        how = _qualifiers(request)
+        criteria = _Wanted(request, how)
+        if not criteria:
             raise faults.fault(
                 faults.UddiErrorCode.FATAL_ERROR, "a search for tModels needs something to look for"
             )
-        found = await self._found_models(wanted)
-        page = paged(asked, ordered(found, how))
+        matches = await self._found_models(criteria)
+        page = paged(request, ordered(matches, how))
         return xml.XmlElement(
             U("tModelList"),
             page.description,
-            listed("tModelInfos", [model_info(one) for one in page.rows]),
+            listed("tModelInfos", [model_info(model) for model in page.rows]),
             attributes=page.truncated,
         )
 
-    async def _found_models(self, wanted: _Wanted) -> list[records.UddiRecord]:
+    async def _found_models(self, criteria: _Wanted) -> list[records.UddiRecord]:
         return [
-            one
-            for one in await self._registry.find("tmodel")
-            if not one.deleted and wanted.match(one.element, entities.bag(one.element))
+            model
+            for model in await self._registry.find("tmodel")
+            if not model.deleted and criteria.match(model.element, entities.bag(model.element))
         ]
 
-    async def _models(self, asked: xml.XmlElement) -> _Models:
-        bag = asked.find(U("tModelBag"))
-        wanted = entities.texts(bag, "tModelKey") if bag is not None else []
-        inner = asked.find(U("find_tModel"))
+    async def _models(self, request: xml.XmlElement) -> _Models:
+        bag = request.find(U("tModelBag"))
+        keys = entities.texts(bag, "tModelKey") if bag is not None else []
+        inner = request.find(U("find_tModel"))
         if inner is None:
-            return _Models(wanted, None)
-        found = await self._found_models(_Wanted(inner, _qualifiers(inner)))
-        return _Models(wanted, {one.key for one in found})
+            return _Models(keys, None)
+        matches = await self._found_models(_Wanted(inner, _qualifiers(inner)))
+        return _Models(keys, {model.key for model in matches})
 
     # Relations.
 
-    async def find_relatedBusinesses(self, asked: xml.XmlElement) -> xml.XmlElement:
-        how = _qualifiers(asked)
-        key, related = await self._related(asked)
+    async def find_relatedBusinesses(self, request: xml.XmlElement) -> xml.XmlElement:
+        how = _qualifiers(request)
+        key, related = await self._related(request)
         rows = [
-            (one, relations)
+            (business, relations)
             for other, relations in related.items()
-            if (one := await self._registry.get("business", other)) is not None
+            if (business := await self._registry.get("business", other)) is not None
         ]
-        by_key = {one.key: relations for one, relations in rows}
-        page = paged(asked, ordered([one for one, _ in rows], how))
+        by_key = {business.key: relations for business, relations in rows}
+        page = paged(request, ordered([business for business, _ in rows], how))
         infos = [
             xml.XmlElement(
                 U("relatedBusinessInfo"),
-                xml.XmlElement(U("businessKey"), one.key),
-                *names_only(one.element, "name", "description"),
+                xml.XmlElement(U("businessKey"), business.key),
+                *names_only(business.element, "name", "description"),
                 *(
                     xml.XmlElement(
                         U("sharedRelationships"),
-                        *(said.keyed for said in said_of),
-                        *(said.element for said in said_of),
+                        *(assertion.keyed for assertion in said_of),
+                        *(assertion.element for assertion in said_of),
                         attributes={"direction": direction},
                     )
-                    for direction, said_of in by_key[one.key].items()
+                    for direction, said_of in by_key[business.key].items()
                 ),
             )
-            for one in page.rows
+            for business in page.rows
         ]
         return xml.XmlElement(
             U("relatedBusinessesList"),
@@ -267,73 +269,78 @@ class InquiryHandler:
             attributes=page.truncated,
         )
 
-    async def _related_keys(self, asked: xml.XmlElement) -> set[str] | None:
-        inner = asked.find(U("find_relatedBusinesses"))
+    async def _related_keys(self, request: xml.XmlElement) -> set[str] | None:
+        inner = request.find(U("find_relatedBusinesses"))
         return None if inner is None else set((await self._related(inner))[1])
 
     async def _related(
-        self, asked: xml.XmlElement
+        self, request: xml.XmlElement
     ) -> tuple[str, dict[str, dict[str, list[registry.PublisherAssertion]]]]:
         """The businesses that stand in a complete relation to one, by the direction of it."""
         sides = {"businessKey": ("fromKey", "toKey"), "fromKey": ("fromKey",), "toKey": ("toKey",)}
-        name = next(one for one in sides if asked.find(U(one)) is not None)
-        key = asked.text_of(U(name))
+        name = next(side for side in sides if request.find(U(side)) is not None)
+        key = request.text_of(U(name))
         if await self._registry.get("business", key) is None:
             raise registry.unknown_key_fault(key, "businessKey")
-        keyed = asked.find(U("keyedReference"))
-        wanted = entities.reference(keyed) if keyed is not None else None
+        keyed = request.find(U("keyedReference"))
+        relation = entities.reference(keyed) if keyed is not None else None
         quoted = registry.quoted(key)
-        said = await self._registry.assertions(f"from_business = {quoted} OR to_business = {quoted}")
-        found: dict[str, dict[str, list[registry.PublisherAssertion]]] = {}
-        for one in await complete(self._registry, said):
-            if wanted is not None and one.reference[:2] != wanted[:2]:
+        assertions = await self._registry.assertions(f"from_business = {quoted} OR to_business = {quoted}")
+        related: dict[str, dict[str, list[registry.PublisherAssertion]]] = {}
+        for assertion in await complete(self._registry, assertions):
+            if relation is not None and assertion.reference[:2] != relation[:2]:
                 continue
-            if one.source == key and "fromKey" in sides[name]:
-                found.setdefault(one.target, {}).setdefault("fromKey", []).append(one)
-            elif one.target == key and "toKey" in sides[name]:
-                found.setdefault(one.source, {}).setdefault("toKey", []).append(one)
-        return key, found
+            if assertion.source == key and "fromKey" in sides[name]:
+                related.setdefault(assertion.target, {}).setdefault("fromKey", []).append(assertion)
+            elif assertion.target == key and "toKey" in sides[name]:
+                related.setdefault(assertion.source, {}).setdefault("toKey", []).append(assertion)
+        return key, related
 
     # Details.
 
-    async def get_businessDetail(self, asked: xml.XmlElement) -> xml.XmlElement:
-        found = await self._registry.each("business", keys_of(asked, "businessKey"))
-        whole = await asyncio.gather(*(self.whole_business(one) for one in found))
-        return xml.XmlElement(U("businessDetail"), *whole)
+    async def get_businessDetail(self, request: xml.XmlElement) -> xml.XmlElement:
+        businesses = await self._registry.each("business", keys_of(request, "businessKey"))
+        elements = await asyncio.gather(*(self.whole_business(business) for business in businesses))
+        return xml.XmlElement(U("businessDetail"), *elements)
 
     async def whole_business(self, held: records.UddiRecord) -> xml.XmlElement:
         """With its services in it."""
         services = await self._registry.services_of(held.key)
-        inside = [one.element for one in ordered(services, find_qualifiers.FindQualifiers())]
+        inside = [service.element for service in ordered(services, find_qualifiers.FindQualifiers())]
         return entities.with_part(
             held.element,
             "discoveryURLs name description contacts businessServices",
             listed("businessServices", inside),
         )
 
-    async def get_serviceDetail(self, asked: xml.XmlElement) -> xml.XmlElement:
-        found = await self._registry.each("service", keys_of(asked, "serviceKey"))
-        return xml.XmlElement(U("serviceDetail"), *(one.element for one in found))
+    async def get_serviceDetail(self, request: xml.XmlElement) -> xml.XmlElement:
+        services = await self._registry.each("service", keys_of(request, "serviceKey"))
+        return xml.XmlElement(U("serviceDetail"), *(service.element for service in services))
 
-    async def get_bindingDetail(self, asked: xml.XmlElement) -> xml.XmlElement:
-        found = [await self._binding(key) for key in keys_of(asked, "bindingKey")]
-        return xml.XmlElement(U("bindingDetail"), *(binding for binding, _ in found))
+    async def get_bindingDetail(self, request: xml.XmlElement) -> xml.XmlElement:
+        bindings = [await self._binding(key) for key in keys_of(request, "bindingKey")]
+        return xml.XmlElement(U("bindingDetail"), *(binding for binding, _ in bindings))
 
     async def _binding(self, key: str) -> tuple[xml.XmlElement, records.UddiRecord]:
         held = await self._registry.service_with(key)
         if held is None:
             raise registry.unknown_key_fault(key, "bindingKey")
-        return next(one for one in entities.bindings(held.element) if one.get("bindingKey") == key), held
+        return next(
+            binding for binding in entities.bindings(held.element) if binding.get("bindingKey") == key
+        ), held
 
-    async def get_tModelDetail(self, asked: xml.XmlElement) -> xml.XmlElement:
-        found = await self._registry.each("tmodel", keys_of(asked, "tModelKey"))
+    async def get_tModelDetail(self, request: xml.XmlElement) -> xml.XmlElement:
+        models = await self._registry.each("tmodel", keys_of(request, "tModelKey"))
         return xml.XmlElement(
             U("tModelDetail"),
-            *(entities.with_attributes(one.element, deleted="true" if one.deleted else "") for one in found),
+            *(
+                entities.with_attributes(model.element, deleted="true" if model.deleted else "")
+                for model in models
+            ),
         )
 
-    async def get_operationalInfo(self, asked: xml.XmlElement) -> xml.XmlElement:
-        infos = [await self._operational(key) for key in keys_of(asked, "entityKey")]
+    async def get_operationalInfo(self, request: xml.XmlElement) -> xml.XmlElement:
+        infos = [await self._operational(key) for key in keys_of(request, "entityKey")]
         return xml.XmlElement(U("operationalInfos"), *infos)
 
     async def _operational(self, key: str) -> xml.XmlElement:
@@ -347,8 +354,10 @@ class InquiryHandler:
             raise registry.unknown_key_fault(key, "")
         latest = held.modified_at_s
         if held.kind == "business":
-            latest = max([latest, *(one.modified_at_s for one in await self._registry.services_of(key))])
-        said: list[tuple[str, str]] = [
+            latest = max(
+                [latest, *(service.modified_at_s for service in await self._registry.services_of(key))]
+            )
+        fields: list[tuple[str, str]] = [
             ("created", xsd_types.format_datetime(held.created_at_s)),
             ("modified", xsd_types.format_datetime(held.modified_at_s)),
             ("modifiedIncludingChildren", xsd_types.format_datetime(latest)),
@@ -357,7 +366,7 @@ class InquiryHandler:
         ]
         return xml.XmlElement(
             U("operationalInfo"),
-            *(xml.XmlElement(U(name), text) for name, text in said),
+            *(xml.XmlElement(U(name), text) for name, text in fields),
             attributes={"entityKey": key},
         )
 
@@ -369,33 +378,35 @@ def model_info(held: records.UddiRecord) -> xml.XmlElement:
 
 
 async def owners(held: registry.UddiRegistry, keys: Sequence[str]) -> dict[str, str]:
-    found = {key: await held.get("business", key) for key in dict.fromkeys(keys)}
-    return {key: one.owner for key, one in found.items() if one is not None}
+    businesses = {key: await held.get("business", key) for key in dict.fromkeys(keys)}
+    return {key: business.owner for key, business in businesses.items() if business is not None}
 
 
 async def complete(
-    held: registry.UddiRegistry, said: Sequence[registry.PublisherAssertion]
+    held: registry.UddiRegistry, assertions: Sequence[registry.PublisherAssertion]
 ) -> list[registry.PublisherAssertion]:
     """Those that the owners of both businesses have made, each once."""
-    owner = await owners(held, [key for one in said for key in (one.source, one.target)])
+    owner = await owners(
+        held, [key for assertion in assertions for key in (assertion.source, assertion.target)]
+    )
     makers: dict[tuple[str, str, entities.KeyedReference], set[str]] = {}
-    for one in said:
-        makers.setdefault(one.identity, set()).add(one.publisher)
+    for assertion in assertions:
+        makers.setdefault(assertion.identity, set()).add(assertion.publisher)
     first: dict[tuple[str, str, entities.KeyedReference], registry.PublisherAssertion] = {}
-    for one in said:
-        both = {owner.get(one.source), owner.get(one.target)}
-        if both <= makers[one.identity]:
-            first.setdefault(one.identity, one)
+    for assertion in assertions:
+        both = {owner.get(assertion.source), owner.get(assertion.target)}
+        if both <= makers[assertion.identity]:
+            first.setdefault(assertion.identity, assertion)
     return list(first.values())
 
 
 class _Models:
     """The technical fingerprint that is looked for."""
 
-    def __init__(self, wanted: Sequence[str], found: set[str] | None) -> None:
-        self._wanted = wanted
-        self._found = found  # by an inner search: one of them will do
-        self.given = bool(wanted) or found is not None
+    def __init__(self, required: Sequence[str], alternatives: set[str] | None) -> None:
+        self._wanted = required
+        self._found = alternatives  # by an inner search: one of them will do
+        self.given = bool(required) or alternatives is not None
 
     def match(self, bindings: Sequence[xml.XmlElement], how: find_qualifiers.FindQualifiers) -> bool:
         if not self.given:
@@ -410,10 +421,10 @@ class _Models:
 class _Wanted:
     """Names, categories and identifiers that are looked for."""
 
-    def __init__(self, asked: xml.XmlElement, how: find_qualifiers.FindQualifiers) -> None:
-        self._names = entities.names(asked)
-        self._categories = entities.bag(asked)
-        self._identifiers = entities.bag(asked, "identifierBag")
+    def __init__(self, request: xml.XmlElement, how: find_qualifiers.FindQualifiers) -> None:
+        self._names = entities.names(request)
+        self._categories = entities.bag(request)
+        self._identifiers = entities.bag(request, "identifierBag")
         self._how = how
         for model, references in self._categories.groups:
             if model == matcher.BOX:
@@ -431,7 +442,7 @@ class _Wanted:
             and matcher.bag_matches(self._identifiers, identifiers, how, default="orAllKeys")
             and (
                 "signaturePresent" not in how
-                or any(one.namespace == schema.SIGNATURE for one in element.children)
+                or any(child.namespace == schema.SIGNATURE for child in element.children)
             )
         )
 
@@ -441,7 +452,7 @@ def _bags(
 ) -> entities.CategoryBag:
     """The categories in which a business or a service is looked for."""
     holders: Callable[[], list[xml.XmlElement]] = lambda: [  # noqa: E731
-        one for each in (*services, element) for one in entities.bindings(each)
+        binding for each in (*services, element) for binding in entities.bindings(each)
     ]
     if "serviceSubset" in how:
         return entities.merge_bags(map(entities.bag, services))
@@ -452,6 +463,6 @@ def _bags(
     return entities.bag(element)
 
 
-def _qualifiers(asked: xml.XmlElement) -> find_qualifiers.FindQualifiers:
-    found = asked.find(U("findQualifiers"))
-    return find_qualifiers.read(entities.texts(found, "findQualifier") if found is not None else ())
+def _qualifiers(request: xml.XmlElement) -> find_qualifiers.FindQualifiers:
+    element = request.find(U("findQualifiers"))
+    return find_qualifiers.read(entities.texts(element, "findQualifier") if element is not None else ())

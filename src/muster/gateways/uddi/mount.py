@@ -42,7 +42,8 @@ class UddiMount:
                 )
             )
             page = [
-                one.get("serviceKey") or "" for one in entities.inside(listed, "serviceInfos", "serviceInfo")
+                info.get("serviceKey") or ""
+                for info in entities.inside(listed, "serviceInfos", "serviceInfo")
             ]
             keys += page
             if len(page) < ROWS and listed.get("truncated") != "true":
@@ -51,47 +52,47 @@ class UddiMount:
                 break
         gate = asyncio.Semaphore(TOGETHER)
 
-        async def some(first: int) -> list[base.MountedEntry]:
+        async def load_details(first: int) -> list[base.MountedEntry]:
             async with gate:
                 return await self._details(keys[first : first + DETAILS])
 
-        found = await asyncio.gather(*map(some, range(0, len(keys), DETAILS)))
-        return [one for each in found for one in each]
+        pages = await asyncio.gather(*map(load_details, range(0, len(keys), DETAILS)))
+        return [entry for details in pages for entry in details]
 
     async def entry(self, key: str) -> base.MountedEntry | None:
         try:
-            found = await self._details([key])
+            entries = await self._details([key])
         except errors.NotFound:
             return None
-        return found[0] if found else None
+        return entries[0] if entries else None
 
     async def _details(self, keys: Sequence[str]) -> list[base.MountedEntry]:
-        asked = [xml.XmlElement(U("serviceKey"), key) for key in keys]
-        answer = await self._ask(xml.XmlElement(U("get_serviceDetail"), *asked))
-        return [_found(one) for one in answer.all(U("businessService"))]
+        elements = [xml.XmlElement(U("serviceKey"), key) for key in keys]
+        answer = await self._ask(xml.XmlElement(U("get_serviceDetail"), *elements))
+        return [_found(service) for service in answer.all(U("businessService"))]
 
-    async def _ask(self, asked: xml.XmlElement) -> xml.XmlElement:
+    async def _ask(self, request: xml.XmlElement) -> xml.XmlElement:
         answer = await server.post(
             self._url,
-            envelope.write(envelope.SoapVersion.V11, [asked], prefixes=schema.PREFIXES),
+            envelope.write(envelope.SoapVersion.V11, [request], prefixes=schema.PREFIXES),
             headers={
                 "Content-Type": envelope.SoapVersion.V11.content_type,
-                "SOAPAction": f'"{asked.local}"',
+                "SOAPAction": f'"{request.local}"',
             },
             timeout_s=self._timeout_s,
         )
         try:
-            found = envelope.read(xml.parse(answer.body, _LIMITS)).first
+            response = envelope.read(xml.parse(answer.body, _LIMITS)).first
         except errors.MusterError as error:
             raise errors.Unavailable(f"what answers at {self._url} is no UDDI: {error.message}") from error
-        if found is None:
-            raise errors.Unavailable(f"{self._url} said nothing to {asked.local}")
-        if found.local == "Fault":
-            said = found.text_of("faultstring")
-            if "E_invalidKeyPassed" in str(found):
-                raise errors.NotFound(f"{self._url}: {said}")
-            raise errors.Unavailable(f"{self._url} refuses {asked.local}: {said}")
-        return found
+        if response is None:
+            raise errors.Unavailable(f"{self._url} said nothing to {request.local}")
+        if response.local == "Fault":
+            reason = response.text_of("faultstring")
+            if "E_invalidKeyPassed" in str(response):
+                raise errors.NotFound(f"{self._url}: {reason}")
+            raise errors.Unavailable(f"{self._url} refuses {request.local}: {reason}")
+        return response
 
 
 def _found(service: xml.XmlElement) -> base.MountedEntry:

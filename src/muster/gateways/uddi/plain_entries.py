@@ -23,7 +23,7 @@ _PLACE = ("lon", "lat")
 
 def edited(before: service_entries.ServiceEntry, element: xml.XmlElement) -> service_entries.ServiceEntry:
     """``before`` with what ``element`` shows differently; `schema.Invalid` where it has no place for it."""
-    parts = {one.local for one in element.children}
+    parts = {child.local for child in element.children}
     names = entities.names(element)
     if parts - {"name", "bindingTemplates", "categoryBag"} or len(names) != 1 or names[0].language:
         raise schema.InvalidUddi(
@@ -49,44 +49,52 @@ def _access(
         entities.texts(binding, "accessPoint")[0]: access
         for binding, access in zip(entities.bindings(shown), before.access, strict=True)
     }
-    found = []
+    addresses = []
     for binding in entities.bindings(element):
         points = binding.all(U("accessPoint"))
         if len(points) != 1 or points[0].get("useType", "endPoint") not in ("", "endPoint"):
             raise schema.InvalidUddi("a binding of an entry saved without UDDI is an end point", hint=_HINT)
-        if any(one.local != "accessPoint" for one in binding.children):
+        if any(child.local != "accessPoint" for child in binding.children):
             raise schema.InvalidUddi(
                 "a binding of an entry saved without UDDI is an address only", hint=_HINT
             )
-        found.append(kept.get(points[0].text, points[0].text))
-    return tuple(found)
+        addresses.append(kept.get(points[0].text, points[0].text))
+    return tuple(addresses)
 
 
 def _categories(before: service_entries.ServiceEntry, bag: entities.CategoryBag) -> tuple[str, ...]:
     kept = {}
-    for one in before.categories:
-        model, _, value = one.partition("=")
-        kept[records.category(entities.reference(records.keyed(model, value)))] = one
+    for category in before.categories:
+        model, _, value = category.partition("=")
+        kept[records.category(entities.reference(records.keyed(model, value)))] = category
     stated = [
-        records.category(one) for one in bag.references if one.model not in (matcher.KEYWORDS, matcher.LEASE)
+        records.category(reference)
+        for reference in bag.references
+        if reference.model not in (matcher.KEYWORDS, matcher.LEASE)
     ]
-    return tuple(kept.get(one, one) for one in stated)
+    return tuple(kept.get(category, category) for category in stated)
 
 
 def _metadata(
     before: service_entries.ServiceEntry, shown: entities.CategoryBag, bag: entities.CategoryBag
 ) -> dict[str, protocol.Attribute]:
-    old = {one.name: one.value for one in shown.references if one.model == matcher.KEYWORDS}
-    found: dict[str, protocol.Attribute] = {}
-    for one in bag.references:
-        if one.model != matcher.KEYWORDS:
+    old = {
+        reference.name: reference.value
+        for reference in shown.references
+        if reference.model == matcher.KEYWORDS
+    }
+    metadata: dict[str, protocol.Attribute] = {}
+    for reference in bag.references:
+        if reference.model != matcher.KEYWORDS:
             continue
-        if not one.name or one.name in service_entries.RESERVED:
-            raise schema.InvalidUddi(f"{one.name!r} cannot be metadata of an entry saved without UDDI")
-        same = one.name in before.metadata and old.get(one.name) == one.value
-        found[one.name] = before.metadata[one.name] if same else records.number(one.value)
+        if not reference.name or reference.name in service_entries.RESERVED:
+            raise schema.InvalidUddi(f"{reference.name!r} cannot be metadata of an entry saved without UDDI")
+        same = reference.name in before.metadata and old.get(reference.name) == reference.value
+        metadata[reference.name] = (
+            before.metadata[reference.name] if same else records.number(reference.value)
+        )
     if bag.groups == shown.groups:
-        return found | {name: before.metadata[name] for name in _PLACE if name in before.metadata}
+        return metadata | {name: before.metadata[name] for name in _PLACE if name in before.metadata}
     if len(bag.groups) > 1 or any(model != matcher.BOX for model, _ in bag.groups):
         raise schema.InvalidUddi("an entry saved without UDDI has one place", hint=_HINT)
-    return found | records.middle(bag)
+    return metadata | records.middle(bag)

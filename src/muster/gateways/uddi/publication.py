@@ -32,23 +32,25 @@ class PublicationHandler:
     def __init__(
         self,
         held: registry.UddiRegistry,
-        asked: inquiry.InquiryHandler,
+        inquiry_handler: inquiry.InquiryHandler,
         new_key: Callable[[], str] = keys.new_key,
     ) -> None:
         self._registry = held
-        self._inquiry = asked
+        self._inquiry = inquiry_handler
         self._new_key = new_key
 
     # Saving.
 
-    async def save_business(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
+    async def save_business(
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         planned: list[_Save] = []
-        wanted: dict[str, set[str]] = {}
-        for given in asked.all(U("businessEntity")):
-            whole = await self._keyed("business", given, publisher, planned)
-            key = whole.element.get("businessKey") or ""
+        service_keys: dict[str, set[str]] = {}
+        for element in request.all(U("businessEntity")):
+            business = await self._keyed("business", element, publisher, planned)
+            key = business.element.get("businessKey") or ""
             inside = []
-            for service in entities.services(given):
+            for service in entities.services(element):
                 other = service.get("businessKey")
                 if other and other != key:
                     inside.append(await self._projected(service))
@@ -57,21 +59,21 @@ class PublicationHandler:
                     entities.with_attributes(service, businessKey=key), publisher, planned
                 )
                 inside.append(saved)
-            wanted[key] = {one.get("serviceKey") or "" for one in inside}
-            whole.element = entities.with_part(
-                whole.element, "discoveryURLs name description contacts businessServices", None
+            service_keys[key] = {child.get("serviceKey") or "" for child in inside}
+            business.element = entities.with_part(
+                business.element, "discoveryURLs name description contacts businessServices", None
             )
         gone = [
-            one
-            for key, kept in wanted.items()
-            for one in await self._registry.services_of(key)
-            if one.key not in kept
+            record
+            for key, kept in service_keys.items()
+            for record in await self._registry.services_of(key)
+            if record.key not in kept
         ]
         await self._write(planned, publisher)
-        for one in gone:
-            await self._registry.delete(publisher, one)
-        found = await self._registry.each("business", list(wanted))
-        whole_ones = await asyncio.gather(*map(self._inquiry.whole_business, found))
+        for record in gone:
+            await self._registry.delete(publisher, record)
+        businesses = await self._registry.each("business", list(service_keys))
+        whole_ones = await asyncio.gather(*map(self._inquiry.whole_business, businesses))
         return xml.XmlElement(U("businessDetail"), *whole_ones)
 
     async def _projected(self, service: xml.XmlElement) -> xml.XmlElement:
@@ -84,20 +86,26 @@ class PublicationHandler:
             )
         return held.element
 
-    async def save_service(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
+    async def save_service(
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         planned: list[_Save] = []
-        for given in asked.all(U("businessService")):
-            await self._service(given, publisher, planned)
+        for element in request.all(U("businessService")):
+            await self._service(element, publisher, planned)
         await self._write(planned, publisher)
-        return xml.XmlElement(U("serviceDetail"), *(one.element for one in planned if one.kind == "service"))
+        return xml.XmlElement(
+            U("serviceDetail"), *(save.element for save in planned if save.kind == "service")
+        )
 
-    async def save_binding(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
+    async def save_binding(
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> xml.XmlElement:
         changed: dict[str, _Save] = {}
         saved: list[xml.XmlElement] = []
         taken: set[str] = set()
-        for given in asked.all(U("bindingTemplate")):
-            service_key = given.get("serviceKey") or ""
-            binding_key = given.get("bindingKey") or ""
+        for element in request.all(U("bindingTemplate")):
+            service_key = element.get("serviceKey") or ""
+            binding_key = element.get("bindingKey") or ""
             there = await self._registry.service_with(binding_key) if binding_key else None
             service_key = service_key or (there.key if there is not None else "")
             save = changed.get(service_key)
@@ -113,23 +121,23 @@ class PublicationHandler:
                 left.element = _without_bindings(left.element, {binding_key})
             elif there is None and binding_key:
                 await self._check_proposed(binding_key, "bindingKey", publisher, [])
-            (made,) = self._bindings([given], service_key, taken)
+            (made,) = self._bindings([element], service_key, taken)
             saved.append(made)
             rest = [
-                one
-                for one in entities.bindings(save.element)
-                if one.get("bindingKey") != made.get("bindingKey")
+                binding
+                for binding in entities.bindings(save.element)
+                if binding.get("bindingKey") != made.get("bindingKey")
             ]
             save.element = _with_bindings(save.element, [*rest, made])
         await self._write(list(changed.values()), publisher)
-        shown = [_shown(one, changed[one.get("serviceKey") or ""]) for one in saved]
+        shown = [_shown(binding, changed[binding.get("serviceKey") or ""]) for binding in saved]
         return xml.XmlElement(U("bindingDetail"), *shown)
 
-    async def save_tModel(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
+    async def save_tModel(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         planned: list[_Save] = []
-        for given in asked.all(U("tModel")):
+        for element in request.all(U("tModel")):
             save = await self._keyed(
-                "tmodel", entities.with_attributes(given, deleted=""), publisher, planned
+                "tmodel", entities.with_attributes(element, deleted=""), publisher, planned
             )
             key = save.element.get("tModelKey") or ""
             if keys.is_generator(key) and not _says_generator(save.element):
@@ -139,15 +147,17 @@ class PublicationHandler:
                     f"{standard_tmodels.TYPES}",
                 )
         await self._write(planned, publisher)
-        return xml.XmlElement(U("tModelDetail"), *(one.element for one in planned))
+        return xml.XmlElement(U("tModelDetail"), *(planned_save.element for planned_save in planned))
 
     async def _service(
-        self, given: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
+        self, service: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
     ) -> xml.XmlElement:
-        save = await self._keyed("service", given, publisher, planned)
-        business = given.get("businessKey") or (save.before.business if save.before is not None else "")
+        save = await self._keyed("service", service, publisher, planned)
+        business = service.get("businessKey") or (save.before.business if save.before is not None else "")
         business = business or records.DOMAIN_KEY
-        if not any(one.kind == "business" and one.element.get("businessKey") == business for one in planned):
+        if not any(
+            other.kind == "business" and other.element.get("businessKey") == business for other in planned
+        ):
             parent = await self._registry.get("business", business)
             if parent is None:
                 raise registry.unknown_key_fault(business, "businessKey")
@@ -155,9 +165,9 @@ class PublicationHandler:
                 self._check_owner(parent, publisher)
         key = save.element.get("serviceKey") or ""
         taken: set[str] = set()
-        bindings = entities.bindings(given)
-        for one in bindings:
-            proposed = one.get("bindingKey")
+        bindings = entities.bindings(service)
+        for binding in bindings:
+            proposed = binding.get("bindingKey")
             if not proposed:
                 continue
             there = await self._registry.service_with(proposed)
@@ -175,11 +185,11 @@ class PublicationHandler:
         return save.element
 
     def _bindings(
-        self, given: Sequence[xml.XmlElement], service: str, taken: set[str]
+        self, elements: Sequence[xml.XmlElement], service: str, taken: set[str]
     ) -> list[xml.XmlElement]:
         made = []
-        for one in given:
-            key = one.get("bindingKey") or self._new_key()
+        for element in elements:
+            key = element.get("bindingKey") or self._new_key()
             if key in taken:
                 raise faults.fault(
                     faults.UddiErrorCode.INVALID_KEY_PASSED,
@@ -187,16 +197,16 @@ class PublicationHandler:
                     key_type="bindingKey",
                 )
             taken.add(key)
-            made.append(entities.with_attributes(one, bindingKey=key, serviceKey=service))
+            made.append(entities.with_attributes(element, bindingKey=key, serviceKey=service))
         return made
 
     async def _keyed(
-        self, kind: str, given: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
+        self, kind: str, element: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
     ) -> _Save:
         """Plan to save it, under its own key or a new one."""
         name = records.key_name(kind)
-        key = given.get(name) or ""
-        if key and any(one.kind == kind and one.element.get(name) == key for one in planned):
+        key = element.get(name) or ""
+        if key and any(other.kind == kind and other.element.get(name) == key for other in planned):
             raise faults.fault(
                 faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} stands there twice", key_type=name
             )
@@ -205,7 +215,7 @@ class PublicationHandler:
             self._check_owner(before, publisher)
         elif key:
             await self._check_proposed(key, name, publisher, planned)
-        save = _Save(kind, entities.with_attributes(given, **{name: key or self._new_key()}), before)
+        save = _Save(kind, entities.with_attributes(element, **{name: key or self._new_key()}), before)
         planned.append(save)
         return save
 
@@ -218,7 +228,7 @@ class PublicationHandler:
     ) -> None:
         keys.check(key, key_type)
         owner: dict[str, str | None] = {
-            one.element.get("tModelKey") or "": publisher.name for one in planned if one.kind == "tmodel"
+            save.element.get("tModelKey") or "": publisher.name for save in planned if save.kind == "tmodel"
         }
         generator = keys.generator_of(key)
         while generator is not None:
@@ -239,7 +249,7 @@ class PublicationHandler:
             records.check(save.kind, save.element)
             if save.before is not None and save.before.entry is not None:
                 save.entry = plain_entries.edited(save.before.entry, save.element)
-        for save in sorted(planned, key=lambda one: order[one.kind]):
+        for save in sorted(planned, key=lambda other: order[other.kind]):
             await self._registry.put(publisher, save.kind, save.element, save.before, entry=save.entry)
             if save.entry is not None:
                 save.element = records.from_entry(save.entry)
@@ -247,29 +257,29 @@ class PublicationHandler:
     # Deleting.
 
     async def _owned(
-        self, kind: str, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, kind: str, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> list[records.UddiRecord]:
-        found = await self._registry.each(kind, inquiry.keys_of(asked, records.key_name(kind)))
-        for one in found:
-            self._check_owner(one, publisher)
-        return found
+        owned = await self._registry.each(kind, inquiry.keys_of(request, records.key_name(kind)))
+        for record in owned:
+            self._check_owner(record, publisher)
+        return owned
 
-    async def delete_business(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
-        for one in await self._owned("business", asked, publisher):
-            for service in await self._registry.services_of(one.key):
+    async def delete_business(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
+        for business in await self._owned("business", request, publisher):
+            for service in await self._registry.services_of(business.key):
                 await self._registry.delete(publisher, service)
-            for said in await self._own_assertions(publisher):
-                if one.key in (said.source, said.target):
-                    await self._registry.withdraw(publisher, said)
-            await self._registry.delete(publisher, one)
+            for assertion in await self._own_assertions(publisher):
+                if business.key in (assertion.source, assertion.target):
+                    await self._registry.withdraw(publisher, assertion)
+            await self._registry.delete(publisher, business)
 
-    async def delete_service(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
-        for one in await self._owned("service", asked, publisher):
-            await self._registry.delete(publisher, one)
+    async def delete_service(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
+        for service in await self._owned("service", request, publisher):
+            await self._registry.delete(publisher, service)
 
-    async def delete_binding(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
+    async def delete_binding(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         changed: dict[str, _Save] = {}
-        for key in inquiry.keys_of(asked, "bindingKey"):
+        for key in inquiry.keys_of(request, "bindingKey"):
             held = await self._registry.service_with(key)
             if held is None:
                 raise registry.unknown_key_fault(key, "bindingKey")
@@ -278,28 +288,28 @@ class PublicationHandler:
             save.element = _without_bindings(save.element, {key})
         await self._write(list(changed.values()), publisher)
 
-    async def delete_tModel(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
+    async def delete_tModel(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         """It is hidden, not gone: whoever refers to it can still read what it meant."""
-        for one in await self._owned("tmodel", asked, publisher):
-            await self._registry.put(publisher, "tmodel", one.element, one, deleted=True)
+        for model in await self._owned("tmodel", request, publisher):
+            await self._registry.put(publisher, "tmodel", model.element, model, deleted=True)
 
     # What is one's own.
 
     async def get_registeredInfo(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
-        wanted = asked.get("infoSelection")
+        selection = request.get("infoSelection")
         mine = f"writer = {registry.quoted(publisher.name)}"
-        businesses = await self._registry.find("business", mine) if wanted != "hidden" else []
+        businesses = await self._registry.find("business", mine) if selection != "hidden" else []
         models = [
-            one
-            for one in await self._registry.find("tmodel", mine)
-            if wanted == "all" or one.deleted == (wanted == "hidden")
+            model
+            for model in await self._registry.find("tmodel", mine)
+            if selection == "all" or model.deleted == (selection == "hidden")
         ]
         return xml.XmlElement(
             U("registeredInfo"),
             inquiry.listed("businessInfos", await self._inquiry.business_infos(businesses)),
-            inquiry.listed("tModelInfos", [inquiry.model_info(one) for one in models]),
+            inquiry.listed("tModelInfos", [inquiry.model_info(model) for model in models]),
         )
 
     # Assertions.
@@ -308,95 +318,104 @@ class PublicationHandler:
         return await self._registry.assertions(f"writer = {registry.quoted(publisher.name)}")
 
     async def _asserted(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> list[registry.PublisherAssertion]:
         """What is to be said, each by somebody who owns one of its businesses."""
-        said = [
-            registry.PublisherAssertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))
+        assertions = [
+            registry.PublisherAssertion(publisher.name, element)
+            for element in request.all(U("publisherAssertion"))
         ]
         owner = await inquiry.owners(
-            self._registry, [key for one in said for key in (one.source, one.target)]
+            self._registry, [key for assertion in assertions for key in (assertion.source, assertion.target)]
         )
-        for one in said:
-            for key in (one.source, one.target):
+        for assertion in assertions:
+            for key in (assertion.source, assertion.target):
                 if key not in owner:
                     raise registry.unknown_key_fault(key, "businessKey")
-            if publisher.name not in (owner[one.source], owner[one.target]):
+            if publisher.name not in (owner[assertion.source], owner[assertion.target]):
                 raise faults.fault(
                     faults.UddiErrorCode.USER_MISMATCH,
-                    f"neither {one.source} nor {one.target} is {publisher.name}'s",
+                    f"neither {assertion.source} nor {assertion.target} is {publisher.name}'s",
                 )
-        return said
+        return assertions
 
-    async def add_publisherAssertions(self, asked: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
-        for one in await self._asserted(asked, publisher):
-            await self._registry.say(publisher, one)
+    async def add_publisherAssertions(
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
+    ) -> None:
+        for assertion in await self._asserted(request, publisher):
+            await self._registry.say(publisher, assertion)
 
     async def set_publisherAssertions(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
-        said = await self._asserted(asked, publisher)
-        wanted = {one.identity for one in said}
-        for one in said:
-            await self._registry.say(publisher, one)
-        for one in await self._own_assertions(publisher):
-            if one.identity not in wanted:
-                await self._registry.withdraw(publisher, one)
-        return xml.XmlElement(U("publisherAssertions"), *(one.element for one in said))
+        assertions = await self._asserted(request, publisher)
+        identities = {assertion.identity for assertion in assertions}
+        for assertion in assertions:
+            await self._registry.say(publisher, assertion)
+        for assertion in await self._own_assertions(publisher):
+            if assertion.identity not in identities:
+                await self._registry.withdraw(publisher, assertion)
+        return xml.XmlElement(U("publisherAssertions"), *(assertion.element for assertion in assertions))
 
     async def delete_publisherAssertions(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> None:
-        said = [
-            registry.PublisherAssertion(publisher.name, one) for one in asked.all(U("publisherAssertion"))
+        assertions = [
+            registry.PublisherAssertion(publisher.name, element)
+            for element in request.all(U("publisherAssertion"))
         ]
-        there = {one.identity for one in await self._own_assertions(publisher)}
-        if any(one.identity not in there for one in said):
+        there = {assertion.identity for assertion in await self._own_assertions(publisher)}
+        if any(assertion.identity not in there for assertion in assertions):
             raise faults.fault(
                 faults.UddiErrorCode.ASSERTION_NOT_FOUND, f"{publisher.name} has made no such assertion"
             )
-        for one in said:
-            await self._registry.withdraw(publisher, one)
+        for assertion in assertions:
+            await self._registry.withdraw(publisher, assertion)
 
     async def get_publisherAssertions(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
-        del asked
-        said = await self._own_assertions(publisher)
-        return xml.XmlElement(U("publisherAssertionsResponse"), *(one.element for one in said))
+        del request
+        assertions = await self._own_assertions(publisher)
+        return xml.XmlElement(
+            U("publisherAssertionsResponse"), *(assertion.element for assertion in assertions)
+        )
 
     async def get_assertionStatusReport(
-        self, asked: xml.XmlElement, publisher: registry.UddiPublisher
+        self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
-        wanted = asked.text_of(U("completionStatus"))
-        said = await self._registry.assertions()
+        selection = request.text_of(U("completionStatus"))
+        assertions = await self._registry.assertions()
         owner = await inquiry.owners(
-            self._registry, [key for one in said for key in (one.source, one.target)]
+            self._registry, [key for assertion in assertions for key in (assertion.source, assertion.target)]
         )
         makers: dict[tuple[str, str, entities.KeyedReference], set[str]] = {}
         first: dict[tuple[str, str, entities.KeyedReference], registry.PublisherAssertion] = {}
-        for one in said:
-            if publisher.name in (owner.get(one.source), owner.get(one.target)):
-                makers.setdefault(one.identity, set()).add(one.publisher)
-                first.setdefault(one.identity, one)
+        for assertion in assertions:
+            if publisher.name in (owner.get(assertion.source), owner.get(assertion.target)):
+                makers.setdefault(assertion.identity, set()).add(assertion.publisher)
+                first.setdefault(assertion.identity, assertion)
         items = []
-        for identity, one in first.items():
-            sides = {side: owner.get(key) for side, key in (("fromKey", one.source), ("toKey", one.target))}
+        for identity, assertion in first.items():
+            sides = {
+                side: owner.get(key)
+                for side, key in (("fromKey", assertion.source), ("toKey", assertion.target))
+            }
             missing = [side for side, who in sides.items() if who not in makers[identity]]
             status = f"status:{missing[0]}_incomplete" if missing else "status:complete"
-            if wanted and wanted != status:
+            if selection and selection != status:
                 continue
             mine = [
                 xml.XmlElement(U(side), key)
-                for side, key in (("fromKey", one.source), ("toKey", one.target))
+                for side, key in (("fromKey", assertion.source), ("toKey", assertion.target))
                 if sides[side] == publisher.name
             ]
             items.append(
                 xml.XmlElement(
                     U("assertionStatusItem"),
-                    xml.XmlElement(U("fromKey"), one.source),
-                    xml.XmlElement(U("toKey"), one.target),
-                    one.keyed,
+                    xml.XmlElement(U("fromKey"), assertion.source),
+                    xml.XmlElement(U("toKey"), assertion.target),
+                    assertion.keyed,
                     xml.XmlElement(U("keysOwned"), *mine),
                     attributes={"completionStatus": status},
                 )
@@ -415,18 +434,20 @@ def _shown(binding: xml.XmlElement, save: _Save) -> xml.XmlElement:
     if save.entry is None:
         return binding
     access = entities.texts(binding, "accessPoint")
-    there = [one for one in entities.bindings(save.element) if entities.texts(one, "accessPoint") == access]
+    there = [
+        other for other in entities.bindings(save.element) if entities.texts(other, "accessPoint") == access
+    ]
     return there[-1]
 
 
 def _without_bindings(service: xml.XmlElement, gone: set[str]) -> xml.XmlElement:
     return _with_bindings(
-        service, [one for one in entities.bindings(service) if one.get("bindingKey") not in gone]
+        service, [binding for binding in entities.bindings(service) if binding.get("bindingKey") not in gone]
     )
 
 
 def _says_generator(model: xml.XmlElement) -> bool:
     return any(
-        one.model == standard_tmodels.TYPES and one.value.lower() == "keygenerator"
-        for one in entities.bag(model).references
+        reference.model == standard_tmodels.TYPES and reference.value.lower() == "keygenerator"
+        for reference in entities.bag(model).references
     )

@@ -69,7 +69,7 @@ def context_key(kind: str, key: str) -> str:
 
 def entry_key(id: str) -> str:
     """The key of a plain entry: what keys of UDDI have no room for, capitals too, is written as %xx."""
-    return "uddi:" + _FOREIGN.sub(lambda one: "".join(f"%{byte:02x}" for byte in one[0].encode()), id)
+    return "uddi:" + _FOREIGN.sub(lambda match: "".join(f"%{byte:02x}" for byte in match[0].encode()), id)
 
 
 def element_name(kind: str) -> str:
@@ -90,50 +90,54 @@ def attributes(
     """What a search looks at."""
     names = [name.text for name in entities.names(element)]
     bag = entities.bag(element)
-    found: protocol.Attributes = {
+    indexed: protocol.Attributes = {
         "kind": kind,
         "name": names[0] if names else "",
         "names": names,
-        "categories": [category(one) for one in bag.references],
+        "categories": [category(reference) for reference in bag.references],
         "created": created_at_s,
         "uddi": True,
     }
     if kind == "service":
         bindings = entities.bindings(element)
-        found |= {
-            "access": [text for one in bindings for text in entities.texts(one, "accessPoint")],
+        indexed |= {
+            "access": [text for binding in bindings for text in entities.texts(binding, "accessPoint")],
             "business": element.get("businessKey") or "",
-            "bindings": [one.get("bindingKey") or "" for one in bindings],
-            "models": sorted({model for one in bindings for model in entities.models(one)}),
+            "bindings": [binding.get("bindingKey") or "" for binding in bindings],
+            "models": sorted({model for binding in bindings for model in entities.models(binding)}),
         }
-        found = {**_metadata(bag), **found}
+        indexed = {**_metadata(bag), **indexed}
     else:
-        found["identifiers"] = [category(one) for one in entities.bag(element, "identifierBag").references]
+        indexed["identifiers"] = [
+            category(reference) for reference in entities.bag(element, "identifierBag").references
+        ]
     if deleted:
-        found["deleted"] = True
-    return found
+        indexed["deleted"] = True
+    return indexed
 
 
 def _metadata(bag: entities.CategoryBag) -> protocol.Attributes:
     """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
-    found: protocol.Attributes = {
-        one.name: number(one.value)
-        for one in bag.references
-        if one.model == matcher.KEYWORDS and one.name and one.name not in service_entries.RESERVED | _OWN
+    pairs: protocol.Attributes = {
+        reference.name: number(reference.value)
+        for reference in bag.references
+        if reference.model == matcher.KEYWORDS
+        and reference.name
+        and reference.name not in service_entries.RESERVED | _OWN
     }
-    return found | middle(bag)
+    return pairs | middle(bag)
 
 
 def middle(bag: entities.CategoryBag) -> dict[str, protocol.Attribute]:
     """Of the last box in ``bag``, as metadata; empty where there is none."""
-    found: dict[str, protocol.Attribute] = {}
+    point: dict[str, protocol.Attribute] = {}
     for model, references in bag.groups:
         place = matcher.box_of(references) if model == matcher.BOX else None
         if place is not None:
             west, south, east, north = place
             lon = (west + (east if west <= east else east + 360.0)) / 2
-            found = {"lon": lon if lon <= 180.0 else lon - 360.0, "lat": (south + north) / 2}
-    return found
+            point = {"lon": lon if lon <= 180.0 else lon - 360.0, "lat": (south + north) / 2}
+    return point
 
 
 def number(text: str) -> protocol.Attribute:
@@ -149,14 +153,14 @@ def number(text: str) -> protocol.Attribute:
 
 def lease_s(element: xml.XmlElement) -> float:
     """How long a service wants to be kept without being saved again; 0: for ever."""
-    for one in entities.bag(element).references:
-        if one.model == matcher.LEASE and one.name == "lease_s":
+    for reference in entities.bag(element).references:
+        if reference.model == matcher.LEASE and reference.name == "lease_s":
             try:
-                seconds = float(one.value)
+                seconds = float(reference.value)
             except ValueError:
                 seconds = -1.0
             if not 0 < seconds <= 100 * 365 * 86_400:
-                raise schema.InvalidUddi(f"a lease of {one.value[:40]!r} seconds")
+                raise schema.InvalidUddi(f"a lease of {reference.value[:40]!r} seconds")
             return seconds
     return 0.0
 
@@ -232,7 +236,7 @@ def from_entry(entry: service_entries.ServiceEntry) -> xml.XmlElement:
         )
         for number, access in enumerate(entry.access, 1)
     ]
-    pairs = [one.partition("=") for one in entry.categories]
+    pairs = [category_text.partition("=") for category_text in entry.categories]
     references = [keyed(model, value) for model, _, value in pairs]
     references += [
         keyed(matcher.KEYWORDS, _text(value), name)
@@ -272,12 +276,12 @@ def _with_lease(element: xml.XmlElement, expires_at_ns: int) -> xml.XmlElement:
     ends = keyed(matcher.LEASE, xsd_types.format_datetime(expires_at_ns / 1e9), "expires_at")
     bag = element.find(U("categoryBag"))
     inside: Iterable[xml.XmlElement] = bag.children if bag is not None else ()
-    references = [one for one in inside if one.name == U("keyedReference")]
-    groups = [one for one in inside if one.name != U("keyedReference")]
+    references = [child for child in inside if child.name == U("keyedReference")]
+    groups = [child for child in inside if child.name != U("keyedReference")]
     kept = [
-        one
-        for one in references
-        if (one.get("tModelKey"), one.get("keyName")) != (matcher.LEASE, "expires_at")
+        child
+        for child in references
+        if (child.get("tModelKey"), child.get("keyName")) != (matcher.LEASE, "expires_at")
     ]
     return entities.with_part(
         element,

@@ -77,29 +77,29 @@ class UddiRegistry:
         try:
             async with self._as(self._reader) as contexts:
                 context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
-            found = records.read_record(context)
+            record = records.read_record(context)
         except (errors.NotFound, *_NO_ENTITY):
             return None
-        if found.key != key:
+        if record.key != key:
             return None
-        if found.business not in ("", records.DOMAIN_KEY):
-            parent = await self.get("business", found.business)
-            if parent is not None and parent.owner != found.owner:
+        if record.business not in ("", records.DOMAIN_KEY):
+            parent = await self.get("business", record.business)
+            if parent is not None and parent.owner != record.owner:
                 return None
-        return found
+        return record
 
     async def each(self, kind: str, keys: Sequence[str]) -> list[records.UddiRecord]:
         """All of them in their order, or the fault that names one that is not there."""
         gate = asyncio.Semaphore(TOGETHER)
 
-        async def one(key: str) -> records.UddiRecord:
+        async def load(key: str) -> records.UddiRecord:
             async with gate:
-                found = await self.get(kind, key)
-            if found is None:
+                record = await self.get(kind, key)
+            if record is None:
                 raise unknown_key_fault(key, records.key_name(kind))
-            return found
+            return record
 
-        return list(await asyncio.gather(*map(one, keys)))
+        return list(await asyncio.gather(*map(load, keys)))
 
     async def find(self, kind: str, condition: str = "") -> list[records.UddiRecord]:
         held = []
@@ -114,41 +114,43 @@ class UddiRegistry:
             held += [
                 records.UddiRecord("tmodel", key, element) for key, element in standard_tmodels.MODELS.items()
             ]
-        if any(one.business not in ("", records.DOMAIN_KEY) for one in held):
+        if any(record.business not in ("", records.DOMAIN_KEY) for record in held):
             # A service that was written by hand into another's business is none of it.
-            owner = {one.key: one.owner for one in await self.find("business")} | {records.DOMAIN_KEY: None}
-            held = [one for one in held if owner.get(one.business) in (None, one.owner)]
+            owner = {business.key: business.owner for business in await self.find("business")} | {
+                records.DOMAIN_KEY: None
+            }
+            held = [record for record in held if owner.get(record.business) in (None, record.owner)]
         return held
 
     async def _found(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
         """All that there are in this registry: what is mounted is its own registry's to show."""
         predicate = f"key LIKE '{prefix}%' AND kind = '{kind}'" + (f" AND ({condition})" if condition else "")
         async with self._as(self._reader) as contexts:
-            found = await contexts.find(predicate, limit=FOUND_MAX)
-        if found.silent:
+            result = await contexts.find(predicate, limit=FOUND_MAX)
+        if result.silent:
             raise faults.fault(
                 faults.UddiErrorCode.BUSY,
-                f"no answer from {found.silent_text}: what is there is not complete",
+                f"no answer from {result.silent_text}: what is there is not complete",
             )
-        if found.more:
+        if result.more:
             raise faults.fault(
                 faults.UddiErrorCode.RESULT_SET_TOO_LARGE,
-                f"over {len(found.contexts):,} entities would have to be looked at: ask for less",
+                f"over {len(result.contexts):,} entities would have to be looked at: ask for less",
             )
-        return found.contexts
+        return result.contexts
 
     async def services_of(self, business: str) -> list[records.UddiRecord]:
         condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
-        return [one for one in await self.find("service", condition) if one.business == business]
+        return [service for service in await self.find("service", condition) if service.business == business]
 
     async def service_with(self, binding: str) -> records.UddiRecord | None:
         """The service that has a binding of this key."""
-        found = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
-        if not found and ":" in binding:  # of a plain entry, whose bindings are numbered
+        candidates = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
+        if not candidates and ":" in binding:  # of a plain entry, whose bindings are numbered
             held = await self.get("service", binding.rpartition(":")[0])
-            found = [held] if held is not None else []
-        for held in found:
-            if any(one.get("bindingKey") == binding for one in entities.bindings(held.element)):
+            candidates = [held] if held is not None else []
+        for held in candidates:
+            if any(template.get("bindingKey") == binding for template in entities.bindings(held.element)):
                 return held
         return None
 
@@ -195,28 +197,28 @@ class UddiRegistry:
     # Assertions: each publisher's own word, one context for each.
 
     async def assertions(self, condition: str = "") -> list[PublisherAssertion]:
-        said = []
+        assertions = []
         for context in await self._found("assertion", _ASSERTIONS, condition):
             with contextlib.suppress(*_NO_ENTITY):
-                said.append(PublisherAssertion.of(context))
-        return said
+                assertions.append(PublisherAssertion.of(context))
+        return assertions
 
-    async def say(self, publisher: UddiPublisher, said: PublisherAssertion) -> None:
+    async def say(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
         async with self._as(publisher) as contexts:
             await contexts.put(
-                said.context_key,
-                xml.write(said.element, schema.PREFIXES),
+                assertion.context_key,
+                xml.write(assertion.element, schema.PREFIXES),
                 attributes={
                     "kind": "assertion",
-                    "from_business": said.source,
-                    "to_business": said.target,
+                    "from_business": assertion.source,
+                    "to_business": assertion.target,
                 },
             )
 
-    async def withdraw(self, publisher: UddiPublisher, said: PublisherAssertion) -> None:
+    async def withdraw(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
         with contextlib.suppress(errors.NotFound):
             async with self._as(publisher) as contexts:
-                await contexts.delete(said.context_key)
+                await contexts.delete(assertion.context_key)
 
 
 class PublisherAssertion:
@@ -257,9 +259,9 @@ def unknown_key_fault(key: str, key_type: str) -> soap_faults.SoapFault:
 
 
 def without_repeats(keys: Iterable[str], key_type: str) -> list[str]:
-    found = list(keys)
-    if len(set(found)) != len(found):
+    unique = list(keys)
+    if len(set(unique)) != len(unique):
         raise faults.fault(
             faults.UddiErrorCode.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type
         )
-    return found
+    return unique

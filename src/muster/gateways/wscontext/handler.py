@@ -104,22 +104,22 @@ class WsContextHandler:
     async def _handle(
         self, call: soap_endpoint.SoapRequest, operations: tuple[str, ...], manager: str
     ) -> soap_endpoint.SoapResponse:
-        asked = call.envelope.first
+        message = call.envelope.first
         if (
-            asked is None
+            message is None
             or len(call.envelope.body) != 1
-            or asked.namespace != WSCTX
-            or asked.local not in operations
+            or message.namespace != WSCTX
+            or message.local not in operations
         ):
-            what = f"<{asked.local[:60]}>" if asked is not None else "an empty body"
+            what = f"<{message.local[:60]}>" if message is not None else "an empty body"
             raise fault("generalFault", f"{what} is no operation here; there are {', '.join(operations)}")
         wsa = call.addressing
         if wsa is None:
-            return soap_endpoint.SoapResponse([await self._do(call, asked, manager)])
+            return soap_endpoint.SoapResponse([await self._do(call, message, manager)])
         self._check_callbacks(wsa)
         version = call.envelope.version
         try:
-            answer = await self._do(call, asked, manager)
+            answer = await self._do(call, message, manager)
         except errors.MusterError as error:
             if wsa.answered_directly(fault=True):
                 raise
@@ -158,22 +158,22 @@ class WsContextHandler:
             events.warning("answer-not-taken", address=to.address, error=error)
 
     async def _do(
-        self, call: soap_endpoint.SoapRequest, asked: xml.XmlElement, manager: str
+        self, call: soap_endpoint.SoapRequest, message: xml.XmlElement, manager: str
     ) -> xml.XmlElement:
         assert call.caller is not None
         caller, id = call.caller, _identifier(call.envelope)
-        reply = WSCTX(schema.REPLIES[asked.local])
-        if asked.local in ("setTimeout", "getTimeout"):
-            if asked.local == "getTimeout":
+        reply = WSCTX(schema.REPLIES[message.local])
+        if message.local in ("setTimeout", "getTimeout"):
+            if message.local == "getTimeout":
                 return xml.XmlElement(reply, str(int(self._timeout_s(caller))))
-            self._set_timeout(caller, asked)
+            self._set_timeout(caller, message)
             return xml.XmlElement(reply)
-        if caller.role == roles.Role.VIEWER and asked.local in ("begin", "complete", "setContents"):
+        if caller.role == roles.Role.VIEWER and message.local in ("begin", "complete", "setContents"):
             raise errors.Forbidden(f"{caller.name} may look and change nothing")
         async with self._visit(caller) as activities:
-            match asked.local:
+            match message.local:
                 case "begin":
-                    timeout = asked.find(WSCTX("timeout"))
+                    timeout = message.find(WSCTX("timeout"))
                     made = await activities.begin(
                         parent=id,
                         timeout_s=(_seconds(timeout) if timeout is not None else 0)
@@ -191,10 +191,10 @@ class WsContextHandler:
                     return xml.XmlElement(reply, status.value)
                 case "getContents":
                     _expect(id, "validContextExpectedFault")
-                    found = await self._known(activities.get(id))
-                    return xml.XmlElement(reply, _context(found, call.location, manager, contents=True))
+                    activity = await self._known(activities.get(id))
+                    return xml.XmlElement(reply, _context(activity, call.location, manager, contents=True))
             _expect(id, "validContextExpectedFault")
-            await self._known(activities.set_contents(id, _contents(asked)))
+            await self._known(activities.set_contents(id, _contents(message)))
             return xml.XmlElement(reply)
 
     @staticmethod
@@ -207,11 +207,11 @@ class WsContextHandler:
     def _timeout_s(self, caller: soap_endpoint.SoapCaller) -> float:
         return self._timeouts_s.get(caller.name, inform_activities.TIMEOUT_S)
 
-    def _set_timeout(self, caller: soap_endpoint.SoapCaller, asked: xml.XmlElement) -> None:
-        given = asked.find(WSCTX("timeout"))
-        if given is None:
+    def _set_timeout(self, caller: soap_endpoint.SoapCaller, message: xml.XmlElement) -> None:
+        timeout = message.find(WSCTX("timeout"))
+        if timeout is None:
             raise fault("generalFault", "the timeout is missing")
-        seconds = _seconds(given)
+        seconds = _seconds(timeout)
         if not seconds:  # the default again
             self._timeouts_s.pop(caller.name, None)
             return
@@ -222,44 +222,44 @@ class WsContextHandler:
 
 
 def fault_of(error: errors.MusterError) -> faults.SoapFault:
-    said = faults.public_message(error)
+    message = faults.public_message(error)
     match error:
         case faults.SoapFault():
             return error
         case inform_activities.ChildActivityPending():
-            return fault("childActivityPendingFault", said)
+            return fault("childActivityPendingFault", message)
         case inform_activities.InvalidActivityState():
-            return fault("invalidStateFault", said)
+            return fault("invalidStateFault", message)
         case inform_activities.UnknownActivity():
-            return fault("invalidActivityFault", said)
+            return fault("invalidActivityFault", message)
         case inform_activities.ActivityTimeoutOutOfRange():
-            return fault("timeoutOutOfRangeFault", said)
+            return fault("timeoutOutOfRangeFault", message)
         case errors.Forbidden():
-            return fault("noPermissionFault", said)
+            return fault("noPermissionFault", message)
     plain = faults.from_error(error)
     return fault("generalFault", plain.message, blame=plain.blame)
 
 
 def _fault_headers(
-    call: soap_endpoint.SoapRequest | None, told: faults.SoapFault
+    call: soap_endpoint.SoapRequest | None, error: faults.SoapFault
 ) -> Sequence[xml.XmlElement]:
     if call is None or call.addressing is None:
         return ()
-    action = f"{WSCTX}/{told.reason_word}"
+    action = f"{WSCTX}/{error.reason_word}"
     return call.addressing.reply_headers(action, fault=True)
 
 
 def _identifier(message: envelope.SoapEnvelope) -> str:
     """Of the activity in the header. Matched by local names: some clients mistake the namespace inside it."""
-    contexts = [one for one in message.headers if one.name == WSCTX("context")]
+    contexts = [header for header in message.headers if header.name == WSCTX("context")]
     if not contexts:
         return ""
-    found = [one.text for one in contexts[0].children if one.local == "context-identifier"]
-    if len(contexts) > 1 or len(found) != 1:
+    identifiers = [child.text for child in contexts[0].children if child.local == "context-identifier"]
+    if len(contexts) > 1 or len(identifiers) != 1:
         raise fault("validContextExpectedFault", "expected one context with one context-identifier")
-    known = _ID.match(found[0])
+    known = _ID.match(identifiers[0])
     if known is None:
-        raise fault("validContextExpectedFault", f"{found[0][:80]!r} is no identifier of ours")
+        raise fault("validContextExpectedFault", f"{identifiers[0][:80]!r} is no identifier of ours")
     return known[1]
 
 
@@ -295,18 +295,18 @@ def _context(
     )
 
 
-def _contents(asked: xml.XmlElement) -> bytes:
+def _contents(message: xml.XmlElement) -> bytes:
     """The bytes to keep: the elements as they came, or what an element of ours holds."""
-    if any(one.namespace == WSCTX or not one.namespace for one in asked.children) or asked.text:
+    if any(child.namespace == WSCTX or not child.namespace for child in message.children) or message.text:
         raise fault("generalFault", "contents are elements of a namespace other than that of WS-Context")
-    if len(asked.children) == 1 and asked.children[0].name == OURS("bytes"):
+    if len(message.children) == 1 and message.children[0].name == OURS("bytes"):
         try:
-            return base64.b64decode(asked.children[0].text, validate=True)
+            return base64.b64decode(message.children[0].text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise fault("generalFault", f"not base64: {error}") from error
     contents = b""
-    for one in asked.children:  # each with all the prefixes around it
-        contents += xml.write(one, bytes_max=protocol.VALUE_BYTES_MAX - len(contents))
+    for child in message.children:  # each with all the prefixes around it
+        contents += xml.write(child, bytes_max=protocol.VALUE_BYTES_MAX - len(contents))
     return contents
 
 
@@ -320,7 +320,7 @@ def _shown(contents: bytes) -> Sequence[xml.XmlElement]:
     if (
         holder is not None
         and not holder.text
-        and all(one.namespace not in ("", WSCTX) for one in holder.children)
+        and all(child.namespace not in ("", WSCTX) for child in holder.children)
     ):
         return holder.children
     return [xml.XmlElement(OURS("bytes"), base64.b64encode(contents).decode())]

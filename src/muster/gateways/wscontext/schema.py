@@ -89,7 +89,7 @@ _SCHEMA = f"""
   </xsd:element>
   <xsd:element name="setContents" type="wsctx:ReferenceType"/>
   <xsd:element name="contentsSet" type="wsctx:EmptyType"/>
-  {"".join(f'<xsd:element name="{one}" type="xsd:string"/>' for one in FAULTS)}
+  {"".join(f'<xsd:element name="{fault}" type="xsd:string"/>' for fault in FAULTS)}
 </xsd:schema>
 """
 
@@ -101,14 +101,15 @@ def document(operations: tuple[str, ...], name: str, location: str) -> bytes:
         namespace=WSCTX,
         schema=_without_spaces(xml.parse(_SCHEMA.strip().encode())),
         operations=[
-            wsdl.WsdlOperation(one, one, REPLIES[one], FAULTS, headers=("context",)) for one in operations
+            wsdl.WsdlOperation(operation, operation, REPLIES[operation], FAULTS, headers=("context",))
+            for operation in operations
         ],
         location=location,
     )
 
 
 def _without_spaces(element: xml.XmlElement) -> xml.XmlElement:
-    content = [_without_spaces(one) for one in element.children]
+    content = [_without_spaces(child) for child in element.children]
     return xml.XmlElement(
         element.name, *content, attributes=element.attributes, namespaces=element.namespaces
     )

@@ -27,11 +27,11 @@ class EnumerationHandler:
         self.open = enumeration_contexts.EnumerationContexts()
 
     async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        asked, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
-        mode = enumeration_contexts.mode_of(asked)
-        where = filters.of_enumeration(asked)
+        body, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
+        mode = enumeration_contexts.mode_of(body)
+        where = filters.of_enumeration(body)
         ends_at_s = enumeration_contexts.ends_at_s(
-            asked,
+            body,
             namespaces.WSEN,
             now_s,
             default_s=enumeration_contexts.LIFETIME_S,
@@ -44,10 +44,8 @@ class EnumerationHandler:
             async with self._visit(request.caller) as fleet:
                 if request.headers.wants_count:
                     more = [await self._count(fleet, made)]
-                if asked.find(namespaces.WSMAN("OptimizeEnumeration")) is not None:
-                    count = enumeration_contexts.count_of(
-                        asked, namespaces.WSMAN("MaxElements"), ELEMENTS_MAX
-                    )
+                if body.find(namespaces.WSMAN("OptimizeEnumeration")) is not None:
+                    count = enumeration_contexts.count_of(body, namespaces.WSMAN("MaxElements"), ELEMENTS_MAX)
                     items, done = await self._items(fleet, request, made, count)
                 else:
                     count = 0
@@ -60,7 +58,7 @@ class EnumerationHandler:
             namespaces.WSEN("EnumerateResponse"),
             xml.XmlElement(
                 namespaces.WSEN("Expires"),
-                wsman_request.granted_expiry(asked.find(namespaces.WSEN("Expires")), ends_at_s, now_s),
+                wsman_request.granted_expiry(body.find(namespaces.WSEN("Expires")), ends_at_s, now_s),
             ),
             xml.XmlElement(namespaces.WSEN("EnumerationContext"), None if done else made.id),
             xml.XmlElement(namespaces.WSMAN("Items"), *items) if count else None,
@@ -69,10 +67,10 @@ class EnumerationHandler:
         return wsman_request.build_response(answer, more=more)
 
     async def pull(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        asked = request.element(namespaces.WSEN("Pull"))
-        one = self._context(request, asked)
-        count = enumeration_contexts.count_of(asked, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
-        characters = asked.find(namespaces.WSEN("MaxCharacters"))
+        body = request.element(namespaces.WSEN("Pull"))
+        context = self._context(request, body)
+        count = enumeration_contexts.count_of(body, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
+        characters = body.find(namespaces.WSEN("MaxCharacters"))
         bytes_max = request.headers.bytes_max
         if characters is not None:
             try:
@@ -80,19 +78,19 @@ class EnumerationHandler:
             except errors.InvalidInput as error:
                 raise faults.schema(f"MaxCharacters: {error.message}") from error
         more = []
-        one.pulling = True
+        context.pulling = True
         try:
             async with self._visit(request.caller) as fleet:
                 if request.headers.wants_count:
-                    more = [await self._count(fleet, one)]
-                items, done = await self._items(fleet, request, one, count, bytes_max)
+                    more = [await self._count(fleet, context)]
+                items, done = await self._items(fleet, request, context, count, bytes_max)
         finally:
-            one.pulling = False
+            context.pulling = False
         if done:
-            self.open.end(one)
+            self.open.end(context)
         answer = xml.XmlElement(
             namespaces.WSEN("PullResponse"),
-            None if done else xml.XmlElement(namespaces.WSEN("EnumerationContext"), one.id),
+            None if done else xml.XmlElement(namespaces.WSEN("EnumerationContext"), context.id),
             xml.XmlElement(namespaces.WSEN("Items"), *items),
             xml.XmlElement(namespaces.WSEN("EndOfSequence")) if done else None,
         )
@@ -103,29 +101,29 @@ class EnumerationHandler:
         return wsman_request.build_response()
 
     def _context(
-        self, request: wsman_request.WsManRequest, asked: xml.XmlElement
+        self, request: wsman_request.WsManRequest, body: xml.XmlElement
     ) -> enumeration_contexts.EnumerationContext:
-        given = asked.find(namespaces.WSEN("EnumerationContext"))
-        if given is None:
+        identifier = body.find(namespaces.WSEN("EnumerationContext"))
+        if identifier is None:
             raise faults.schema("the EnumerationContext is missing")
-        return self.open.find(given.text, request.caller.name, request.kind, self._now_s())
+        return self.open.find(identifier.text, request.caller.name, request.kind, self._now_s())
 
     async def _items(
         self,
         fleet: client.ManageClient,
         request: wsman_request.WsManRequest,
-        one: enumeration_contexts.EnumerationContext,
+        context: enumeration_contexts.EnumerationContext,
         count: int,
         bytes_max: int | None = None,
     ) -> tuple[list[xml.XmlElement], bool]:
         """The next items, as many as were asked for and fit, and whether they are the last."""
-        names_, whole, last = await self._next(fleet, one, count)
+        names_, resources, last = await self._next(fleet, context, count)
         room = (bytes_max or request.headers.bytes_max) - FRAME_BYTES
         items: list[xml.XmlElement] = []
-        for name, resource in zip(names_, whole, strict=True):
+        for name, resource in zip(names_, resources, strict=True):
             if resource is not None:
                 made = enumeration_contexts.item(
-                    one.mode, resource, request.reference(name, namespaces.WSA("EndpointReference"))
+                    context.mode, resource, request.reference(name, namespaces.WSA("EndpointReference"))
                 )
                 size = len(xml.write(made, namespaces.PREFIXES))
                 if size > room:
@@ -134,32 +132,34 @@ class EnumerationHandler:
                     return items, False
                 room -= size
                 items.append(made)
-            one.after = name
+            context.after = name
         return items, last
 
     async def _next(
-        self, fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext, count: int
+        self, fleet: client.ManageClient, context: enumeration_contexts.EnumerationContext, count: int
     ) -> tuple[list[str], list[xml.XmlElement | None], bool]:
-        if one.kind == namespaces.RESOURCE:
-            page = await fleet.enumerate(where=one.where, after=one.after, limit=count)
-            found = [row["name"] for row in page.items]
-            if one.mode == enumeration_contexts.EPR:
-                return found, [xml.XmlElement("epr") for _ in found], page.next is None
+        if context.kind == namespaces.RESOURCE:
+            page = await fleet.enumerate(where=context.where, after=context.after, limit=count)
+            names = [row["name"] for row in page.items]
+            if context.mode == enumeration_contexts.EPR:
+                return names, [xml.XmlElement("epr") for _ in names], page.next is None
             return (
-                found,
-                await asyncio.gather(*(_described(fleet, name) for name in found)),
+                names,
+                await asyncio.gather(*(_described(fleet, name) for name in names)),
                 page.next is None,
             )
-        rows = sorted(await _rows(fleet, one), key=lambda row: str(row["name"]))
-        rows = [row for row in rows if row["name"] > one.after]
+        rows = sorted(await _rows(fleet, context), key=lambda row: str(row["name"]))
+        rows = [row for row in rows if row["name"] > context.after]
         chosen = rows[:count]
-        whole: list[xml.XmlElement | None] = [representations.simple(one.kind, row) for row in chosen]
-        return [row["name"] for row in chosen], whole, len(rows) <= count
+        elements: list[xml.XmlElement | None] = [representations.simple(context.kind, row) for row in chosen]
+        return [row["name"] for row in chosen], elements, len(rows) <= count
 
     async def _count(
-        self, fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext
+        self, fleet: client.ManageClient, context: enumeration_contexts.EnumerationContext
     ) -> xml.XmlElement:
-        rows = await (fleet.names(where=one.where) if one.kind == namespaces.RESOURCE else _rows(fleet, one))
+        rows = await (
+            fleet.names(where=context.where) if context.kind == namespaces.RESOURCE else _rows(fleet, context)
+        )
         return xml.XmlElement(namespaces.WSMAN("TotalItemsCountEstimate"), str(len(rows)))
 
 
@@ -171,10 +171,10 @@ async def _described(fleet: client.ManageClient, name: str) -> xml.XmlElement | 
 
 
 async def _rows(
-    fleet: client.ManageClient, one: enumeration_contexts.EnumerationContext
+    fleet: client.ManageClient, context: enumeration_contexts.EnumerationContext
 ) -> list[dict[str, Any]]:
-    rows = await (fleet.agents() if one.kind == namespaces.AGENT else fleet.managers())
-    if not one.where:
+    rows = await (fleet.agents() if context.kind == namespaces.AGENT else fleet.managers())
+    if not context.where:
         return rows
-    matches = python.compile(parser.parse(one.where))
+    matches = python.compile(parser.parse(context.where))
     return [row for row in rows if matches({**row.get("facts", {}), **row.get("labels", {}), **row}.get)]

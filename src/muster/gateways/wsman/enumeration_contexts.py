@@ -47,8 +47,8 @@ class EnumerationContexts:
     def begin(
         self, user: str, kind: xml.XmlNamespace, where: str, mode: str, ends_at_s: float, now_s: float
     ) -> EnumerationContext:
-        self._open = {id: one for id, one in self._open.items() if one.ends_at_s > now_s}
-        mine = sum(one.user == user for one in self._open.values())
+        self._open = {id: context for id, context in self._open.items() if context.ends_at_s > now_s}
+        mine = sum(context.user == user for context in self._open.values())
         if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
             raise errors.Overloaded(
                 f"{mine} enumerations of {user} are open", hint="pull them to their end, or release them"
@@ -58,27 +58,27 @@ class EnumerationContexts:
         return made
 
     def find(self, id: str, user: str, kind: str, now_s: float) -> EnumerationContext:
-        found = self._open.get(id)
-        if found is None or found.user != user or found.ends_at_s <= now_s:
+        context = self._open.get(id)
+        if context is None or context.user != user or context.ends_at_s <= now_s:
             raise faults.fault(
                 namespaces.WSEN("InvalidEnumerationContext"),
                 "no such enumeration is open: it came to its end, was released, or took too long",
                 blame=faults.RECEIVER,
             )
-        if found.kind != kind:
+        if context.kind != kind:
             raise faults.fault(
-                namespaces.WSA("MessageInformationHeaderRequired"), f"this enumeration is of {found.kind}"
+                namespaces.WSA("MessageInformationHeaderRequired"), f"this enumeration is of {context.kind}"
             )
-        if found.pulling:
+        if context.pulling:
             raise faults.fault(namespaces.WSMAN("Concurrency"), "this enumeration is being pulled already")
-        return found
+        return context
 
-    def end(self, one: EnumerationContext) -> None:
-        self._open.pop(one.id, None)
+    def end(self, context: EnumerationContext) -> None:
+        self._open.pop(context.id, None)
 
 
-def mode_of(asked: xml.XmlElement) -> str:
-    mode = asked.text_of(namespaces.WSMAN("EnumerationMode"), OBJECT)
+def mode_of(body: xml.XmlElement) -> str:
+    mode = body.text_of(namespaces.WSMAN("EnumerationMode"), OBJECT)
     if mode not in MODES:
         raise faults.unsupported(
             f"no enumeration mode {mode[:60]!r}: one of {', '.join(MODES)}", "EnumerationMode"
@@ -87,30 +87,30 @@ def mode_of(asked: xml.XmlElement) -> str:
 
 
 def ends_at_s(
-    asked: xml.XmlElement | None, space: xml.XmlNamespace, now_s: float, *, default_s: float, max_s: float
+    body: xml.XmlElement | None, space: xml.XmlNamespace, now_s: float, *, default_s: float, max_s: float
 ) -> float:
     """From an ``Expires`` of this namespace: as asked for, or as long as we allow."""
-    given = asked.find(space("Expires")) if asked is not None else None
-    if given is None or not given.text:
+    expires = body.find(space("Expires")) if body is not None else None
+    if expires is None or not expires.text:
         return now_s + default_s
     try:
-        left_s = xsd_types.parse_until_s(given.text, now_s)
+        left_s = xsd_types.parse_until_s(expires.text, now_s)
     except errors.InvalidInput as error:
         raise faults.fault(space("InvalidExpirationTime"), error.message) from error
     if left_s <= 0:
-        raise faults.fault(space("InvalidExpirationTime"), f"{given.text[:60]!r} is over already")
+        raise faults.fault(space("InvalidExpirationTime"), f"{expires.text[:60]!r} is over already")
     return now_s + min(left_s, max_s)
 
 
-def count_of(asked: xml.XmlElement, name: str, maximum: int) -> int:
+def count_of(body: xml.XmlElement, name: str, maximum: int) -> int:
     """A ``MaxElements``; absent means 1."""
-    given = asked.find(name)
-    if given is None:
+    element = body.find(name)
+    if element is None:
         return 1
     try:
-        return min(xsd_types.parse_integer(given.text, minimum=1), maximum)
+        return min(xsd_types.parse_integer(element.text, minimum=1), maximum)
     except errors.InvalidInput as error:
-        raise faults.schema(f"{given.local}: {error.message}") from error
+        raise faults.schema(f"{element.local}: {error.message}") from error
 
 
 def item(mode: str, resource: xml.XmlElement, reference: xml.XmlElement) -> xml.XmlElement:

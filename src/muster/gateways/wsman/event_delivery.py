@@ -113,7 +113,7 @@ class EventSubscriptions:
         for endpoint in (subscription.notify_to, subscription.end_to):
             if endpoint is not None:
                 self.check_address(endpoint)
-        mine = sum(one.user == caller.name for one in self._open.values())
+        mine = sum(subscribed.user == caller.name for subscribed in self._open.values())
         if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
             raise errors.Overloaded(f"{caller.name} has {mine} subscriptions", hint="unsubscribe some")
         listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,8 +130,8 @@ class EventSubscriptions:
         return subscription
 
     def find(self, id: str, user: str) -> EventSubscription | None:
-        found = self._open.get(id)
-        return found if found is not None and found.user == user else None
+        subscription = self._open.get(id)
+        return subscription if subscription is not None and subscription.user == user else None
 
     def renew(self, subscription: EventSubscription, lasts_s: float) -> bool:
         """False: it is ending already."""
@@ -148,11 +148,11 @@ class EventSubscriptions:
     async def close(self) -> None:
         """End all subscriptions, and tell the receivers that asked for it: all at once, within `CLOSE_S`."""
         ended = list(self._open.values())
-        await asyncio.gather(*(self._cancel(one) for one in ended))
+        await asyncio.gather(*(self._cancel(subscription) for subscription in ended))
         telling = [
-            asyncio.create_task(self._tell_end(one, "SourceShuttingDown", "the server is closing"))
-            for one in ended
-            if one.end_to is not None
+            asyncio.create_task(self._tell_end(subscription, "SourceShuttingDown", "the server is closing"))
+            for subscription in ended
+            if subscription.end_to is not None
         ]
         if telling:
             _, late = await asyncio.wait(telling, timeout=CLOSE_S)
@@ -178,12 +178,12 @@ class EventSubscriptions:
         try:
             async with (
                 self._visit(caller) as fleet,
-                fleet.listening(*resources, where=where) as heard,
+                fleet.listening(*resources, where=where) as feed,
                 asyncio.timeout(lasts_s) as subscription.timer,
             ):
                 listening.set_result(None)
-                async for one in heard:
-                    await self._deliver(subscription, one)
+                async for event in feed:
+                    await self._deliver(subscription, event)
         except TimeoutError:
             events.info("subscription-lapsed", subscription=subscription.id, user=subscription.user)
         except errors.MusterError as error:
@@ -200,13 +200,13 @@ class EventSubscriptions:
                 listening.cancel()
 
     async def _deliver(
-        self, subscription: EventSubscription, one: protocol.ResourceStateChange | protocol.ResourceEvent
+        self, subscription: EventSubscription, event: protocol.ResourceStateChange | protocol.ResourceEvent
     ) -> None:
         try:
-            action, body = representations.event(one)
+            action, body = representations.event(event)
         except Exception as error:  # noqa: BLE001  (agents write events: none may end a subscription)
             self._failed.add(reason="malformed")
-            events.warning("malformed-event", resource=one.resource, error=error)
+            events.warning("malformed-event", resource=event.resource, error=error)
             return
         message_id = f"uuid:{uuid.uuid4()}"
         acknowledged = subscription.mode == namespaces.PUSH_WITH_ACK
@@ -278,15 +278,15 @@ def _check(response: server.HttpResponse, acknowledges: str) -> None:
     with contextlib.suppress(errors.MusterError):
         answer = envelope.read(xml.parse(response.body, xml.XmlLimits(bytes=ANSWER_BYTES_MAX)))
     if answer is not None and answer.first is not None and answer.first.local == "Fault":
-        said = {str(one.qname()) for one in answer.first.walk() if one.name == _V12("Value")}
-        if namespaces.WSMAN("DeliveryRefused") in said:
+        codes = {str(element.qname()) for element in answer.first.walk() if element.name == _V12("Value")}
+        if namespaces.WSMAN("DeliveryRefused") in codes:
             raise DeliveryRefused("the receiver refuses events")
     if not 200 <= response.status < 300:
         raise errors.Unavailable(f"it answered {response.status}")
     if acknowledges:
-        found = addressing.read(answer) if answer is not None else None
+        wsa = addressing.read(answer) if answer is not None else None
         relates = answer.header(namespaces.WSA("RelatesTo")) if answer is not None else None
-        if found is None or found.action not in (namespaces.ACK, namespaces.ACK_MISSPELT):
+        if wsa is None or wsa.action not in (namespaces.ACK, namespaces.ACK_MISSPELT):
             raise errors.Unavailable("it did not acknowledge")
         if relates is None or relates.text != acknowledges:
             raise errors.Unavailable("it acknowledged something else")

@@ -17,9 +17,9 @@ class EventingHandler:
         self.open = subscriptions
 
     async def subscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        asked, now_s = request.element(namespaces.WSE("Subscribe")), self._now_s()
+        body, now_s = request.element(namespaces.WSE("Subscribe")), self._now_s()
         request.only_resources()
-        delivery = asked.find(namespaces.WSE("Delivery"))
+        delivery = body.find(namespaces.WSE("Delivery"))
         if delivery is None:
             raise faults.schema("the Delivery is missing")
         mode = delivery.get("Mode") or namespaces.PUSH
@@ -28,24 +28,24 @@ class EventingHandler:
                 namespaces.WSE("DeliveryModeRequestedUnavailable"),
                 f"no delivery mode {mode[:120]!r}",
                 more=[
-                    xml.XmlElement(namespaces.WSE("SupportedDeliveryMode"), one)
-                    for one in (namespaces.PUSH, namespaces.PUSH_WITH_ACK)
+                    xml.XmlElement(namespaces.WSE("SupportedDeliveryMode"), supported_mode)
+                    for supported_mode in (namespaces.PUSH, namespaces.PUSH_WITH_ACK)
                 ],
             )
         for holder, name, detail in (
             (delivery, "Heartbeats", "Heartbeats"),
             (delivery, "ConnectionRetry", "DeliveryRetries"),
-            (asked, "Bookmark", "Bookmarks"),
-            (asked, "SendBookmarks", "Bookmarks"),
+            (body, "Bookmark", "Bookmarks"),
+            (body, "SendBookmarks", "Bookmarks"),
         ):
             if holder.find(namespaces.WSMAN(name)) is not None:
                 raise faults.unsupported(f"{name} is not offered", detail)
-        notify_to, end_to = delivery.find(namespaces.WSE("NotifyTo")), asked.find(namespaces.WSE("EndTo"))
+        notify_to, end_to = delivery.find(namespaces.WSE("NotifyTo")), body.find(namespaces.WSE("EndTo"))
         if notify_to is None:
             raise faults.schema("NotifyTo is missing")
         if request.selectors:
             headers.check_selectors(request.selectors)
-        ends_at_s = self._subscription_ends_at_s(asked, now_s)
+        ends_at_s = self._subscription_ends_at_s(body, now_s)
         subscription = event_delivery.EventSubscription(
             user=request.caller.name,
             notify_to=addressing.EndpointReference.read(notify_to),
@@ -58,10 +58,10 @@ class EventingHandler:
             request.caller,
             subscription,
             list(request.selectors.values()),
-            filters.of_subscription(asked),
+            filters.of_subscription(body),
             ends_at_s - now_s,
         )
-        granted = wsman_request.granted_expiry(asked.find(namespaces.WSE("Expires")), ends_at_s, now_s)
+        granted = wsman_request.granted_expiry(body.find(namespaces.WSE("Expires")), ends_at_s, now_s)
         return wsman_request.build_response(
             xml.XmlElement(
                 namespaces.WSE("SubscribeResponse"),
@@ -71,15 +71,17 @@ class EventingHandler:
         )
 
     async def renew(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        asked, now_s = request.element(namespaces.WSE("Renew")), self._now_s()
-        found = self._subscription(request)
-        ends_at_s = self._subscription_ends_at_s(asked, now_s)
-        if found is None or not self.open.renew(found, ends_at_s - now_s):
+        body, now_s = request.element(namespaces.WSE("Renew")), self._now_s()
+        subscription = self._subscription(request)
+        ends_at_s = self._subscription_ends_at_s(body, now_s)
+        if subscription is None or not self.open.renew(subscription, ends_at_s - now_s):
             raise faults.fault(
                 namespaces.WSE("UnableToRenew"), "no such subscription: it has ended", blame=faults.RECEIVER
             )
-        found.ends_at_s = ends_at_s
-        granted = wsman_request.granted_expiry(asked.find(namespaces.WSE("Expires")), found.ends_at_s, now_s)
+        subscription.ends_at_s = ends_at_s
+        granted = wsman_request.granted_expiry(
+            body.find(namespaces.WSE("Expires")), subscription.ends_at_s, now_s
+        )
         return wsman_request.build_response(
             xml.XmlElement(
                 namespaces.WSE("RenewResponse"), xml.XmlElement(namespaces.WSE("Expires"), granted)
@@ -88,18 +90,18 @@ class EventingHandler:
 
     async def get_status(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.element(namespaces.WSE("GetStatus"))
-        found = self._subscription(request)
-        if found is None:
+        subscription = self._subscription(request)
+        if subscription is None:
             raise faults.parameter("no such subscription: it has ended")
-        granted = xml.XmlElement(namespaces.WSE("Expires"), xsd_types.format_datetime(found.ends_at_s))
+        granted = xml.XmlElement(namespaces.WSE("Expires"), xsd_types.format_datetime(subscription.ends_at_s))
         return wsman_request.build_response(xml.XmlElement(namespaces.WSE("GetStatusResponse"), granted))
 
     async def unsubscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
         request.element(namespaces.WSE("Unsubscribe"))
-        found = self._subscription(request)
-        if found is None:
+        subscription = self._subscription(request)
+        if subscription is None:
             raise faults.parameter("no such subscription: it has ended")
-        await self.open.end(found)
+        await self.open.end(subscription)
         return wsman_request.build_response()
 
     def _subscription(self, request: wsman_request.WsManRequest) -> event_delivery.EventSubscription | None:
@@ -108,9 +110,9 @@ class EventingHandler:
         return self.open.find(request.headers.subscription, request.caller.name)
 
     @staticmethod
-    def _subscription_ends_at_s(asked: xml.XmlElement, now_s: float) -> float:
+    def _subscription_ends_at_s(body: xml.XmlElement, now_s: float) -> float:
         return enumeration_contexts.ends_at_s(
-            asked,
+            body,
             namespaces.WSE,
             now_s,
             default_s=event_delivery.LIFETIME_S,

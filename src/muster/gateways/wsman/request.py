@@ -71,8 +71,8 @@ class WsManRequest:
         return representations.endpoint(self.call.location, self.kind, name, tag)
 
 
-def granted_expiry(asked: xml.XmlElement | None, ends_at_s: float, now_s: float) -> str:
+def granted_expiry(requested: xml.XmlElement | None, ends_at_s: float, now_s: float) -> str:
     """In the form that was asked in: a duration, or a moment."""
-    if asked is not None and asked.text and not asked.text.startswith("P"):
+    if requested is not None and requested.text and not requested.text.startswith("P"):
         return xsd_types.format_datetime(ends_at_s)
     return xsd_types.duration(ends_at_s - now_s)

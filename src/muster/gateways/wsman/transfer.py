@@ -19,13 +19,13 @@ class TransferHandler:
         self._visit = visit
 
     async def get(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        found = await self._read(request)
+        resource = await self._read(request)
         if request.headers.fragment is not None:
             path, text = fragments.read(request.headers.fragment, request.kind)
             return wsman_request.build_response(
-                fragments.get(found, path, text=text), more=[request.headers.fragment]
+                fragments.get(resource, path, text=text), more=[request.headers.fragment]
             )
-        return wsman_request.build_response(found)
+        return wsman_request.build_response(resource)
 
     async def _read(self, request: wsman_request.WsManRequest) -> xml.XmlElement:
         kind = request.kind
@@ -50,15 +50,15 @@ class TransferHandler:
             if request.headers.fragment is not None:
                 path, text = fragments.read(request.headers.fragment, request.kind)
                 body = fragments.put(representations.resource(described), path, body, text=text)
-            wanted, generation = representations.entry(body)
-            changes = representations.changes(described, wanted)
+            desired, generation = representations.entry(body)
+            changes = representations.changes(described, desired)
             if changes:
                 described = await self._changing(
                     fleet.put(name, generation=generation, **changes), namespaces.WXF("InvalidRepresentation")
                 )
-            if wanted["name"] != name:
+            if desired["name"] != name:
                 described = await self._changing(
-                    fleet.rename(name, wanted["name"]), namespaces.WXF("InvalidRepresentation")
+                    fleet.rename(name, desired["name"]), namespaces.WXF("InvalidRepresentation")
                 )
         more = []
         if request.headers.wants_epr:

@@ -58,35 +58,47 @@ class MountedRegistry:
         """``may_read``: of a key and its writer, who is nobody here."""
         entries = await self._within(self._backend.entries())
         matching: list[MountedEntry] = []
-        for number, one in enumerate(entries, 1):
+        for number, entry in enumerate(entries, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
-            key = self._key(one.key)
-            if key > after and plan.selects(key, one.version, "", dict(one.attributes)) and may_read(key, ""):
-                matching.append(one)
-        matching.sort(key=lambda one: one.key)
-        found = protocol.fit_to_reply([self._context(one) for one in matching[:limit]])
-        more = len(found) < len(matching)
-        reached = found[-1].key if more else ""
-        return protocol.PartialFindResult(self.name, found, more, reached, cut=len(entries) >= ENTRIES_MAX)
+            key = self._key(entry.key)
+            if (
+                key > after
+                and plan.selects(key, entry.version, "", dict(entry.attributes))
+                and may_read(key, "")
+            ):
+                matching.append(entry)
+        matching.sort(key=lambda entry: entry.key)
+        contexts = protocol.fit_to_reply([self._context(entry) for entry in matching[:limit]])
+        more = len(contexts) < len(matching)
+        reached = contexts[-1].key if more else ""
+        return protocol.PartialFindResult(self.name, contexts, more, reached, cut=len(entries) >= ENTRIES_MAX)
 
     async def get(self, key: str) -> protocol.Context:
-        found = await self._within(self._backend.entry(key.removeprefix(self._key(""))))
-        if found is None:
+        entry = await self._within(self._backend.entry(key.removeprefix(self._key(""))))
+        if entry is None:
             raise errors.NotFound(f"no {key!r} there")
-        return self._context(found)
+        return self._context(entry)
 
-    async def _within(self, asked: Coroutine[Any, Any, T]) -> T:
+    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asked
+                return await work
         except TimeoutError as error:
             raise errors.TimedOut(f"{self.name} did not answer in {self._timeout_s:g} s") from error
 
     def _key(self, key: str) -> str:
         return f"{PREFIX}{self.name}/{key}"
 
-    def _context(self, one: MountedEntry) -> protocol.Context:
+    def _context(self, entry: MountedEntry) -> protocol.Context:
         return protocol.Context(
-            self._key(one.key), one.value, one.attributes, one.version, 0, "", 0.0, self.name, "mounted"
+            self._key(entry.key),
+            entry.value,
+            entry.attributes,
+            entry.version,
+            0,
+            "",
+            0.0,
+            self.name,
+            "mounted",
         )

@@ -32,8 +32,8 @@ class EtcdMount:
     async def entry(self, key: str) -> base.MountedEntry | None:
         if not key.encode().startswith(self._prefix):
             return None
-        found = await self._range(key.encode(), None)
-        return found[0] if found else None
+        entries = await self._range(key.encode(), None)
+        return entries[0] if entries else None
 
     async def _range(self, first: bytes, end: bytes | None) -> list[base.MountedEntry]:
         question: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
@@ -48,7 +48,7 @@ class EtcdMount:
         if answer.status != 200:
             raise errors.Unavailable(f"etcd at {self._url} says {answer.status}: {answer.body[:120]!r}")
         try:
-            return [_found(one) for one in answer.json().get("kvs", ())]
+            return [_found(pair) for pair in answer.json().get("kvs", ())]
         except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
             raise errors.Unavailable(f"what answers at {self._url} is no etcd: {error}") from error
 
@@ -65,10 +65,10 @@ def _end(prefix: bytes) -> bytes:
     return b"\0"
 
 
-def _found(one: dict[str, Any]) -> base.MountedEntry:
-    value = base64.b64decode(one.get("value", ""))
-    key = base64.b64decode(one["key"]).decode(errors="replace")
-    revision = int(one.get("mod_revision", 0))
+def _found(pair: dict[str, Any]) -> base.MountedEntry:
+    value = base64.b64decode(pair.get("value", ""))
+    key = base64.b64decode(pair["key"]).decode(errors="replace")
+    revision = int(pair.get("mod_revision", 0))
     if not 0 <= revision < 1 << 63:
         raise ValueError(f"a revision of {revision}")
     return base.MountedEntry(key, value, _attributes(value), revision)
@@ -79,14 +79,14 @@ def _attributes(value: bytes) -> protocol.Attributes:
         text = value.decode()
     except UnicodeDecodeError:
         return {}
-    found: protocol.Attributes = {"text": text[:_TEXT_MAX]}
+    attributes: protocol.Attributes = {"text": text[:_TEXT_MAX]}
     try:
         members = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or brackets without end
-        return found
+        return attributes
     if isinstance(members, dict):
-        found |= {name: member for name, member in members.items() if _is_attribute(name, member)}
-    return found
+        attributes |= {name: member for name, member in members.items() if _is_attribute(name, member)}
+    return attributes
 
 
 def _is_attribute(name: str, member: Any) -> bool:

@@ -120,7 +120,7 @@ class NodeMaintenance:
         keys = list(shared.short) if generation == self._generation else list(shared.copies.index)
         shared.short.clear()
         live = shared.directory.candidates(shared.information())
-        members = [one.node for one in live]
+        members = [candidate.node for candidate in live]
         work: list[_Work] = []
         for number, key in enumerate(keys, 1):
             if number % CHUNK == 0:
@@ -130,11 +130,11 @@ class NodeMaintenance:
                 continue
             if placement.repair_owner(copy.holders, members) != shared.name:
                 continue
-            wanted = placement.repair_plan(
+            holders = placement.repair_plan(
                 copy.holders, live, shared.copies_wanted(), watermark=settings.watermark
             )
-            if wanted != copy.holders and not copy.deleted:
-                work.append(partial(self._writer.place, key, wanted, before=copy.holders))
+            if holders != copy.holders and not copy.deleted:
+                work.append(partial(self._writer.place, key, holders, before=copy.holders))
         self.moved["mended"] += len(work)
         self._generation = generation if await _all(work) else -1
 
@@ -156,8 +156,10 @@ class NodeMaintenance:
             if copy is None or not copy.is_live(shared.now_ns()):
                 continue
             kind = shared.copies.kind(copy)
-            for told in demand.decide(shared.name, kind, counts.of(key), now_s - copy.since_s, thresholds):
-                match told:
+            for instruction in demand.decide(
+                shared.name, kind, counts.of(key), now_s - copy.since_s, thresholds
+            ):
+                match instruction:
                     case demand.DeleteReplica():
                         shared.drop(key)
                         self.moved["deleted"] += 1

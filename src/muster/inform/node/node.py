@@ -106,7 +106,7 @@ class InformationNode:
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Future[Any]] = set()  # begun without a task of their own, and replies
         reader, writer, keeper = self.reader, self.writer, self.upkeep
-        asked = [
+        operations = [
             _operation("read.get", protocol.GetContext, lambda call, get: reader.get(get, call.identity)),
             _operation(
                 "read.find", protocol.FindContexts, lambda call, find: self.finder.find(find, call.identity)
@@ -114,11 +114,13 @@ class InformationNode:
             _operation(
                 "read.history", protocol.WaitForChanges, lambda call, of: reader.history(of, call.identity)
             ),
-            _operation("read.where", protocol.Where, lambda _, asked: reader.where(asked)),
+            _operation("read.where", protocol.Where, lambda _, query: reader.where(query)),
             _operation("read.nodes", protocol.Nodes, self._nodes),
             _operation("write.put", protocol.PutContext, lambda call, put: writer.write(put, call.identity)),
             _operation(
-                "write.delete", protocol.DeleteContext, lambda call, one: writer.write(one, call.identity)
+                "write.delete",
+                protocol.DeleteContext,
+                lambda call, delete: writer.write(delete, call.identity),
             ),
         ]
         changes = _operation(
@@ -126,22 +128,22 @@ class InformationNode:
         )
         # Clients ask one node, or any: the level between the kind and the verb.
         self._operations = {
-            f"{kind}.{node}.{verb}": one
-            for one in (*asked, changes)
-            for kind, _, verb in [one.name.partition(".")]
+            f"{kind}.{node}.{verb}": operation
+            for operation in (*operations, changes)
+            for kind, _, verb in [operation.name.partition(".")]
             for node in (self.name, protocol.ANY)
         }
         self._internal = {
-            one.name: one
-            for one in (
-                _operation("update", protocol.UpdateContext, lambda _, asked: writer.update(asked)),
+            operation.name: operation
+            for operation in (
+                _operation("update", protocol.UpdateContext, lambda _, update: writer.update(update)),
                 _operation("become-primary", protocol.ContextQuery, self._become_primary),
-                _operation("find", protocol.FindContexts, lambda _, asked: self.finder.find_here(asked)),
+                _operation("find", protocol.FindContexts, lambda _, query: self.finder.find_here(query)),
                 _operation("where", protocol.ContextQuery, self._where_here),
                 _operation("store", protocol.ContextQuery, lambda _, name: self.upkeep.store(name.key)),
             )
         }
-        self._server = self._new_server((*asked, *self._internal.values()), IN_FLIGHT_MAX)
+        self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX)
         self._watching = self._new_server([changes], WATCHING_MAX)
         self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
             "applied": lambda data: writer.applied(protocol.decode(data, protocol.ReplicaApplied)),
@@ -282,9 +284,9 @@ class InformationNode:
     async def _take_all(self, following: api.OrderedConsumer) -> None:
         number = 0
         async for stored in following:
-            told = self._take(stored)
-            if told is not None:
-                await self._tell(*told)
+            notice = self._take(stored)
+            if notice is not None:
+                await self._tell(*notice)
             number += 1
             if number % 200 == 0 or self.desk.unsaved.is_full:
                 await self._breathe()
@@ -321,8 +323,8 @@ class InformationNode:
         if self.name not in record.holders:
             self.writer.heard_of(record.key, record.holders)
         elif record.acknowledge and record.holders[0] != self.name:
-            told = protocol.ReplicaApplied(self.name, record.key, record.stamp)
-            return protocol.to_node(record.holders[0], "applied"), protocol.encode(told)
+            applied = protocol.ReplicaApplied(self.name, record.key, record.stamp)
+            return protocol.to_node(record.holders[0], "applied"), protocol.encode(applied)
         return None
 
     async def _tell(self, subject: str, data: bytes) -> None:
@@ -355,16 +357,16 @@ class InformationNode:
         kind = message.subject.rpartition(".")[2]
         try:
             if kind == "access":
-                asked = protocol.decode(message.data, protocol.GetContext)
-                copy = self.desk.copies.index.get(asked.key)
-                if asked.origin == self.name or copy is None or copy.temporary:
+                request = protocol.decode(message.data, protocol.GetContext)
+                copy = self.desk.copies.index.get(request.key)
+                if request.origin == self.name or copy is None or copy.temporary:
                     return
-                found = self.reader.local(asked.key, asked.max_staleness_s)
-                if found is None:
-                    self._spawn(self._answer_access(message, asked))
+                context = self.reader.local(request.key, request.max_staleness_s)
+                if context is None:
+                    self._spawn(self._answer_access(message, request))
                     return
-                self.desk.demand.add(asked.key, asked.origin)
-                self._respond(message, protocol.reply(found))
+                self.desk.demand.add(request.key, request.origin)
+                self._respond(message, protocol.reply(context))
             elif kind == "select":
                 name = protocol.decode(message.data, protocol.ContextQuery)
                 copy = self.desk.copies.index.get(name.key)
@@ -378,12 +380,12 @@ class InformationNode:
         if not message.respond_now(data):
             self._spawn(self._guarded(message.respond(data)))
 
-    async def _answer_access(self, message: api.Message, asked: protocol.GetContext) -> None:
+    async def _answer_access(self, message: api.Message, request: protocol.GetContext) -> None:
         with contextlib.suppress(errors.Unavailable):
-            found = await self.reader.held(asked)
-            if found is not None:
-                self.desk.demand.add(asked.key, asked.origin)
-                await message.respond(protocol.reply(found))
+            context = await self.reader.held(request)
+            if context is not None:
+                self.desk.demand.add(request.key, request.origin)
+                await message.respond(protocol.reply(context))
 
     # Requests.
 
@@ -406,16 +408,16 @@ class InformationNode:
     def _answered_at_once(self, sender: str, message: api.Message) -> bool:
         """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
         try:
-            asked = protocol.decode(message.data, protocol.GetContext)
-            found = self.reader.local(asked.key, asked.max_staleness_s)
-            if found is None or len(found.value) > AT_ONCE_BYTES_MAX:
+            request = protocol.decode(message.data, protocol.GetContext)
+            context = self.reader.local(request.key, request.max_staleness_s)
+            if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
                 return False
-            self.desk.check(sender, "read", asked.key, found.writer)
-            if not message.respond_now(protocol.reply(found)):
+            self.desk.check(sender, "read", request.key, context.writer)
+            if not message.respond_now(protocol.reply(context)):
                 return False
         except errors.MusterError:
             return False
-        self.desk.demand.add(asked.key, self.name)
+        self.desk.demand.add(request.key, self.name)
         return True
 
     def _begun_at_once(
@@ -452,9 +454,9 @@ class InformationNode:
             self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
         elif kind in self._internal and message.reply is not None:
             self._server.submit(requests.RpcCaller("", kind, message), self._internal[kind])
-        elif (heard := self._heard.get(kind)) is not None:
+        elif (handler := self._heard.get(kind)) is not None:
             try:
-                heard(message.data)
+                handler(message.data)
             except errors.InvalidInput:
                 self.malformed += 1
 
@@ -466,11 +468,11 @@ class InformationNode:
         except errors.Unavailable:
             return
 
-    async def _nodes(self, _: server.RpcCall, asked: protocol.Nodes) -> protocol.Page[protocol.NodeInfo]:
+    async def _nodes(self, _: server.RpcCall, query: protocol.Nodes) -> protocol.Page[protocol.NodeInfo]:
         shared = self.desk
         names = list(shared.directory.nodes)
         bisect.insort(names, self.name)
-        page = server.page(names, str, asked.after, rows_max=protocol.PAGE_NODES)
+        page = server.page(names, str, query.after, rows_max=protocol.PAGE_NODES)
         views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
         return protocol.Page(views, page["next"], self.name)
 

@@ -58,44 +58,44 @@ class ContextReader:
             copy.expires_at_ns,
         )
 
-    async def get(self, asked: protocol.GetContext, identity: str) -> protocol.Context:
+    async def get(self, request: protocol.GetContext, identity: str) -> protocol.Context:
         """`errors.NotFound` where there is none."""
-        key = protocol.check_key(asked.key)
+        key = protocol.check_key(request.key)
         if key.startswith(mounts.PREFIX):
             self._desk.check(identity, "read", key, "")  # nobody here owns it
             return await self._desk.mounted(key).get(key)
-        found = await self.held(asked)
-        if found is not None:
+        context = await self.held(request)
+        if context is not None:
             self._desk.demand.add(key, self._desk.name)
         else:
-            found = await self._from_others(asked)
-        self._desk.check(identity, "read", key, found.writer)
-        return found
+            context = await self._from_others(request)
+        self._desk.check(identity, "read", key, context.writer)
+        return context
 
-    async def held(self, asked: protocol.GetContext) -> protocol.Context | None:
+    async def held(self, request: protocol.GetContext) -> protocol.Context | None:
         """From a copy of ours that is fresh enough, or can be made so."""
         shared = self._desk
-        found = self.local(asked.key, asked.max_staleness_s)
-        copy = shared.copies.index.get(asked.key)
-        if found is not None or copy is None:
-            return found
-        if not _is_fresh(shared.age_s(copy), asked.max_staleness_s):
+        context = self.local(request.key, request.max_staleness_s)
+        copy = shared.copies.index.get(request.key)
+        if context is not None or copy is None:
+            return context
+        if not _is_fresh(shared.age_s(copy), request.max_staleness_s):
             if copy.temporary:
                 return None
             try:
                 await shared.refresh(shared.settings.timeout_s)
             except errors.Unavailable:
                 return None
-            copy = shared.copies.index.get(asked.key)
+            copy = shared.copies.index.get(request.key)
         if copy is None or not copy.is_live(shared.now_ns()):
             return None
-        value = await shared.value_of(asked.key, copy)
-        return None if value is None else self.context(asked.key, copy, value, shared.age_s(copy))
+        value = await shared.value_of(request.key, copy)
+        return None if value is None else self.context(request.key, copy, value, shared.age_s(copy))
 
-    async def _from_others(self, asked: protocol.GetContext) -> protocol.Context:
+    async def _from_others(self, request: protocol.GetContext) -> protocol.Context:
         shared, settings = self._desk, self._desk.settings
-        question = protocol.encode(protocol.GetContext(asked.key, asked.max_staleness_s, shared.name))
-        topic = protocol.topic(protocol.bucket(asked.key), "access")
+        question = protocol.encode(protocol.GetContext(request.key, request.max_staleness_s, shared.name))
+        topic = protocol.topic(protocol.bucket(request.key), "access")
         deadline_s = shared.now_s() + settings.timeout_s
         while True:
             answers = await shared.bus.gather(topic, question, enough=1, timeout_s=settings.hedge_s)
@@ -104,14 +104,14 @@ class ContextReader:
             left_s = deadline_s - shared.now_s()
             if left_s <= 0:
                 raise errors.TimedOut(
-                    f"{asked.key!r}: neither a holder nor the log answered in {settings.timeout_s:g} s"
+                    f"{request.key!r}: neither a holder nor the log answered in {settings.timeout_s:g} s"
                 )
             try:
                 async with asyncio.timeout(left_s):
-                    entry = await shared.log.last(asked.key)
+                    entry = await shared.log.last(request.key)
             except (errors.Unavailable, TimeoutError):
                 continue
-            return self._from_log(asked.key, entry)
+            return self._from_log(request.key, entry)
 
     async def logged(self, key: str) -> protocol.Context:
         """As the log has it; `errors.NotFound` where there is none."""
@@ -137,16 +137,16 @@ class ContextReader:
 
     # What happened to it.
 
-    async def history(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
+    async def history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """Its changes after that version, oldest first, those that ``identity`` may read."""
-        protocol.check_key(asked.key)
+        protocol.check_key(request.key)
         while True:
             with contextlib.suppress(errors.Dropped):  # the oldest went while we read: those that are there
-                return await self._history(asked, identity)
+                return await self._history(request, identity)
 
-    async def _history(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
+    async def _history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """As many as one answer holds; no more are held in memory, however many the log keeps."""
-        shared, key, after_version = self._desk, asked.key, asked.after_version
+        shared, key, after_version = self._desk, request.key, request.after_version
         changes: list[protocol.ContextChange] = []
         number, size_bytes, more, reaches_back = 0, 0, False, False
         hidden: str | None = None  # the writer of the last one that must not be read
@@ -175,18 +175,18 @@ class ContextReader:
         complete = reaches_back if after_version else number < shared.settings.history
         return protocol.ContextHistory(changes, complete=complete, more=more)
 
-    async def changes(self, asked: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
+    async def changes(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
         """As `history`, waiting for something to happen if nothing has."""
-        shared, key = self._desk, protocol.check_key(asked.key)
-        deadline_s = shared.now_s() + asked.wait_s
+        shared, key = self._desk, protocol.check_key(request.key)
+        deadline_s = shared.now_s() + request.wait_s
         while True:
             changed = shared.change_of(key)
             copy = shared.copies.index.get(key)
-            idle = copy is not None and not copy.temporary and copy.version <= asked.after_version
+            idle = copy is not None and not copy.temporary and copy.version <= request.after_version
             if not idle:
-                found = await self.history(asked, identity)
-                if found.changes or (asked.after_version and not found.complete):
-                    return found
+                history = await self.history(request, identity)
+                if history.changes or (request.after_version and not history.complete):
+                    return history
             left_s = deadline_s - shared.now_s()
             if left_s <= 0 or shared.closing:
                 return protocol.ContextHistory([])
@@ -198,23 +198,25 @@ class ContextReader:
 
     # Where it is.
 
-    async def where(self, asked: protocol.Where) -> protocol.Page[protocol.ReplicaInfo]:
+    async def where(self, request: protocol.Where) -> protocol.Page[protocol.ReplicaInfo]:
         """The primary first. Every page asks all nodes again, so it has as many as fit."""
-        shared, key = self._desk, protocol.check_key(asked.key)
+        shared, key = self._desk, protocol.check_key(request.key)
         question = protocol.encode(protocol.ContextQuery(key))
         others = shared.directory.nodes
-        told = await shared.bus.gather(
+        replies = await shared.bus.gather(
             protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
         )
         order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
-        found = [view for one in told for view in protocol.result_of(one.data, list[protocol.ReplicaInfo])]
-        if not found:
+        views = [
+            view for reply in replies for view in protocol.result_of(reply.data, list[protocol.ReplicaInfo])
+        ]
+        if not views:
             self._from_log(key, await shared.log.last(key))
 
         def place(view: protocol.ReplicaInfo) -> str:
             return f"{order[view.copy]} {view.node}"
 
-        page = server.page(sorted(found, key=place), place, asked.after, rows_max=len(found))
+        page = server.page(sorted(views, key=place), place, request.after, rows_max=len(views))
         return protocol.Page(page["items"], page["next"])
 
     def where_here(self, key: str) -> list[protocol.ReplicaInfo]:

@@ -53,54 +53,59 @@ class ContextSearch:
 
     # Everywhere.
 
-    async def find(self, asked: protocol.FindContexts, identity: str) -> protocol.FindResult:
+    async def find(self, query: protocol.FindContexts, identity: str) -> protocol.FindResult:
         """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
         shared = self._desk
-        plan = search_plan.plan(asked.predicate)  # its faults are told here, once
-        without = set(asked.without)
+        plan = search_plan.plan(query.predicate)  # its faults are told here, once
+        without = set(query.without)
         others = [node for node in shared.directory.nodes if node not in without]
         share = ANSWERS_BYTES_MAX // (len(others) + 1)
-        asked = msgspec.structs.replace(
-            asked, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.ANSWER_BYTES_MAX))
+        query = msgspec.structs.replace(
+            query, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.ANSWER_BYTES_MAX))
         )
-        told, (mounted, failed) = await asyncio.gather(
+        replies, (mounted, failed) = await asyncio.gather(
             shared.bus.gather(  # we are one of those asked
                 protocol.to_all("find"),
-                protocol.encode(msgspec.structs.replace(asked, without=())),
+                protocol.encode(msgspec.structs.replace(query, without=())),
                 enough=len(others) + 1,
                 timeout_s=min(ANSWERS_S, shared.settings.timeout_s),
             ),
-            self._find_mounted(asked, plan),
+            self._find_mounted(query, plan),
         )
-        ours = [protocol.result_of(message.data, protocol.PartialFindResult) for message in told]
-        heard = {one.node for one in ours}
+        ours = [protocol.result_of(message.data, protocol.PartialFindResult) for message in replies]
+        answered = {result.node for result in ours}
         answers = ours + mounted
         # Who had more to say than one answer holds has told all up to where it came, and so have we.
-        unfinished = [_end(one) for one in answers if one.more]
+        unfinished = [_end(result) for result in answers if result.more]
         reached = min(unfinished, default="")
-        found = [one for each in answers for one in each.contexts]
-        moved = sorted({key for each in ours for key in each.moved} - {one.key for one in found})
+        contexts = [context for each in answers for context in each.contexts]
+        moved = sorted({key for each in ours for key in each.moved} - {context.key for context in contexts})
         if len(moved) > MOVED_MAX and (not unfinished or moved[MOVED_MAX - 1] < reached):
             reached = moved[MOVED_MAX - 1]
             unfinished.append(reached)
         if unfinished:
-            found = [one for one in found if one.key <= reached]
+            contexts = [context for context in contexts if context.key <= reached]
             moved = [key for key in moved if key <= reached]
-        found += await self._moved(plan, moved)
+        contexts += await self._moved(plan, moved)
         # While a primary moves, the old one and the new one may each take themselves for it.
-        newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
-        found = [one for one in newest.values() if shared.may_read(identity, one.key, one.writer)]
-        shown = protocol.fit_to_reply(found[: asked.limit])
-        if len(shown) < len(found):
+        newest = {
+            context.key: context
+            for context in sorted(contexts, key=lambda context: (context.key, context.version))
+        }
+        contexts = [
+            context for context in newest.values() if shared.may_read(identity, context.key, context.writer)
+        ]
+        shown = protocol.fit_to_reply(contexts[: query.limit])
+        if len(shown) < len(contexts):
             reached = shown[-1].key
-        silent = [node for node in others if node not in heard]
+        silent = [node for node in others if node not in answered]
         return protocol.FindResult(
             shown,
             silent[: protocol.SILENT_MAX],
-            bool(unfinished) or len(shown) < len(found),
+            bool(unfinished) or len(shown) < len(contexts),
             failed,
             reached,
-            [one.node for one in mounted if one.cut],
+            [result.node for result in mounted if result.cut],
             len(silent[protocol.SILENT_MAX :]),
         )
 
@@ -109,42 +114,42 @@ class ContextSearch:
 
         `errors.Unavailable` if the log does not answer: without them the search would be incomplete.
         """
-        found: list[protocol.Context] = []
+        contexts: list[protocol.Context] = []
         for key in keys:
             with contextlib.suppress(errors.NotFound):
-                one = await self._reader.logged(key)
-                if plan.selects(key, one.version, one.writer, dict(one.attributes)):
-                    found.append(one)
-        return found
+                context = await self._reader.logged(key)
+                if plan.selects(key, context.version, context.writer, dict(context.attributes)):
+                    contexts.append(context)
+        return contexts
 
     async def _find_mounted(
-        self, asked: protocol.FindContexts, plan: search_plan.SearchPlan
+        self, query: protocol.FindContexts, plan: search_plan.SearchPlan
     ) -> tuple[list[protocol.PartialFindResult], dict[str, str]]:
         """What the other registries have, and which of them could not be asked."""
-        may_read = functools.partial(self._desk.may_read, asked.reader)
+        may_read = functools.partial(self._desk.may_read, query.reader)
         theirs = {
-            name: one
-            for name, one in self._desk.mounts.items()
-            if name not in asked.without and one.may_have(plan, asked.after)
+            name: mount
+            for name, mount in self._desk.mounts.items()
+            if name not in query.without and mount.may_have(plan, query.after)
         }
-        told = await asyncio.gather(
-            *(one.find(plan, asked.after, asked.limit, may_read) for one in theirs.values()),
+        outcomes = await asyncio.gather(
+            *(mount.find(plan, query.after, query.limit, may_read) for mount in theirs.values()),
             return_exceptions=True,
         )
-        found, failed = [], {}
-        for name, one in zip(theirs, told, strict=True):
-            if isinstance(one, Exception):  # a fault in a back end, too, is no reason to find nothing
-                failed[name] = getattr(one, "message", "") or f"{type(one).__name__}: {one}"
-                state.events.warning("mount-failed", mount=name, error=one)
-            elif isinstance(one, BaseException):
-                raise one
+        results, failed = [], {}
+        for name, outcome in zip(theirs, outcomes, strict=True):
+            if isinstance(outcome, Exception):  # a fault in a back end, too, is no reason to find nothing
+                failed[name] = getattr(outcome, "message", "") or f"{type(outcome).__name__}: {outcome}"
+                state.events.warning("mount-failed", mount=name, error=outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
             else:
-                found.append(one)
-        return found, failed
+                results.append(outcome)
+        return results, failed
 
     # Here.
 
-    async def find_here(self, asked: protocol.FindContexts) -> protocol.PartialFindResult:
+    async def find_here(self, query: protocol.FindContexts) -> protocol.PartialFindResult:
         """Among the contexts whose primary we are."""
         if self._searches >= SEARCHES_MAX:
             raise errors.Overloaded(
@@ -152,58 +157,58 @@ class ContextSearch:
             )
         self._searches += 1
         try:
-            return self._with_moved(asked, await self._search(asked, search_plan.plan(asked.predicate)))
+            return self._with_moved(query, await self._search(query, search_plan.plan(query.predicate)))
         finally:
             self._searches -= 1
 
     def _with_moved(
-        self, asked: protocol.FindContexts, told: protocol.PartialFindResult
+        self, query: protocol.FindContexts, result: protocol.PartialFindResult
     ) -> protocol.PartialFindResult:
         """And what we gave up a moment ago, as it was then: the log tells what has become of it."""
-        shared, plan = self._desk, search_plan.plan(asked.predicate)
+        shared, plan = self._desk, search_plan.plan(query.predicate)
         moved = sorted(
             key
             for key, (at_s, was) in shared.moved.items()
-            if asked.after < key and (not told.more or key <= told.reached)
-            if key.startswith(plan.begins) and all(one in was.attributes for one in plan.bytes)
+            if query.after < key and (not result.more or key <= result.reached)
+            if key.startswith(plan.begins) and all(needle in was.attributes for needle in plan.bytes)
             if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and was.is_live(shared.now_ns())
             if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
         )
         if len(moved) > MOVED_MAX:
             reached = moved[MOVED_MAX - 1]
-            contexts = [one for one in told.contexts if one.key <= reached]
-            return protocol.PartialFindResult(told.node, contexts, True, reached, moved=moved[:MOVED_MAX])
-        return msgspec.structs.replace(told, moved=moved) if moved else told
+            contexts = [context for context in result.contexts if context.key <= reached]
+            return protocol.PartialFindResult(result.node, contexts, True, reached, moved=moved[:MOVED_MAX])
+        return msgspec.structs.replace(result, moved=moved) if moved else result
 
     async def _search(
-        self, asked: protocol.FindContexts, plan: search_plan.SearchPlan
+        self, query: protocol.FindContexts, plan: search_plan.SearchPlan
     ) -> protocol.PartialFindResult:
         shared, until_s = self._desk, time.monotonic() + SEARCH_S
-        found: list[protocol.Context] = []
-        size, reached = 0, asked.after
+        contexts: list[protocol.Context] = []
+        size, reached = 0, query.after
         if plan.keys is None and not await self._ordered(until_s):
-            return protocol.PartialFindResult(shared.name, found, True, reached)
+            return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
             async with self._turn:
                 matching, after = self._slice(plan, reached)
                 await asyncio.sleep(0)
             for key, selected in matching:
-                if asked.reader and not shared.may_read(asked.reader, key, selected.writer):
+                if query.reader and not shared.may_read(query.reader, key, selected.writer):
                     continue
-                if len(found) == asked.limit:
-                    return protocol.PartialFindResult(shared.name, found, True, found[-1].key)
+                if len(contexts) == query.limit:
+                    return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
                 copy, value = await self._value(plan, key, selected)
                 if value is None:
                     continue
                 size += len(value) + len(copy.attributes) + 256
-                if found and size > asked.bytes_max:
-                    return protocol.PartialFindResult(shared.name, found, True, found[-1].key)
-                found.append(self._reader.context(key, copy, value, shared.age_s(copy)))
+                if contexts and size > query.bytes_max:
+                    return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
+                contexts.append(self._reader.context(key, copy, value, shared.age_s(copy)))
             if after is None:
-                return protocol.PartialFindResult(shared.name, found)
+                return protocol.PartialFindResult(shared.name, contexts)
             reached = after
             if time.monotonic() > until_s:
-                return protocol.PartialFindResult(shared.name, found, True, reached)
+                return protocol.PartialFindResult(shared.name, contexts, True, reached)
 
     async def _value(
         self, plan: search_plan.SearchPlan, key: str, copy: replica_table.Replica
@@ -228,8 +233,8 @@ class ContextSearch:
                 if copy is None:
                     continue
                 packed = copy.attributes
-                for one in needed:  # most end here
-                    if one not in packed:
+                for needle in needed:  # most end here
+                    if needle not in packed:
                         break
                 else:
                     if self._selects(plan, key, copy, now_ns):
@@ -289,6 +294,6 @@ class ContextSearch:
                 return
 
 
-def _end(told: protocol.PartialFindResult) -> str:
+def _end(result: protocol.PartialFindResult) -> str:
     """How far it came; a node of an older version says no more than its last key."""
-    return told.reached or (told.contexts[-1].key if told.contexts else "")
+    return result.reached or (result.contexts[-1].key if result.contexts else "")

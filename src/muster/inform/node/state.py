@@ -72,7 +72,7 @@ class NodeState:
         self.role_of = role_of
         # Where everybody may be anybody, nobody owns anything.
         self._rules = (*settings.rules, *(access_rules.BUILT_IN if role_of is not None else ()))
-        self.mounts = {one.name: registry.open_mount(one, mount_backends) for one in settings.mounts}
+        self.mounts = {mount.name: registry.open_mount(mount, mount_backends) for mount in settings.mounts}
         self.zone = zone
         under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
         self.copies = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)
@@ -292,14 +292,14 @@ class NodeState:
     async def ask(self, node: str, kind: str, message: object, answer: type[protocol.T]) -> protocol.T:
         """Ask one other node. `Silent` if it does not answer."""
         try:
-            told = await self.bus.request(
+            reply = await self.bus.request(
                 protocol.to_node(node, kind), protocol.encode(message), timeout_s=self.settings.timeout_s
             )
         except (errors.NotConnected, errors.Overloaded):  # that is our own connection
             raise
         except errors.Unavailable as error:
             raise Silent(f"{node} does not answer: {error}") from error
-        return protocol.result_of(told.data, answer)
+        return protocol.result_of(reply.data, answer)
 
 
 def stamp_text(stamp: int, stamped_by: str) -> str:

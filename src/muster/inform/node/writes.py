@@ -74,25 +74,25 @@ class ContextWriter:
     # The initiator.
 
     async def write(
-        self, asked: protocol.PutContext | protocol.DeleteContext, writer: str
+        self, write: protocol.PutContext | protocol.DeleteContext, writer: str
     ) -> protocol.WriteResult:
-        asked = _checked(asked, writer)
-        shared, key = self._desk, asked.key
-        may_be_new = isinstance(asked, protocol.PutContext) and not asked.expected_version
+        write = _checked(write, writer)
+        shared, key = self._desk, write.key
+        may_be_new = isinstance(write, protocol.PutContext) and not write.expected_version
         for _ in range(ATTEMPTS):
-            with _in_doubt(key, is_repeat=asked.repeat):
+            with _in_doubt(key, is_repeat=write.repeat):
                 holders = self._known_holders(key)
                 if not holders and not may_be_new:
                     entry = await shared.log.last(key)
                     holders = self.heard_of(key, entry.record.holders) if entry is not None else ()
                 may_be_new = False
                 if holders:
-                    update = protocol.UpdateContext(asked, writer)
-                elif isinstance(asked, protocol.DeleteContext) and not asked.repeat:
+                    update = protocol.UpdateContext(write, writer)
+                elif isinstance(write, protocol.DeleteContext) and not write.repeat:
                     raise errors.NotFound(f"no context {key!r}")
                 else:
                     holders = tuple(self._choose())
-                    update = protocol.UpdateContext(asked, writer, holders)
+                    update = protocol.UpdateContext(write, writer, holders)
                 primary = holders[0]
                 try:
                     if primary == shared.name:
@@ -103,34 +103,34 @@ class ContextWriter:
                         self._hints.pop(key, None)
                     continue
                 except state.Silent:
-                    asked = msgspec.structs.replace(asked, repeat=True)
+                    write = msgspec.structs.replace(write, repeat=True)
             with _in_doubt(key):
                 self._hints.pop(key, None)
                 shared.directory.silent(primary)
                 await self._select_primary(key, silent=primary)
-        with _in_doubt(key, is_repeat=asked.repeat):
+        with _in_doubt(key, is_repeat=write.repeat):
             raise errors.Unavailable(
                 f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written"
             )
 
-    def begin(self, asked: protocol.PutContext | protocol.DeleteContext, writer: str) -> PendingWrite | None:
+    def begin(self, write: protocol.PutContext | protocol.DeleteContext, writer: str) -> PendingWrite | None:
         """A write as most are: of a context whose primary we are, and that nobody else is writing. It needs
         no task, only `finish` when it is stored.  None: it may be another, for `write`.
         """
-        asked = _checked(asked, writer)
-        shared, key = self._desk, asked.key
+        write = _checked(write, writer)
+        shared, key = self._desk, write.key
         base = self._base_here(key)
         if base is not None:
-            update = protocol.UpdateContext(asked, writer)
+            update = protocol.UpdateContext(write, writer)
         elif (
-            isinstance(asked, protocol.PutContext)
-            and not asked.expected_version
+            isinstance(write, protocol.PutContext)
+            and not write.expected_version
             and not self._has_heard_of(key)
         ):
-            base, update = NOTHING, protocol.UpdateContext(asked, writer, tuple(self._choose()))
+            base, update = NOTHING, protocol.UpdateContext(write, writer, tuple(self._choose()))
         else:
             return None
-        if (isinstance(asked, protocol.PutContext) and asked.ack != "logged") or not shared.turns.take_now(
+        if (isinstance(write, protocol.PutContext) and write.ack != "logged") or not shared.turns.take_now(
             key
         ):
             return None
@@ -172,10 +172,10 @@ class ContextWriter:
             finally:
                 self._desk.turns.give(begun.record.key)
         if isinstance(error, errors.Conflict):
-            asked = msgspec.structs.replace(begun.update.write, repeat=True)
-            with _in_doubt(asked.key):
-                await self._base_in_log(asked.key)  # what we knew is not what stands there
-            return await self.write(asked, begun.update.writer)
+            write = msgspec.structs.replace(begun.update.write, repeat=True)
+            with _in_doubt(write.key):
+                await self._base_in_log(write.key)  # what we knew is not what stands there
+            return await self.write(write, begun.update.writer)
         raise error
 
     def _choose(self) -> list[str]:
@@ -206,17 +206,19 @@ class ContextWriter:
         if entry is None or entry.record.holders[0] != silent:
             return
         others = [node for node in entry.record.holders if node not in (silent, shared.name)]
-        told = await shared.bus.gather(
+        replies = await shared.bus.gather(
             protocol.topic(protocol.bucket(key), "select"),
             protocol.encode(protocol.ContextQuery(key, silent)),
             enough=max(1, len(others)),
             timeout_s=min(1.0, shared.settings.timeout_s),
         )
-        answered = [protocol.result_of(message.data, protocol.ServerInformation) for message in told]
-        known = {one.node: one for one in shared.directory.candidates(shared.information())}
+        answered = [protocol.result_of(message.data, protocol.ServerInformation) for message in replies]
+        known = {candidate.node: candidate for candidate in shared.directory.candidates(shared.information())}
         candidates = [
-            known.get(one.node, placement.ReplicaCandidate(one.node, one.load.ratio, 1000.0))
-            for one in answered
+            known.get(
+                information.node, placement.ReplicaCandidate(information.node, information.load.ratio, 1000.0)
+            )
+            for information in answered
         ]
         if shared.name in entry.record.holders:
             candidates.append(known[shared.name])
@@ -235,15 +237,15 @@ class ContextWriter:
 
     async def update(self, update: protocol.UpdateContext) -> protocol.WriteResult:
         """Carry out a write as the context's primary; `protocol.Moved` if another node is."""
-        shared, asked = self._desk, update.write
-        async with shared.turns.of(asked.key):
+        shared, write = self._desk, update.write
+        async with shared.turns.of(write.key):
             fresh = False
             for _ in range(ATTEMPTS):
-                with _in_doubt(asked.key, is_repeat=update.write.repeat):
-                    base = self._base_here(asked.key) if not fresh else None
+                with _in_doubt(write.key, is_repeat=update.write.repeat):
+                    base = self._base_here(write.key) if not fresh else None
                     if base is None:
                         # Who sends us holders has not heard of it either.
-                        base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
+                        base = NOTHING if update.holders and not fresh else await self._base_in_log(write.key)
                     try:
                         record = self._next_record(update, base)
                     except protocol.PrimaryMoved:
@@ -263,7 +265,7 @@ class ContextWriter:
                     if record is None:  # done already
                         status = "normal" if len(base.holders) == 1 else "updated"
                         return protocol.WriteResult(
-                            asked.key, base.version, str(base.stamp), shared.name, 1, status
+                            write.key, base.version, str(base.stamp), shared.name, 1, status
                         )
                     waiting = self._expect(record) if record.acknowledge else None
                     copies = 1
@@ -278,50 +280,50 @@ class ContextWriter:
                     finally:
                         self._applied.pop((record.key, record.stamp), None)
                     if not _is_attempt(entry, update):
-                        raise errors.Conflict(f"{asked.key!r}: another attempt of this write was refused")
+                        raise errors.Conflict(f"{write.key!r}: another attempt of this write was refused")
                     return _written(entry, copies)
         raise errors.TimedOut(
-            f"{asked.key!r} changes faster than it can be written; it may have been", retry_after_s=0.1
+            f"{write.key!r} changes faster than it can be written; it may have been", retry_after_s=0.1
         )
 
     def _next_record(self, update: protocol.UpdateContext, base: _Base) -> protocol.ContextRecord | None:
-        shared, asked = self._desk, update.write
+        shared, write = self._desk, update.write
         holders = base.holders or update.holders
         if not holders or holders[0] != shared.name:
-            raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {asked.key!r}")
-        if asked.request == base.request and update.writer == base.writer:
+            raise protocol.PrimaryMoved(f"{shared.name} is not the primary of {write.key!r}")
+        if write.request == base.request and update.writer == base.writer:
             return None
-        shared.check(update.writer, "write", asked.key, base.writer if base.live else None)
+        shared.check(update.writer, "write", write.key, base.writer if base.live else None)
         version = base.version if base.live else 0
-        if asked.expected_version is not None and asked.expected_version != version:
+        if write.expected_version is not None and write.expected_version != version:
             raise errors.Conflict(
-                f"{asked.key!r} has the version {version}, not {asked.expected_version}", actual=version
+                f"{write.key!r} has the version {version}, not {write.expected_version}", actual=version
             )
         now_ns = shared.now_ns()
         stamp = shared.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
-        if isinstance(asked, protocol.DeleteContext):
+        if isinstance(write, protocol.DeleteContext):
             if not base.live:
-                raise errors.NotFound(f"no context {asked.key!r}")
+                raise errors.NotFound(f"no context {write.key!r}")
             return protocol.ContextRecord(
-                asked.key,
+                write.key,
                 holders,
                 stamp.time,
                 stamp.node,
                 writer=update.writer,
-                request=asked.request,
+                request=write.request,
                 reason="delete",
             )
         return protocol.ContextRecord(
-            asked.key,
+            write.key,
             holders,
             stamp.time,
             stamp.node,
-            asked.value,
-            protocol.encode(asked.attributes) if asked.attributes else b"",
-            expires_at_ns=now_ns + int(asked.lease_s * 1e9) if asked.lease_s else 0,
+            write.value,
+            protocol.encode(write.attributes) if write.attributes else b"",
+            expires_at_ns=now_ns + int(write.lease_s * 1e9) if write.lease_s else 0,
             writer=update.writer,
-            request=asked.request,
-            acknowledge=asked.ack == "replicated" and len(holders) > 1,
+            request=write.request,
+            acknowledge=write.ack == "replicated" and len(holders) > 1,
         )
 
     def _stamp_after(self, last: clock.HybridTimestamp, now_ns: int) -> clock.HybridTimestamp:
@@ -405,18 +407,18 @@ class ContextWriter:
         One of them may still be under way, and succeed after the client got the refusal.  The record changes
         nothing but uses up the id of the write.  False: the log has changed since ``base``.
         """
-        shared, asked = self._desk, update.write
-        entry = await shared.log.last(asked.key)
+        shared, write = self._desk, update.write
+        entry = await shared.log.last(write.key)
         if entry is not None:
             record = _placed(entry, entry.record.holders)
-        elif isinstance(asked, protocol.PutContext):  # it expects a version that no later record can have
+        elif isinstance(write, protocol.PutContext):  # it expects a version that no later record can have
             return True
         else:
             stamp = shared.clock.now(shared.now_ns())
             record = protocol.ContextRecord(
-                asked.key, update.holders, stamp.time, stamp.node, reason="refuse"
+                write.key, update.holders, stamp.time, stamp.node, reason="refuse"
             )
-        write_id = context_log.write_id(update.writer, asked.key, asked.request)
+        write_id = context_log.write_id(update.writer, write.key, write.request)
         try:
             sequence = await shared.log.append(
                 record, base.sequence, timeout_s=shared.settings.timeout_s, message_id=write_id
@@ -424,10 +426,10 @@ class ContextWriter:
         except errors.Conflict:
             return False
         if isinstance(sequence, api.Duplicate):
-            first = await shared.log.at(sequence, asked.key)
+            first = await shared.log.at(sequence, write.key)
             return first is None or not _is_attempt(first, update)
         shared.apply(context_log.ContextLogEntry(record, sequence))
-        shared.appended(sequence, asked.key)
+        shared.appended(sequence, write.key)
         return True
 
     async def _looked_up(
@@ -449,12 +451,12 @@ class ContextWriter:
         self._applied[record.key, record.stamp] = set(record.holders) - {self._desk.name}, done
         return done
 
-    def applied(self, told: protocol.ReplicaApplied) -> None:
+    def applied(self, applied: protocol.ReplicaApplied) -> None:
         """A holder has a record that was to be acknowledged."""
-        expected = self._applied.get((told.key, told.stamp))
+        expected = self._applied.get((applied.key, applied.stamp))
         if expected is not None:
             missing, done = expected
-            missing.discard(told.node)
+            missing.discard(applied.node)
             if not missing:
                 done.set()
 
@@ -478,10 +480,12 @@ class ContextWriter:
                 return
             kept = [node for node in entry.record.holders if node not in (silent, shared.name)]
             candidates = [
-                one for one in shared.directory.candidates(shared.information()) if one.node != silent
+                candidate
+                for candidate in shared.directory.candidates(shared.information())
+                if candidate.node != silent
             ]
             missing = shared.copies_wanted() - 1 - len(kept)
-            rest = [one for one in candidates if one.node not in (shared.name, *kept)]
+            rest = [candidate for candidate in candidates if candidate.node not in (shared.name, *kept)]
             holders = (shared.name, *kept, *placement.rank(rest, max(0, missing)))
             await self._place(entry, holders)
             state.events.info("primary-taken", key=key, node=shared.name, silent=silent)
@@ -559,30 +563,30 @@ def _stamp(record: protocol.ContextRecord) -> clock.HybridTimestamp:
 
 
 def _checked(
-    asked: protocol.PutContext | protocol.DeleteContext, writer: str
+    write: protocol.PutContext | protocol.DeleteContext, writer: str
 ) -> protocol.PutContext | protocol.DeleteContext:
-    if not asked.request:
-        asked = msgspec.structs.replace(asked, request=uuid.uuid4().hex)
-    elif len(asked.request) > REQUEST_CHARACTERS_MAX:  # each context keeps its last one
+    if not write.request:
+        write = msgspec.structs.replace(write, request=uuid.uuid4().hex)
+    elif len(write.request) > REQUEST_CHARACTERS_MAX:  # each context keeps its last one
         raise errors.InvalidInput(f"the id of a request has at most {REQUEST_CHARACTERS_MAX} characters")
-    if asked.key.startswith(mounts.PREFIX):
-        raise errors.Refused(f"{asked.key!r} is of another registry, where we only read")
-    if isinstance(asked, protocol.DeleteContext):
-        protocol.check_key(asked.key)
-        return asked
-    if asked.key:
-        protocol.check_key(asked.key)
+    if write.key.startswith(mounts.PREFIX):
+        raise errors.Refused(f"{write.key!r} is of another registry, where we only read")
+    if isinstance(write, protocol.DeleteContext):
+        protocol.check_key(write.key)
+        return write
+    if write.key:
+        protocol.check_key(write.key)
     else:
         # The same for each attempt.
-        name = hashlib.blake2b(f"{writer}\0{asked.request}".encode(), digest_size=16).digest()
-        asked = msgspec.structs.replace(asked, key=str(uuid.UUID(bytes=name, version=4)))
-    if len(asked.value) > protocol.VALUE_BYTES_MAX:
+        name = hashlib.blake2b(f"{writer}\0{write.request}".encode(), digest_size=16).digest()
+        write = msgspec.structs.replace(write, key=str(uuid.UUID(bytes=name, version=4)))
+    if len(write.value) > protocol.VALUE_BYTES_MAX:
         raise errors.LimitExceeded(
-            f"a context of {len(asked.value)} bytes: the most is {protocol.VALUE_BYTES_MAX}",
+            f"a context of {len(write.value)} bytes: the most is {protocol.VALUE_BYTES_MAX}",
             hint="keep the large thing elsewhere, and its address in the context",
         )
-    if asked.attributes and len(protocol.encode(asked.attributes)) > protocol.ATTRIBUTES_BYTES_MAX:
+    if write.attributes and len(protocol.encode(write.attributes)) > protocol.ATTRIBUTES_BYTES_MAX:
         raise errors.LimitExceeded(f"the attributes take over {protocol.ATTRIBUTES_BYTES_MAX} bytes")
-    if not (asked.lease_s == 0 or 0.001 <= asked.lease_s <= 100 * 365 * 86400):
-        raise errors.InvalidInput(f"a lease of {asked.lease_s!r} s: from a millisecond to a hundred years")
-    return asked
+    if not (write.lease_s == 0 or 0.001 <= write.lease_s <= 100 * 365 * 86400):
+        raise errors.InvalidInput(f"a lease of {write.lease_s!r} s: from a millisecond to a hundred years")
+    return write

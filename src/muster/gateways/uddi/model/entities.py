@@ -38,7 +38,7 @@ class CategoryBag(NamedTuple):
 
 
 def names(element: xml.XmlElement) -> list[UddiName]:
-    return [UddiName(one.text, one.get(xml.LANG) or "") for one in element.all(U("name"))]
+    return [UddiName(name.text, name.get(xml.LANG) or "") for name in element.all(U("name"))]
 
 
 def reference(element: xml.XmlElement) -> KeyedReference:
@@ -49,28 +49,28 @@ def reference(element: xml.XmlElement) -> KeyedReference:
 
 def bag(element: xml.XmlElement, name: str = "categoryBag") -> CategoryBag:
     """The bag of that name in ``element``; an empty one where there is none."""
-    found = element.find(U(name))
-    if found is None:
+    bag_element = element.find(U(name))
+    if bag_element is None:
         return CategoryBag()
     groups = tuple(
         (group.get("tModelKey") or "", tuple(map(reference, group.all(U("keyedReference")))))
-        for group in found.all(U("keyedReferenceGroup"))
+        for group in bag_element.all(U("keyedReferenceGroup"))
     )
-    return CategoryBag(tuple(map(reference, found.all(U("keyedReference")))), groups)
+    return CategoryBag(tuple(map(reference, bag_element.all(U("keyedReference")))), groups)
 
 
 def merge_bags(bags: Iterable[CategoryBag]) -> CategoryBag:
     bags = list(bags)
     return CategoryBag(
-        tuple(one for each in bags for one in each.references),
-        tuple(one for each in bags for one in each.groups),
+        tuple(item for each in bags for item in each.references),
+        tuple(group for each in bags for group in each.groups),
     )
 
 
 def inside(element: xml.XmlElement, holder: str, name: str) -> list[xml.XmlElement]:
     """The elements ``name`` in the list ``holder`` of ``element``."""
-    found = element.find(U(holder))
-    return found.all(U(name)) if found is not None else []
+    parent = element.find(U(holder))
+    return parent.all(U(name)) if parent is not None else []
 
 
 def services(business: xml.XmlElement) -> list[xml.XmlElement]:
@@ -88,11 +88,11 @@ def models(binding: xml.XmlElement) -> set[str]:
 
 
 def urls(business: xml.XmlElement) -> set[tuple[str, str]]:
-    return {(one.get("useType") or "", one.text) for one in inside(business, "discoveryURLs", "discoveryURL")}
+    return {(url.get("useType") or "", url.text) for url in inside(business, "discoveryURLs", "discoveryURL")}
 
 
 def texts(element: xml.XmlElement, name: str) -> list[str]:
-    return [one.text for one in element.all(U(name))]
+    return [child.text for child in element.all(U(name))]
 
 
 def with_attributes(element: xml.XmlElement, **attributes: str) -> xml.XmlElement:
@@ -108,15 +108,15 @@ def with_part(element: xml.XmlElement, order: str, part: xml.XmlElement | None) 
     ``order``: the names of the children as the schema has them, and of which one is put anew the last word.
     """
     *before, name = order.split()
-    known = {U(one) for one in before}
-    first = [one for one in element.children if one.name in known]
-    rest = [one for one in element.children if one.name not in known and one.name != U(name)]
+    known = {U(child) for child in before}
+    first = [child for child in element.children if child.name in known]
+    rest = [child for child in element.children if child.name not in known and child.name != U(name)]
     return xml.XmlElement(
         element.name, *first, part, *rest, attributes=element.attributes, namespaces=element.namespaces
     )
 
 
 def walk_references(element: xml.XmlElement) -> Iterator[KeyedReference]:
-    for one in element.walk():
-        if one.name == U("keyedReference"):
-            yield reference(one)
+    for child in element.walk():
+        if child.name == U("keyedReference"):
+            yield reference(child)

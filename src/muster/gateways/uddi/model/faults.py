@@ -62,23 +62,23 @@ def from_error(error: errors.MusterError) -> faults.SoapFault:
     """Any error of ours, in UDDI's words."""
     if isinstance(error, faults.SoapFault):
         return error
-    said = faults.public_message(error)
+    message = faults.public_message(error)
     match error:
         case schema.InvalidUddi():
-            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, said)
+            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, message)
         case errors.TimedOut():
-            return fault(UddiErrorCode.REQUEST_TIMEOUT, said)
+            return fault(UddiErrorCode.REQUEST_TIMEOUT, message)
         case errors.Unavailable():
-            return fault(UddiErrorCode.BUSY, said)
+            return fault(UddiErrorCode.BUSY, message)
         case errors.Forbidden():
-            return fault(UddiErrorCode.USER_MISMATCH, said)
+            return fault(UddiErrorCode.USER_MISMATCH, message)
         case errors.LimitExceeded():
-            return fault(UddiErrorCode.MESSAGE_TOO_LARGE, said)
+            return fault(UddiErrorCode.MESSAGE_TOO_LARGE, message)
         case errors.NotFound():
-            return fault(UddiErrorCode.INVALID_KEY_PASSED, said)
+            return fault(UddiErrorCode.INVALID_KEY_PASSED, message)
         case errors.Conflict():
-            return fault(UddiErrorCode.BUSY, f"{said}: somebody else changes the same; try again")
+            return fault(UddiErrorCode.BUSY, f"{message}: somebody else changes the same; try again")
         case errors.InvalidInput():
-            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, said)
+            return fault(UddiErrorCode.VALUE_NOT_ALLOWED, message)
         case _:
             return fault(UddiErrorCode.FATAL_ERROR, faults.from_error(error).message)

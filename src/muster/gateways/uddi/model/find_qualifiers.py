@@ -88,17 +88,17 @@ class FindQualifiers:
 
 def _bare(text: str) -> str:
     parts = unicodedata.normalize("NFD", text)
-    return "".join(one for one in parts if not unicodedata.combining(one))
+    return "".join(character for character in parts if not unicodedata.combining(character))
 
 
-def read(given: Iterable[str]) -> FindQualifiers:
+def read(qualifiers: Iterable[str]) -> FindQualifiers:
     names: set[str] = set()
-    for one in given:
-        word = one.strip().lower()
+    for qualifier in qualifiers:
+        word = qualifier.strip().lower()
         short = word.removeprefix(_PREFIX).removeprefix(_SORT_PREFIX)
         name = _KNOWN.get(short)
         if name is None:
-            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"no find qualifier {one[:80]!r}")
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"no find qualifier {qualifier[:80]!r}")
         if name in names:
             raise faults.fault(
                 faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"the find qualifier {name} stands there twice"

@@ -32,11 +32,11 @@ T = TypeVar("T")
 def _pattern(text: str) -> re.Pattern[str]:
     """Of a run between two ``%``."""
     made, escaped = "", False
-    for one in text:
-        if not escaped and one == "\\":
+    for character in text:
+        if not escaped and character == "\\":
             escaped = True
         else:
-            made += "[\\s\\S]" if one == "_" and not escaped else re.escape(one)
+            made += "[\\s\\S]" if character == "_" and not escaped else re.escape(character)
             escaped = False
     return re.compile(made)
 
@@ -44,27 +44,27 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _compare(how: find_qualifiers.FindQualifiers) -> Callable[[str, str], bool]:
     """From the wanted text and the one that is there."""
     if "approximateMatch" in how:
-        return lambda wanted, there: like(how.fold(wanted), how.fold(there))
-    return lambda wanted, there: how.fold(wanted) == how.fold(there)
+        return lambda pattern, there: like(how.fold(pattern), how.fold(there))
+    return lambda text, there: how.fold(text) == how.fold(there)
 
 
-def like(wanted: str, there: str) -> bool:
+def like(pattern: str, there: str) -> bool:
     """Linear in both: the runs between ``%`` are looked for one after the other, each as early as can be."""
-    parts = _runs(wanted)
+    parts = _runs(pattern)
     if len(parts) == 1:
-        return _pattern(wanted).fullmatch(there) is not None
+        return _pattern(pattern).fullmatch(there) is not None
     first, *middle, last = parts
     begin = first.match(there)
     if begin is None:
         return False
     place = begin.end()
-    for one in middle:
-        found = one.search(there, place)
-        if found is None:
+    for run in middle:
+        match = run.search(there, place)
+        if match is None:
             return False
-        place = found.end()
+        place = match.end()
     # The last run must end where the text ends; being free of stars, its length is fixed.
-    length = _length(wanted)
+    length = _length(pattern)
     return len(there) - length >= place and last.fullmatch(there, len(there) - length) is not None
 
 
@@ -82,57 +82,57 @@ def _length(text: str) -> int:
 
 def _split(text: str) -> list[str]:
     parts, current, escaped = [], "", False
-    for one in text:
+    for character in text:
         if escaped:
-            current, escaped = current + one, False
-        elif one == "\\":
-            current, escaped = current + one, True
-        elif one == "%":
+            current, escaped = current + character, False
+        elif character == "\\":
+            current, escaped = current + character, True
+        elif character == "%":
             parts.append(current)
             current = ""
         else:
-            current += one
+            current += character
     return [*parts, current]
 
 
 def names_match(
-    wanted: Sequence[entities.UddiName],
+    searched: Sequence[entities.UddiName],
     there: Iterable[entities.UddiName],
     how: find_qualifiers.FindQualifiers,
 ) -> bool:
-    if not wanted:
+    if not searched:
         return True
     same = _compare(how)
     there = list(there)
     return any(
-        same(one.text, name.text) and _language(one.language, name.language)
-        for one in wanted
+        same(pattern.text, name.text) and _language(pattern.language, name.language)
+        for pattern in searched
         for name in there
     )
 
 
-def _language(wanted: str, there: str) -> bool:
-    wanted, there = wanted.lower(), there.lower()
-    return not wanted or there == wanted or there.startswith(f"{wanted}-")
+def _language(searched: str, there: str) -> bool:
+    searched, there = searched.lower(), there.lower()
+    return not searched or there == searched or there.startswith(f"{searched}-")
 
 
 def bag_matches(
-    wanted: entities.CategoryBag,
+    searched: entities.CategoryBag,
     there: entities.CategoryBag,
     how: find_qualifiers.FindQualifiers,
     *,
     default: str,
 ) -> bool:
     """``default``: andAllKeys or orAllKeys, where no qualifier says which."""
-    if not wanted:
+    if not searched:
         return True
     same = _compare(how)
 
-    def has(one: entities.KeyedReference) -> bool:
-        return any(_same_reference(one, held, same) for held in there.references)
+    def has(reference: entities.KeyedReference) -> bool:
+        return any(_same_reference(reference, held, same) for held in there.references)
 
-    def has_group(one: tuple[str, tuple[entities.KeyedReference, ...]]) -> bool:
-        model, references = one
+    def has_group(group: tuple[str, tuple[entities.KeyedReference, ...]]) -> bool:
+        model, references = group
         held = [inner for name, inner in there.groups if name == model]
         if model == BOX:
             wanted_box = box(references)
@@ -142,32 +142,34 @@ def bag_matches(
             for inner in held
         )
 
-    mode = next((one for one in ("andAllKeys", "orAllKeys", "orLikeKeys") if one in how), default)
+    mode = next(
+        (qualifier for qualifier in ("andAllKeys", "orAllKeys", "orLikeKeys") if qualifier in how), default
+    )
     if mode == "orAllKeys":
-        return any(map(has, wanted.references)) or any(map(has_group, wanted.groups))
+        return any(map(has, searched.references)) or any(map(has_group, searched.groups))
     if mode == "orLikeKeys":
         alike: dict[str, list[entities.KeyedReference]] = {}
-        for one in wanted.references:
-            alike.setdefault(one.model, []).append(one)
-        return all(any(map(has, each)) for each in alike.values()) and all(map(has_group, wanted.groups))
-    return all(map(has, wanted.references)) and all(map(has_group, wanted.groups))
+        for reference in searched.references:
+            alike.setdefault(reference.model, []).append(reference)
+        return all(any(map(has, each)) for each in alike.values()) and all(map(has_group, searched.groups))
+    return all(map(has, searched.references)) and all(map(has_group, searched.groups))
 
 
 def _same_reference(
-    wanted: entities.KeyedReference, there: entities.KeyedReference, same: Callable[[str, str], bool]
+    searched: entities.KeyedReference, there: entities.KeyedReference, same: Callable[[str, str], bool]
 ) -> bool:
-    if wanted.model != there.model or not same(wanted.value, there.value):
+    if searched.model != there.model or not same(searched.value, there.value):
         return False
     # Only among keywords does the name belong to what is said; else it is for human eyes.
-    return wanted.model != KEYWORDS or same(wanted.name, there.name)
+    return searched.model != KEYWORDS or same(searched.name, there.name)
 
 
-def models_match(wanted: Sequence[str], there: set[str], how: find_qualifiers.FindQualifiers) -> bool:
-    if not wanted:
+def models_match(searched: Sequence[str], there: set[str], how: find_qualifiers.FindQualifiers) -> bool:
+    if not searched:
         return True
     if "orAllKeys" in how or "orLikeKeys" in how:
-        return any(one in there for one in wanted)
-    return all(one in there for one in wanted)
+        return any(model in there for model in searched)
+    return all(model in there for model in searched)
 
 
 # Boxes.
@@ -176,9 +178,9 @@ Box = tuple[float, float, float, float]  # west, south, east, north
 
 
 def box(references: Iterable[entities.KeyedReference]) -> Box:
-    found = {one.name.lower(): one.value for one in references}
+    sides = {reference.name.lower(): reference.value for reference in references}
     try:
-        west, south, east, north = (float(found[side]) for side in _SIDES)
+        west, south, east, north = (float(sides[side]) for side in _SIDES)
     except (KeyError, ValueError) as error:
         raise faults.fault(
             faults.UddiErrorCode.INVALID_VALUE, f"a box needs the numbers {', '.join(_SIDES)}, each named so"
@@ -199,19 +201,19 @@ def box_of(references: Iterable[entities.KeyedReference]) -> Box | None:
         return None
 
 
-def boxes_meet(one: Box, other: Box) -> bool:
+def boxes_meet(first: Box, second: Box) -> bool:
     """A box may cross the date line: then its west is above its east."""
     return (
-        one[1] <= other[3]
-        and other[1] <= one[3]
-        and any(a[0] <= b[1] and b[0] <= a[1] for a in _spans(one) for b in _spans(other))
+        first[1] <= second[3]
+        and second[1] <= first[3]
+        and any(a[0] <= b[1] and b[0] <= a[1] for a in _spans(first) for b in _spans(second))
     )
 
 
-def _spans(one: Box) -> list[tuple[float, float]]:
-    west, _, east, _ = one
+def _spans(area: Box) -> list[tuple[float, float]]:
+    west, _, east, _ = area
     return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
 
 
-def slice_results(found: Sequence[T], head: int, rows: int) -> Sequence[T]:
-    return found[head - 1 : head - 1 + rows]
+def slice_results(results: Sequence[T], head: int, rows: int) -> Sequence[T]:
+    return results[head - 1 : head - 1 + rows]

@@ -321,7 +321,7 @@ def _declared() -> Iterator[ElementDeclaration]:
             yield ElementDeclaration(name, attributes=attributes, required=required)
 
 
-BY_NAME = {one.name: one for one in _declared()}
+BY_NAME = {declaration.name: declaration for declaration in _declared()}
 
 
 def validate(element: xml.XmlElement) -> xml.XmlElement:
@@ -343,12 +343,12 @@ def validate(element: xml.XmlElement) -> xml.XmlElement:
     if element.text:
         raise InvalidUddi(f"{element.local} holds elements, no text: {element.text[:60]!r}")
     children = element.children
-    names = "".join(f"{'Signature' if one.namespace == SIGNATURE else one.local} " for one in children)
+    names = "".join(f"{'Signature' if child.namespace == SIGNATURE else child.local} " for child in children)
     if not declared.pattern.fullmatch(names):
         raise InvalidUddi(
             f"{element.local} cannot hold {names.strip()[:200] or 'nothing'!r} in this order or number"
         )
-    inner = [one if one.namespace == SIGNATURE else validate(one) for one in children]
+    inner = [child if child.namespace == SIGNATURE else validate(child) for child in children]
     return xml.XmlElement(element.name, *inner, attributes=made)
 
 
@@ -357,11 +357,11 @@ def _foreign(name: str) -> bool:
     return name.startswith("{") and name != xml.LANG
 
 
-def _check_attributes(declared: ElementDeclaration, given: dict[str, str]) -> None:
-    for name in given:
+def _check_attributes(declared: ElementDeclaration, attributes: dict[str, str]) -> None:
+    for name in attributes:
         if (name if name != xml.LANG else "lang") not in declared.attributes:
             raise InvalidUddi(f"{declared.name} has no attribute {name[:60]!r}")
-    for name in sorted(declared.required - set(given)):
+    for name in sorted(declared.required - set(attributes)):
         raise InvalidUddi(f"{declared.name} needs the attribute {name}")
 
 

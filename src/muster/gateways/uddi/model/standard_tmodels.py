@@ -73,8 +73,10 @@ _MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 def _element(key: str, name: str, description: str, types: tuple[str, ...]) -> xml.XmlElement:
     references = [
-        xml.XmlElement(U("keyedReference"), attributes={"tModelKey": TYPES, "keyName": one, "keyValue": one})
-        for one in types
+        xml.XmlElement(
+            U("keyedReference"), attributes={"tModelKey": TYPES, "keyName": type_name, "keyValue": type_name}
+        )
+        for type_name in types
     ]
     return xml.XmlElement(
         U("tModel"),

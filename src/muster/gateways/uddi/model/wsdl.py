@@ -115,7 +115,7 @@ def uddi_schema(xml_location: str) -> xml.XmlElement:
         XSD("schema"),
         xml.XmlElement(XSD("import"), attributes=imported),
         *_simple_types(),
-        *(made for one in schema.BY_NAME.values() for made in _declarations(one)),
+        *(made for declaration in schema.BY_NAME.values() for made in _declarations(declaration)),
         attributes={"targetNamespace": str(schema.UDDI), "elementFormDefault": "qualified"},
         namespaces={"xsd": str(XSD), "uddi": str(schema.UDDI)},
     )
@@ -149,8 +149,8 @@ def _simple_types() -> Iterator[xml.XmlElement]:
 
 def _declarations(declared: schema.ElementDeclaration) -> Iterator[xml.XmlElement]:
     if declared.simple and not declared.attributes:
-        said = {"name": declared.name, "type": _type(declared.simple)}
-        yield xml.XmlElement(XSD("element"), attributes=said)
+        properties = {"name": declared.name, "type": _type(declared.simple)}
+        yield xml.XmlElement(XSD("element"), attributes=properties)
         return
     yield xml.XmlElement(XSD("element"), attributes={"name": declared.name, "type": f"uddi:{declared.name}"})
     attributes = []
@@ -158,10 +158,10 @@ def _declarations(declared: schema.ElementDeclaration) -> Iterator[xml.XmlElemen
         if name == "lang":
             attributes.append(xml.XmlElement(XSD("attribute"), attributes={"ref": "xml:lang"}))
             continue
-        said = {"name": name, "type": _type(schema.ATTRIBUTES[name])}
+        properties = {"name": name, "type": _type(schema.ATTRIBUTES[name])}
         if name in declared.required:
-            said["use"] = "required"
-        attributes.append(xml.XmlElement(XSD("attribute"), attributes=said))
+            properties["use"] = "required"
+        attributes.append(xml.XmlElement(XSD("attribute"), attributes=properties))
     if declared.simple:
         base = {"base": _type(declared.simple)}
         inside: list[xml.XmlElement] = [
@@ -186,9 +186,9 @@ def _content(part: schema.SchemaPart) -> xml.XmlElement:
     if part.often and part.often in "*+":
         attributes["maxOccurs"] = "unbounded"
     if part.kind != "element":
-        inner = [_content(one) for one in part.parts]
+        inner = [_content(child) for child in part.parts]
         return xml.XmlElement(XSD(part.kind), *inner, attributes=attributes)
     if part.name == "Signature":
-        found = {"namespace": str(schema.SIGNATURE), "processContents": "skip", **attributes}
-        return xml.XmlElement(XSD("any"), attributes=found)
+        wildcard = {"namespace": str(schema.SIGNATURE), "processContents": "skip", **attributes}
+        return xml.XmlElement(XSD("any"), attributes=wildcard)
     return xml.XmlElement(XSD("element"), attributes={"ref": f"uddi:{part.name}", **attributes})

@@ -67,34 +67,34 @@ def encoding(reason: str, detail: str) -> faults.SoapFault:
 
 def from_error(error: errors.MusterError) -> faults.SoapFault:
     """What a client of the standard understands of our error."""
-    said = faults.public_message(error)
+    message = faults.public_message(error)
     match error:
         case faults.SoapFault():
             return error
         case xml.MalformedXml(reason="charset"):
-            return encoding(said, "CharacterSet")
+            return encoding(message, "CharacterSet")
         case xml.MalformedXml():
-            return schema(said)
+            return schema(message)
         case callbacks.CallbackNotAllowed() | errors.Forbidden():
-            return fault(namespaces.WSMAN("AccessDenied"), said)
+            return fault(namespaces.WSMAN("AccessDenied"), message)
         case errors.NotFound():
-            return unreachable(said, "InvalidResourceURI")
+            return unreachable(message, "InvalidResourceURI")
         case errors.AlreadyExists():
-            return fault(namespaces.WSMAN("AlreadyExists"), said)
+            return fault(namespaces.WSMAN("AlreadyExists"), message)
         case errors.Conflict() | errors.StaleEpoch():
-            return fault(namespaces.WSMAN("Concurrency"), said)
+            return fault(namespaces.WSMAN("Concurrency"), message)
         case errors.LimitExceeded():
-            return encoding(said, "ServiceEnvelopeLimit")
+            return encoding(message, "ServiceEnvelopeLimit")
         case errors.InvalidInput():
-            return parameter(said)
+            return parameter(message)
         case errors.Refused():
-            return fault(namespaces.WSMAN("AccessDenied"), said)
+            return fault(namespaces.WSMAN("AccessDenied"), message)
         case errors.TimedOut():
-            return fault(namespaces.WSMAN("TimedOut"), said, blame=RECEIVER)
+            return fault(namespaces.WSMAN("TimedOut"), message, blame=RECEIVER)
         case errors.Overloaded():
-            return fault(namespaces.WSMAN("QuotaLimit"), said)
+            return fault(namespaces.WSMAN("QuotaLimit"), message)
         case errors.Unavailable():
-            return fault(namespaces.WSA("EndpointUnavailable"), said, "ResourceOffline", blame=RECEIVER)
+            return fault(namespaces.WSA("EndpointUnavailable"), message, "ResourceOffline", blame=RECEIVER)
     return fault(
         namespaces.WSMAN("InternalError"),
         "the door has a fault of its own; its log says more",
@@ -102,10 +102,10 @@ def from_error(error: errors.MusterError) -> faults.SoapFault:
     )
 
 
-def headers(asked: addressing.Addressing | None, told: faults.SoapFault) -> list[xml.XmlElement]:
+def headers(wsa: addressing.Addressing | None, error: faults.SoapFault) -> list[xml.XmlElement]:
     """Of the answer with this fault: its action follows from the namespace of the subcode."""
-    namespace = told.subcode.rpartition("}")[0][1:] if told.subcode else namespaces.WSA
+    namespace = error.subcode.rpartition("}")[0][1:] if error.subcode else namespaces.WSA
     action = namespaces.FAULT_ACTIONS.get(
         xml.XmlNamespace(namespace), namespaces.FAULT_ACTIONS[namespaces.WSA]
     )
-    return (asked or addressing.Addressing()).reply_headers(action)
+    return (wsa or addressing.Addressing()).reply_headers(action)

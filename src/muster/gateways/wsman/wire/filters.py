@@ -22,23 +22,23 @@ _QUERY = re.compile(r"\s*select\s+\*\s+from\s+(\w+)(?:\s+where\s+(.+))?\s*\Z", r
 _NAMES = {word: word for word in ("name", "type", "group", "agent", "state", "manager", "zone")}
 
 
-def of_enumeration(asked: xml.XmlElement) -> str:
-    return _read(asked, namespaces.WSEN("Filter"), namespaces.WSEN)
+def of_enumeration(body: xml.XmlElement) -> str:
+    return _read(body, namespaces.WSEN("Filter"), namespaces.WSEN)
 
 
-def of_subscription(asked: xml.XmlElement) -> str:
-    return _read(asked, namespaces.WSE("Filter"), namespaces.WSE)
+def of_subscription(body: xml.XmlElement) -> str:
+    return _read(body, namespaces.WSE("Filter"), namespaces.WSE)
 
 
-def _read(asked: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
+def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
     """An empty text: no filter."""
-    found = [*asked.all(standard), *asked.all(namespaces.WSMAN("Filter"))]
-    if not found:
+    elements = [*body.all(standard), *body.all(namespaces.WSMAN("Filter"))]
+    if not elements:
         return ""
-    if len(found) > 1:
+    if len(elements) > 1:
         raise _unusable(space, "more than one filter")
-    given = found[0]
-    dialect = given.get("Dialect") or namespaces.XPATH
+    element = elements[0]
+    dialect = element.get("Dialect") or namespaces.XPATH
     if dialect not in DIALECTS:
         subcode = (
             "FilterDialectRequestedUnavailable"
@@ -48,10 +48,10 @@ def _read(asked: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
         raise faults.fault(
             space(subcode),
             f"no filter of the dialect {dialect[:120]!r} here",
-            more=[xml.XmlElement(space("SupportedDialect"), one) for one in DIALECTS],
+            more=[xml.XmlElement(space("SupportedDialect"), supported) for supported in DIALECTS],
         )
     try:
-        where = _selectors(given) if dialect == namespaces.SELECTOR_FILTER else _text(given, dialect)
+        where = _selectors(element) if dialect == namespaces.SELECTOR_FILTER else _text(element, dialect)
         if where:
             parser.parse(where)
     except errors.InvalidInput as error:
@@ -65,8 +65,8 @@ def _unusable(space: xml.XmlNamespace, reason: str) -> faults.Fault:
     return faults.fault(space("FilteringRequestedUnavailable"), reason)
 
 
-def _selectors(given: xml.XmlElement) -> str:
-    (chosen,) = given.children if len(given.children) == 1 else (None,)
+def _selectors(element: xml.XmlElement) -> str:
+    (chosen,) = element.children if len(element.children) == 1 else (None,)
     if chosen is None or chosen.name != namespaces.WSMAN("SelectorSet"):
         raise errors.InvalidInput("a filter of this dialect holds one SelectorSet")
     clauses = []
@@ -78,12 +78,12 @@ def _selectors(given: xml.XmlElement) -> str:
     return " AND ".join(clauses)
 
 
-def _text(given: xml.XmlElement, dialect: str) -> str:
-    if given.children:
+def _text(element: xml.XmlElement, dialect: str) -> str:
+    if element.children:
         raise errors.InvalidInput("a filter of this dialect is a text")
     if dialect == namespaces.PREDICATE:
-        return given.text
-    query = _QUERY.match(given.text)
+        return element.text
+    query = _QUERY.match(element.text)
     if query is None:
         raise errors.InvalidInput("expected SELECT * FROM Resource WHERE …")
     condition = query[2] or ""

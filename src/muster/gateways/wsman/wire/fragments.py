@@ -36,14 +36,14 @@ def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
         steps = steps[:-1]
     path: list[tuple[str, int | None]] = []
     for step in steps:
-        found = _STEP.match(step)
-        namespace = (header.namespaces or {}).get(found[1]) if found and found[1] else str(kind)
-        if found is None or namespace is None or len(steps) > STEPS_MAX:
+        match = _STEP.match(step)
+        namespace = (header.namespaces or {}).get(match[1]) if match and match[1] else str(kind)
+        if match is None or namespace is None or len(steps) > STEPS_MAX:
             raise faults.fault(
                 namespaces.WSEN("CannotProcessFilter"),
                 f"{header.text[:120]!r} is no path of element names such as Wanted or Config/Item[2]",
             )
-        path.append((f"{{{namespace}}}{found[2]}", int(found[3]) if found[3] else None))
+        path.append((f"{{{namespace}}}{match[2]}", int(match[3]) if match[3] else None))
     root = kind(namespaces.KINDS[kind])
     if path and path[0][0] == root and (absolute or len(path) > 1):
         path = path[1:]
@@ -51,22 +51,24 @@ def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
 
 
 def select(resource: xml.XmlElement, path: Path) -> list[xml.XmlElement]:
-    found = [resource]
+    selected = [resource]
     for name, number in path:
-        inner = [child for one in found for child in one.all(name)]
+        inner = [child for element in selected for child in element.all(name)]
         if number is not None:  # there is no element 0
             inner = inner[number - 1 : number] if number else []
-        found = inner
-    return found
+        selected = inner
+    return selected
 
 
 def get(resource: xml.XmlElement, path: Path, *, text: bool) -> xml.XmlElement:
-    found = select(resource, path)
-    if not found:
+    selected = select(resource, path)
+    if not selected:
         return xml.XmlElement(namespaces.WSMAN("XmlFragment"), attributes={xml.NIL: "true"})
     if text:
-        return xml.XmlElement(namespaces.WSMAN("XmlFragment"), "".join(one.exact_text for one in found))
-    return xml.XmlElement(namespaces.WSMAN("XmlFragment"), *found)
+        return xml.XmlElement(
+            namespaces.WSMAN("XmlFragment"), "".join(element.exact_text for element in selected)
+        )
+    return xml.XmlElement(namespaces.WSMAN("XmlFragment"), *selected)
 
 
 def put(
@@ -81,17 +83,18 @@ def put(
     if text:
         new = [xml.XmlElement(old[0].name, fragment.exact_text, attributes=old[0].attributes)]
     else:
-        wanted = path[-1][0].rpartition("}")[2]
-        if not fragment.children or any(one.local != wanted for one in fragment.children):
-            raise faults.representation(f"expected <{wanted}> in the fragment", "InvalidFragment")
-        new = [_renamed(one, resource.namespace) for one in fragment.children]
+        expected = path[-1][0].rpartition("}")[2]
+        if not fragment.children or any(child.local != expected for child in fragment.children):
+            raise faults.representation(f"expected <{expected}> in the fragment", "InvalidFragment")
+        new = [_renamed(child, resource.namespace) for child in fragment.children]
     return _replaced(resource, old, new)
 
 
 def _renamed(element: xml.XmlElement, namespace: str) -> xml.XmlElement:
     """Elements that were written without a namespace are of the resource's."""
     content = [
-        _renamed(one, namespace) if isinstance(one, xml.XmlElement) else one for one in element.content
+        _renamed(child, namespace) if isinstance(child, xml.XmlElement) else child
+        for child in element.content
     ]
     name = element.name if element.namespace else f"{{{namespace}}}{element.local}"
     return xml.XmlElement(name, *content, attributes=element.attributes)
@@ -101,12 +104,12 @@ def _replaced(
     element: xml.XmlElement, old: Sequence[xml.XmlElement], new: Sequence[xml.XmlElement]
 ) -> xml.XmlElement:
     content: list[xml.Content] = []
-    for one in element.content:
-        if one is old[0]:
+    for child in element.content:
+        if child is old[0]:
             content += new
-        elif isinstance(one, xml.XmlElement):
-            if not any(one is other for other in old):
-                content.append(_replaced(one, old, new))
+        elif isinstance(child, xml.XmlElement):
+            if not any(child is other for other in old):
+                content.append(_replaced(child, old, new))
         else:
-            content.append(one)
+            content.append(child)
     return xml.XmlElement(element.name, *content, attributes=element.attributes)

@@ -60,7 +60,7 @@ def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
     message, wsa = call.envelope, call.addressing
     if wsa is None or wsa.wsa != namespaces.WSA:
         raise faults.missing_header("wsa:Action of the namespace that WS-Management uses")
-    twice = next((name for name in _ONCE if sum(one.name == name for one in message.headers) > 1), None)
+    twice = next((name for name in _ONCE if sum(header.name == name for header in message.headers) > 1), None)
     if wsa.repeated or twice:
         raise faults.invalid_header(
             f"the header {wsa.repeated[0] if wsa.repeated else twice} stands there twice"
@@ -115,38 +115,38 @@ def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
     )
 
 
-def read_selectors(given: xml.XmlElement | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in given.all(namespaces.WSMAN("Selector")) if given is not None else ():
-        name = (one.get("Name") or "").strip()
+def read_selectors(selector_set: xml.XmlElement | None) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for selector in selector_set.all(namespaces.WSMAN("Selector")) if selector_set is not None else ():
+        name = (selector.get("Name") or "").strip()
         if not name:
             raise faults.schema("a selector without a name")
-        if name in found:
+        if name in values:
             raise faults.selectors(f"the selector {name[:60]!r} stands there twice", "DuplicateSelectors")
-        if one.children:
+        if selector.children:
             raise faults.selectors(f"the selector {name[:60]!r} is no text", "TypeMismatch")
-        found[name] = one.text
-        if len(found) > SELECTORS_MAX:
+        values[name] = selector.text
+        if len(values) > SELECTORS_MAX:
             raise faults.encoding(f"more than {SELECTORS_MAX} selectors", "SelectorLimit")
-    return found
+    return values
 
 
-def check_selectors(found: Mapping[str, str]) -> None:
+def check_selectors(values: Mapping[str, str]) -> None:
     """That they are what selects one resource of ours: its name, and nothing else."""
-    surplus = next((name for name in found if name != "Name"), None)
+    surplus = next((name for name in values if name != "Name"), None)
     if surplus is not None:
         raise faults.selectors(f"no selector {surplus[:60]!r}: the only one is Name", "UnexpectedSelectors")
-    if "Name" not in found:
+    if "Name" not in values:
         raise faults.selectors("the selector Name is missing", "InsufficientSelectors")
-    if not found["Name"]:
+    if not values["Name"]:
         raise faults.selectors("the selector Name is empty", "InvalidValue")
 
 
-def _timeout(given: xml.XmlElement | None) -> float | None:
-    if given is None:
+def _timeout(header: xml.XmlElement | None) -> float | None:
+    if header is None:
         return None
     try:
-        timeout_s = xsd_types.parse_duration_s(given.text)
+        timeout_s = xsd_types.parse_duration_s(header.text)
     except errors.InvalidInput as error:
         raise faults.invalid_header(error.message, "OperationTimeout") from error
     if timeout_s <= 0:
@@ -158,27 +158,27 @@ def _timeout(given: xml.XmlElement | None) -> float | None:
     return min(timeout_s, TIMEOUT_S_MAX)
 
 
-def _bytes_max(given: xml.XmlElement | None, ours: int) -> int:
-    if given is None:
+def _bytes_max(header: xml.XmlElement | None, ours: int) -> int:
+    if header is None:
         return min(ENVELOPE_BYTES, ours)
     try:
-        asked = xsd_types.parse_integer(given.text, minimum=1)
+        requested = xsd_types.parse_integer(header.text, minimum=1)
     except errors.InvalidInput as error:
         raise faults.invalid_header(error.message) from error
-    if asked < ENVELOPE_BYTES_MIN and _binding(given):
+    if requested < ENVELOPE_BYTES_MIN and _binding(header):
         raise faults.encoding(
-            f"answers of at most {asked} bytes: allow {ENVELOPE_BYTES_MIN}", "MinimumEnvelopeLimit"
+            f"answers of at most {requested} bytes: allow {ENVELOPE_BYTES_MIN}", "MinimumEnvelopeLimit"
         )
-    return min(max(asked, ENVELOPE_BYTES_MIN), ours)
+    return min(max(requested, ENVELOPE_BYTES_MIN), ours)
 
 
-def _check_options(given: xml.XmlElement | None) -> None:
+def _check_options(option_set: xml.XmlElement | None) -> None:
     """We know no options: one that must be complied with is refused."""
-    for one in given.all(namespaces.WSMAN("Option")) if given is not None else ():
-        if one.get("MustComply", "false") in ("true", "1"):
+    for option in option_set.all(namespaces.WSMAN("Option")) if option_set is not None else ():
+        if option.get("MustComply", "false") in ("true", "1"):
             raise faults.fault(
                 namespaces.WSMAN("InvalidOptions"),
-                f"no option {(one.get('Name') or '')[:60]!r}",
+                f"no option {(option.get('Name') or '')[:60]!r}",
                 "NotSupported",
             )
 

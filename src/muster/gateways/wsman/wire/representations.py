@@ -61,10 +61,10 @@ def item(name: str, value: Any, p: xml.XmlNamespace, *, tag: str = "Item") -> xm
             attributes["Type"], content = "number", [repr(value)]
         case Mapping():
             attributes["Type"] = "map"
-            content = [item(str(key), one, p) for key, one in value.items()]
+            content = [item(str(key), member, p) for key, member in value.items()]
         case list() | tuple():
             attributes["Type"] = "list"
-            content = [item("", one, p) for one in value]
+            content = [item("", member, p) for member in value]
         case _ if not xml.can_hold(str(value)):
             attributes["Type"], content = "json", [json.dumps(str(value))]
         case _:
@@ -94,7 +94,7 @@ def value(element: xml.XmlElement, depth: int = 0) -> Any:
             case "json":
                 return msgspec.json.decode(text, type=str)
             case "list":
-                return [value(one, depth + 1) for one in element.children]
+                return [value(child, depth + 1) for child in element.children]
             case "map":
                 return _map(element, depth)
     except (errors.InvalidInput, msgspec.MsgspecError) as error:
@@ -105,19 +105,19 @@ def value(element: xml.XmlElement, depth: int = 0) -> Any:
 
 
 def _map(element: xml.XmlElement, depth: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for one in element.children:
-        name = one.get("Name")
-        escaped = one.get("JsonName")
+    values: dict[str, Any] = {}
+    for child in element.children:
+        name = child.get("Name")
+        escaped = child.get("JsonName")
         if escaped is not None:
             try:
                 name = msgspec.json.decode(escaped, type=str)
             except msgspec.MsgspecError as error:
                 raise faults.representation(f"{_named(element)}: JsonName: {error}") from error
-        if name is None or name in found:
+        if name is None or name in values:
             raise faults.representation(f"{_named(element)}: an item without a name, or the second of one")
-        found[name] = value(one, depth + 1)
-    return found
+        values[name] = value(child, depth + 1)
+    return values
 
 
 def _named(element: xml.XmlElement) -> str:
@@ -131,31 +131,31 @@ def resource(described: Mapping[str, Any]) -> xml.XmlElement:
     """From what `client.Client.describe` tells."""
     p, spec = namespaces.RESOURCE, described["spec"]
 
-    def told(tag: str, text: object) -> xml.XmlElement:
+    def text_element(tag: str, text: object) -> xml.XmlElement:
         return xml.XmlElement(p(tag), str(text)) if text not in ("", None) else xml.XmlElement(p(tag))
 
     return xml.XmlElement(
         p("Resource"),
-        told("Name", described["name"]),
-        told("Type", described["type"]),
-        told("Agent", described["agent"]),
-        told("Group", described["group"]),
-        told("Wanted", described["wanted"]),
+        text_element("Name", described["name"]),
+        text_element("Type", described["type"]),
+        text_element("Agent", described["agent"]),
+        text_element("Group", described["group"]),
+        text_element("Wanted", described["wanted"]),
         _plain(item("", spec.get("labels", {}), p, tag="Labels")),
-        *(told("DependsOn", one) for one in spec.get("depends_on", ())),
+        *(text_element("DependsOn", dependency) for dependency in spec.get("depends_on", ())),
         _plain(item("", spec.get("restart", {}), p, tag="Restart")),
         _plain(item("", spec.get("config", {}), p, tag="Config")),
-        told("State", described["state"]),
-        told("Reason", described["reason"]),
-        told("Since", xsd_types.format_datetime(described["since_ms"] / 1000)),
-        told("Drift", described["drift"]),
-        told("Restarts", described["restarts"]),
-        told("Manager", described["manager"]),
-        told("Epoch", described["epoch"]),
-        told("Generation", described["generation"]),
-        told("Applied", "true" if described["applied"] else "false"),
-        told("AppliedBy", described.get("applied_by", "")),
-        *(told("WaitsFor", one) for one in described.get("waits_for", ())),
+        text_element("State", described["state"]),
+        text_element("Reason", described["reason"]),
+        text_element("Since", xsd_types.format_datetime(described["since_ms"] / 1000)),
+        text_element("Drift", described["drift"]),
+        text_element("Restarts", described["restarts"]),
+        text_element("Manager", described["manager"]),
+        text_element("Epoch", described["epoch"]),
+        text_element("Generation", described["generation"]),
+        text_element("Applied", "true" if described["applied"] else "false"),
+        text_element("AppliedBy", described.get("applied_by", "")),
+        *(text_element("WaitsFor", dependency) for dependency in described.get("waits_for", ())),
     )
 
 
@@ -172,27 +172,27 @@ def entry(body: xml.XmlElement | None) -> tuple[dict[str, Any], int | None]:
     if body.name != p("Resource"):
         detail = "InvalidNamespace" if body.local == "Resource" else "InvalidValues"
         raise faults.representation(f"<{body.local[:60]}> of {body.namespace[:80]!r} is no Resource", detail)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     generation: int | None = None
-    for one in body.children:
-        if one.namespace != p:
-            raise faults.representation(f"<{one.local[:60]}> is of another namespace", "InvalidNamespace")
-        if one.local == "DependsOn":
-            found.setdefault("depends_on", []).append(one.text)
+    for child in body.children:
+        if child.namespace != p:
+            raise faults.representation(f"<{child.local[:60]}> is of another namespace", "InvalidNamespace")
+        if child.local == "DependsOn":
+            fields.setdefault("depends_on", []).append(child.text)
             continue
-        field = "name" if one.local == "Name" else _TEXTS.get(one.local) or _MAPS.get(one.local)
+        field = "name" if child.local == "Name" else _TEXTS.get(child.local) or _MAPS.get(child.local)
         if field is None:
-            if one.local not in READ_ONLY:
-                raise faults.representation(f"a resource has no property {one.local[:60]!r}")
-            if one.local == "Generation" and one.text:
-                generation = _integer(one)
-        elif field in found:
-            raise faults.representation(f"the property {one.local} stands there twice")
+            if child.local not in READ_ONLY:
+                raise faults.representation(f"a resource has no property {child.local[:60]!r}")
+            if child.local == "Generation" and child.text:
+                generation = _integer(child)
+        elif field in fields:
+            raise faults.representation(f"the property {child.local} stands there twice")
         else:
-            found[field] = _map(one) if one.local in _MAPS else one.text
-    if not found.get("name"):
+            fields[field] = _map(child) if child.local in _MAPS else child.text
+    if not fields.get("name"):
         raise faults.representation("the property Name is missing", "MissingValues")
-    return {field: given for field, given in found.items() if given != ""}, generation
+    return {field: content for field, content in fields.items() if content != ""}, generation
 
 
 def _integer(element: xml.XmlElement) -> int:
@@ -202,19 +202,19 @@ def _integer(element: xml.XmlElement) -> int:
         raise faults.representation(f"{element.local}: {error.message}") from error
 
 
-def changes(described: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def changes(described: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in which a whole entry differs from the resource as it is. What it leaves out is emptied."""
     now, _ = entry(resource(described))
     empty: dict[str, Any] = {"labels": {}, "depends_on": [], "config": {}}
     fields = [*_TEXTS.values(), "depends_on", *_MAPS.values()]
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for field in fields:
-        if field not in wanted and field not in empty:
+        if field not in desired and field not in empty:
             continue  # a text that is left out keeps its value
-        given = wanted.get(field, empty.get(field))
-        if given != now.get(field, empty.get(field)):
-            found[field] = given
-    return found
+        new = desired.get(field, empty.get(field))
+        if new != now.get(field, empty.get(field)):
+            changed[field] = new
+    return changed
 
 
 # Agents, managers, events, results.
@@ -223,33 +223,33 @@ def changes(described: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 def simple(kind: xml.XmlNamespace, row: Mapping[str, Any]) -> xml.XmlElement:
     """A row of an agent or a manager: scalars as properties, the rest as items."""
     content = []
-    for key, one in row.items():
+    for key, cell in row.items():
         tag = camel(key)
-        if isinstance(one, Mapping | list | tuple):
-            content.append(item("", one, kind, tag=tag))
-        elif isinstance(one, bool):
-            content.append(xml.XmlElement(kind(tag), "true" if one else "false"))
+        if isinstance(cell, Mapping | list | tuple):
+            content.append(item("", cell, kind, tag=tag))
+        elif isinstance(cell, bool):
+            content.append(xml.XmlElement(kind(tag), "true" if cell else "false"))
         else:
-            content.append(xml.XmlElement(kind(tag), "" if one is None else str(one)))
+            content.append(xml.XmlElement(kind(tag), "" if cell is None else str(cell)))
     return xml.XmlElement(kind(namespaces.KINDS[kind]), *content)
 
 
-def event(one: protocol.ResourceStateChange | protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
+def event(source: protocol.ResourceStateChange | protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
     """The action of an event, and its body."""
     p = namespaces.RESOURCE
-    if isinstance(one, protocol.ResourceEvent):
-        tag, facts = "Event", {"What": one.what, "Details": one.details, "At": one.at_ms}
+    if isinstance(source, protocol.ResourceEvent):
+        tag, facts = "Event", {"What": source.what, "Details": source.details, "At": source.at_ms}
     else:
         tag = "StateChanged"
         facts = {
-            "State": one.state.value,
-            "Was": one.was.value if one.was else "",
-            "Reason": one.reason,
-            "Manager": one.manager,
-            "Epoch": one.epoch,
-            "Since": one.since_ms,
+            "State": source.state.value,
+            "Was": source.was.value if source.was else "",
+            "Reason": source.reason,
+            "Manager": source.manager,
+            "Epoch": source.epoch,
+            "Since": source.since_ms,
         }
-    content = [xml.XmlElement(p("Name"), one.resource)]
+    content = [xml.XmlElement(p("Name"), source.resource)]
     for name, fact in facts.items():
         if name in ("At", "Since"):
             assert isinstance(fact, int)
@@ -265,22 +265,22 @@ def camel(key: str) -> str:
     return "".join(word.capitalize() for word in key.split("_"))
 
 
-def arguments(given: xml.XmlElement | None, method: str) -> dict[str, Any]:
+def arguments(element: xml.XmlElement | None, method: str) -> dict[str, Any]:
     """Of a method: one child for each. A text that is to be a number or a list says its ``Type``."""
-    if given is None:
+    if element is None:
         return {}
-    if given.local != f"{method}_INPUT":
-        raise faults.schema(f"<{given.local[:60]}> where <{method[:60]}_INPUT> should be")
-    found: dict[str, Any] = {}
-    for one in given.children:
-        name = one.get("Name") or one.local
-        if name in found:
+    if element.local != f"{method}_INPUT":
+        raise faults.schema(f"<{element.local[:60]}> where <{method[:60]}_INPUT> should be")
+    values: dict[str, Any] = {}
+    for child in element.children:
+        name = child.get("Name") or child.local
+        if name in values:
             raise faults.parameter(f"the parameter {name[:60]!r} stands there twice", "InvalidName")
         try:
-            found[name] = value(one)
+            values[name] = value(child)
         except faults.Fault as error:
             raise faults.parameter(error.message, "TypeMismatch") from error
-    return found
+    return values
 
 
 def endpoint(address: str, kind: xml.XmlNamespace, name: str, tag: str) -> xml.XmlElement:

@@ -34,7 +34,9 @@ class ViewWriter:
                 newest: context_log.ContextLogEntry | None = None
                 async for page in view.load():
                     shared.restore(page)
-                    newest = max(page if newest is None else [newest, *page], key=lambda one: one.sequence)
+                    newest = max(
+                        page if newest is None else [newest, *page], key=lambda entry: entry.sequence
+                    )
                     await asyncio.sleep(0)
                 if newest is not None and not await self._is_logged(newest):
                     raise errors.InvalidInput("it was made from another log than the one that is here")
@@ -103,12 +105,12 @@ class ViewWriter:
         self, taken: dict[str, unsaved.Change]
     ) -> dict[str, context_log.ContextLogEntry | None]:
         """With what the log has in place of the marks; only the first of them where that is much."""
-        found: dict[str, context_log.ContextLogEntry | None] = {}
+        entries: dict[str, context_log.ContextLogEntry | None] = {}
         size = 0
         for key, change in taken.items():
             entry = await self._desk.log.last(key) if isinstance(change, unsaved.DeferredChange) else change
-            found[key] = entry if entry is not None and self._desk.name in entry.record.holders else None
-            size += unsaved.size(found[key])
+            entries[key] = entry if entry is not None and self._desk.name in entry.record.holders else None
+            size += unsaved.size(entries[key])
             if size > SAVE_BYTES:
                 break
-        return found
+        return entries

@@ -27,12 +27,12 @@ class ReplicaCandidate:
 
 def rank(candidates: Iterable[ReplicaCandidate], count: int, *, watermark: float = 1.0) -> list[str]:
     """The best ``count`` (fewer if there are not so many), best first."""
-    rest = sorted(candidates, key=lambda one: one.node)
+    rest = sorted(candidates, key=lambda candidate: candidate.node)
     chosen: list[str] = []
     while rest and len(chosen) < count:
-        able = [one for one in rest if one.load < watermark] or rest
-        closest = min(able, key=lambda one: (one.proximity_ms, one.load))
-        idlest = min(able, key=lambda one: (one.load, one.proximity_ms))
+        able = [candidate for candidate in rest if candidate.load < watermark] or rest
+        closest = min(able, key=lambda candidate: (candidate.proximity_ms, candidate.load))
+        idlest = min(able, key=lambda candidate: (candidate.load, candidate.proximity_ms))
         best = idlest if closest.load > LOAD_RATIO * max(idlest.load, LOAD_FLOOR) else closest
         chosen.append(best.node)
         rest.remove(best)
@@ -46,9 +46,9 @@ def repair_plan(
 
     With nobody of them alive, the same as for a new context.
     """
-    alive = {one.node for one in live}
+    alive = {candidate.node for candidate in live}
     kept = [node for node in holders if node in alive]
-    others = [one for one in live if one.node not in kept]
+    others = [candidate for candidate in live if candidate.node not in kept]
     return (*kept, *rank(others, copies - len(kept), watermark=watermark))
 
 

@@ -102,9 +102,9 @@ class UdpSender(asyncio.DatagramProtocol):
             return  # another sender's news
         peer, now = (offer.host, offer.port), time.monotonic()
         if len(self._probed) >= WAITING_MAX:
-            self._probed = {one: held for one, held in self._probed.items() if held[1] > now}
+            self._probed = {address: held for address, held in self._probed.items() if held[1] > now}
         token, _ = self._probed.get(peer, ("", 0.0))
-        if token and any(secrets.compare_digest(token, one) for one in offer.tokens):
+        if token and any(secrets.compare_digest(token, offered) for offered in offer.tokens):
             self._peers[peer] = now + HOLD_S
             self._probed[peer] = (token, now + HOLD_S)
         elif token or len(self._probed) < WAITING_MAX:
@@ -199,13 +199,15 @@ class UdpReceiver(asyncio.DatagramProtocol):
 
     async def _offer(self) -> None:
         while True:
-            offer = _Offer(self._host, self._port, [one.token for one in self._senders.values() if one.token])
+            offer = _Offer(
+                self._host, self._port, [sender.token for sender in self._senders.values() if sender.token]
+            )
             data = msgspec.json.encode(offer)
             with contextlib.suppress(errors.Unavailable):  # the next time
                 for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
                     self._keyed(answer)
             gone = time.monotonic() - HOLD_S
-            self._senders = {name: one for name, one in self._senders.items() if one.heard_at > gone}
+            self._senders = {name: sender for name, sender in self._senders.items() if sender.heard_at > gone}
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
                     await self._wake.wait()
@@ -266,5 +268,5 @@ class UdpReceiver(asyncio.DatagramProtocol):
             self.lost -= 1
         known.seen.add(number)
         if len(known.seen) > 2 * _WINDOW:
-            known.seen = {one for one in known.seen if one > known.highest - _WINDOW}
+            known.seen = {old for old in known.seen if old > known.highest - _WINDOW}
         return True

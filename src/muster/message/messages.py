@@ -60,8 +60,8 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
 
     @property
     def group(self) -> str | None:
-        found = self.properties.get("JMSXGroupID")
-        return found if isinstance(found, str) else None
+        group = self.properties.get("JMSXGroupID")
+        return group if isinstance(group, str) else None
 
     def lookup(self) -> Callable[[str], object]:
         """What a selector sees: properties, and the headers that it may name."""
@@ -273,9 +273,9 @@ class MapMessage(JmsMessage):
 
     def _read(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, dict) else {}
-        found = _json(data, dict[str, Any])
+        items = _json(data, dict[str, Any])
         self.items = values.Values.received(
-            {name: _rich(value, kinds.get(name)) for name, value in found.items()}
+            {name: _rich(value, kinds.get(name)) for name, value in items.items()}
         )
 
 
@@ -299,9 +299,9 @@ class StreamMessage(JmsMessage):
             raise message_errors.NotReadable("a stream message that is being written is read after its reset")
         if self._next >= len(self.items):
             raise message_errors.FormatError("the stream message has no more values")
-        found = values.read(self.items[self._next], kind)
+        value = values.read(self.items[self._next], kind)
         self._next += 1
-        return found
+        return value
 
     def reset(self) -> None:
         """Read from the beginning; writing is over."""
@@ -321,8 +321,8 @@ class StreamMessage(JmsMessage):
 
     def _read(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, str) else ""
-        found = _json(data, list[Any])
-        self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(found)]
+        items = _json(data, list[Any])
+        self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(items)]
         self._next = 0
 
 
@@ -482,8 +482,8 @@ def _plain(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, An
     plain: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for name, item in items:
-        found = plain[name] = _plain_value(item)
-        if item.kind is not values.infer_type(found):
+        value = plain[name] = _plain_value(item)
+        if item.kind is not values.infer_type(value):
             kinds[name] = item.kind.value
     return plain, kinds
 

@@ -356,7 +356,7 @@ decode_deliveries: Final = msgspec.msgpack.Decoder(DeliveryBatch).decode
 
 def decode_ask(data: bytes) -> Ask:
     try:
-        found: Ask = _asks.decode(data)
-        return found
+        request: Ask = _asks.decode(data)
+        return request
     except msgspec.DecodeError as error:
         raise errors.InvalidInput(f"no request to the dispatcher: {error}") from error

@@ -60,12 +60,12 @@ class SelectorIndex(Generic[K]):
     def add(self, key: K, selector: str | None) -> None:
         self.remove(key)
         self._selectors[key] = selector
-        found = terms(selector) if selector else None
-        if found is None:
+        term = terms(selector) if selector else None
+        if term is None:
             self._others[key] = compiled(selector) if selector else None
             return
-        name, wanted = found
-        for value in wanted:
+        name, accepted = term
+        for value in accepted:
             self._filed.setdefault(name, {}).setdefault(value, {})[key] = compiled(selector or "")
 
     def remove(self, key: K) -> None:
@@ -73,12 +73,12 @@ class SelectorIndex(Generic[K]):
             return
         selector = self._selectors.pop(key)
         self._others.pop(key, None)
-        found = terms(selector) if selector else None
-        if found is None:
+        term = terms(selector) if selector else None
+        if term is None:
             return
-        name, wanted = found
+        name, accepted = term
         by_value = self._filed[name]
-        for value in wanted:
+        for value in accepted:
             by_value[value].pop(key, None)
             if not by_value[value]:
                 del by_value[value]

@@ -89,42 +89,42 @@ def typed(value: Value, kind: JavaType | None = None) -> TypedValue:
         number = float(value)  # type: ignore[arg-type]
         return TypedValue(kind, _single(number) if kind is JavaType.FLOAT else number)
     else:
-        wanted = {JavaType.BOOLEAN: bool, JavaType.BYTES: bytes}.get(kind, str)
-        if value is not None and type(value) is not wanted:
+        python_type = {JavaType.BOOLEAN: bool, JavaType.BYTES: bytes}.get(kind, str)
+        if value is not None and type(value) is not python_type:
             raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
         if kind is JavaType.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
             raise message_errors.FormatError(f"{value!r} is not one character")
     return TypedValue(kind, value)
 
 
-def read(given: TypedValue | None, kind: JavaType) -> Value:
+def read(item: TypedValue | None, kind: JavaType) -> Value:
     """The value read as another type, by the table of the specification. A missing one is read as null."""
-    if given is None or given.value is None:
+    if item is None or item.value is None:
         if kind in (JavaType.STRING, JavaType.BYTES):
             return None
         if kind is JavaType.BOOLEAN:
             return False  # what Boolean.valueOf(null) gives
         raise message_errors.FormatError(f"null cannot be read as {kind.name.lower()}")
-    if kind is JavaType.STRING and given.kind is not JavaType.BYTES:
-        return _text(given)
-    if kind not in _WIDER[given.kind]:
-        raise message_errors.FormatError(f"a {given.kind.name.lower()} cannot be read as {kind.name.lower()}")
-    if given.kind is JavaType.STRING:
-        return _parse(str(given.value), kind)
-    return given.value
+    if kind is JavaType.STRING and item.kind is not JavaType.BYTES:
+        return _text(item)
+    if kind not in _WIDER[item.kind]:
+        raise message_errors.FormatError(f"a {item.kind.name.lower()} cannot be read as {kind.name.lower()}")
+    if item.kind is JavaType.STRING:
+        return _parse(str(item.value), kind)
+    return item.value
 
 
-def _text(given: TypedValue) -> str:
-    match given.value:
+def _text(item: TypedValue) -> str:
+    match item.value:
         case bool():
-            return "true" if given.value else "false"
+            return "true" if item.value else "false"
         case float():
-            if math.isnan(given.value):
+            if math.isnan(item.value):
                 return "NaN"
-            if math.isinf(given.value):
-                return "Infinity" if given.value > 0 else "-Infinity"
-            return _decimal(given.value, single=given.kind is JavaType.FLOAT)
-    return str(given.value)
+            if math.isinf(item.value):
+                return "Infinity" if item.value > 0 else "-Infinity"
+            return _decimal(item.value, single=item.kind is JavaType.FLOAT)
+    return str(item.value)
 
 
 def _decimal(number: float, *, single: bool) -> str:
@@ -132,7 +132,7 @@ def _decimal(number: float, *, single: bool) -> str:
     text = repr(number)
     if single:
         rounded = (f"{number:.{digits}g}" for digits in range(1, 10))
-        text = next((one for one in rounded if _single(float(one)) == number), text)
+        text = next((candidate for candidate in rounded if _single(float(candidate)) == number), text)
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         text = f"{decimal.Decimal(text):f}"
         return text if "." in text else f"{text}.0"
@@ -144,10 +144,10 @@ def _decimal(number: float, *, single: bool) -> str:
 def _single(number: float) -> float:
     """The nearest that a ``float`` of Java can be."""
     try:
-        found: float = struct.unpack("<f", struct.pack("<f", number))[0]
+        nearest: float = struct.unpack("<f", struct.pack("<f", number))[0]
     except OverflowError:
         return math.copysign(math.inf, number)
-    return found
+    return nearest
 
 
 def _parse(text: str, kind: JavaType) -> Value:
@@ -168,10 +168,10 @@ class Values(MutableMapping[str, Value]):
 
     __slots__ = ("frozen", "typed")
 
-    def __init__(self, given: Mapping[str, Value] | None = None) -> None:
+    def __init__(self, initial: Mapping[str, Value] | None = None) -> None:
         self.typed: dict[str, TypedValue] = {}
         self.frozen = False
-        for name, value in (given or {}).items():
+        for name, value in (initial or {}).items():
             self.set(name, value)
 
     @classmethod

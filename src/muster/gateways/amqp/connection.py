@@ -213,19 +213,19 @@ class AmqpConnection(asyncio.Protocol):
         elif self._engine.stopped and not self._paused:
             self._engine.go_on()
 
-    def hear(self, taps: Sequence[consumers.TopicLink], heard: consumers.EncodedTopicMessage) -> None:
+    def hear(self, taps: Sequence[consumers.TopicLink], message: consumers.EncodedTopicMessage) -> None:
         """For its listeners, when it is this connection's turn: all connections wait for theirs alike."""
-        self._heard.append((taps, heard))
-        self._heard_bytes += len(heard.message.data)
+        self._heard.append((taps, message))
+        self._heard_bytes += len(message.message.data)
         if len(self._heard) > HEARD_MAX or self._heard_bytes > HEARD_BYTES_MAX:
             self.tell_listeners(1)
         self.flush_soon()
 
     def tell_listeners(self, deliveries: int) -> None:
         """What they have to hear, so many deliveries of it or a few more."""
-        heard = self._heard
-        while heard and deliveries > 0:
-            taps, message = heard.popleft()
+        pending = self._heard
+        while pending and deliveries > 0:
+            taps, message = pending.popleft()
             self._heard_bytes -= len(message.message.data)
             deliveries -= len(taps)
             if self._late and message.has_expired():
@@ -470,10 +470,10 @@ class AmqpConnection(asyncio.Protocol):
         self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
 
     def _held(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        held: dict[str, list[int]] = {}
         for key, number in self._unsettled:
-            found.setdefault(key, []).append(number)
-        return found
+            held.setdefault(key, []).append(number)
+        return held
 
     def _settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
         """The client says what became of a message."""

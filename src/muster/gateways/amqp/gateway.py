@@ -95,19 +95,19 @@ class AmqpGateway:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def admit(self, one: connection.AmqpConnection, address: str) -> bool:
+    def admit(self, client: connection.AmqpConnection, address: str) -> bool:
         """Whether it may hold one more connection from this address."""
-        if self._connections.add(one, address):
-            self.bridges.add(one)
+        if self._connections.add(client, address):
+            self.bridges.add(client)
             return True
         held = len(self._connections)
         self._refused.add(reason="connections" if held >= CONNECTIONS_MAX else "address")
         events.info("connection-refused", address=address, connections=held)
         return False
 
-    def forget(self, one: connection.AmqpConnection) -> None:
-        self._connections.discard(one)
-        self.bridges.discard(one)
+    def forget(self, client: connection.AmqpConnection) -> None:
+        self._connections.discard(client)
+        self.bridges.discard(client)
 
     def check_login(self, login: str) -> None:
         """Whether it may have the connections that it has."""
@@ -124,8 +124,8 @@ class AmqpGateway:
         while True:
             await asyncio.sleep(self._recheck_s)
             valid: dict[tuple[str, str], bool] = {}
-            for one in list(self.bridges):
-                login = one.login
+            for client in list(self.bridges):
+                login = client.login
                 if login is None or not login.verifier:  # anonymous
                     continue
                 key = (login.name, login.verifier)
@@ -136,7 +136,7 @@ class AmqpGateway:
                         events.warning("login-not-checked", login=login.name, error=error)
                         valid[key] = True
                 if not valid[key]:
-                    one.withdraw()
+                    client.withdraw()
 
     def budget_of(self, login: str) -> memory_budget.ConnectionBudget:
         """For one more connection of this login."""
@@ -166,8 +166,8 @@ class AmqpGateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def flush_soon(self, one: connection.AmqpConnection) -> None:
-        self._due.append(one)
+    def flush_soon(self, client: connection.AmqpConnection) -> None:
+        self._due.append(client)
         self._turns_soon()
 
     def _turns_soon(self) -> None:
@@ -179,22 +179,22 @@ class AmqpGateway:
         self._turning = False
         self._turns()
         if self._behind:
-            one = self._behind.popleft()
-            if one.take_turn():
-                self._behind.append(one)
+            client = self._behind.popleft()
+            if client.take_turn():
+                self._behind.append(client)
             self._turns_soon()
 
     def _turns(self) -> None:
         due, self._due = self._due, []
-        self._behind += [one for one in due if one.take_turn()]
+        self._behind += [client for client in due if client.take_turn()]
         if self._behind:
             self._turns_soon()
 
     def _lost(self, trunk: bus_connections.SharedConnection) -> None:
         """Its clients have to log in again."""
-        for one in list(self.bridges):
-            if one.trunk is trunk:
-                one.connection_aborted()
+        for client in list(self.bridges):
+            if client.trunk is trunk:
+                client.connection_aborted()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -216,9 +216,9 @@ class AmqpGateway:
             self._rechecking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._rechecking
-        for one in list(self.bridges):
-            await one.end(lost=True)
-            one.connection_aborted()
+        for client in list(self.bridges):
+            await client.end(lost=True)
+            client.connection_aborted()
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -82,7 +82,7 @@ def skip(data: bytes, at: int) -> int:
 
 def split(data: bytes) -> list[tuple[int, int, int, int]]:
     """Of each section its code, where it begins, where its value begins, and where it ends."""
-    found = []
+    sections = []
     at, size = 0, len(data)
     while at < size:
         if data[at] != 0:
@@ -96,9 +96,9 @@ def split(data: bytes) -> list[tuple[int, int, int, int]]:
         end = skip(data, value)
         if end > size:
             raise ValueError("a section ends beyond the message")
-        found.append((code, at, value, end))
+        sections.append((code, at, value, end))
         at = end
-    return found
+    return sections
 
 
 def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
@@ -202,19 +202,19 @@ def _bytes(data: bytes, at: int, end: int) -> bytes:
 
 def fields(data: bytes, value: int) -> list[Any]:
     """Of a described list its fields."""
-    found, _ = read(data, value)
-    if not isinstance(found, list):
+    items, _ = read(data, value)
+    if not isinstance(items, list):
         raise ValueError("a section is no list")
-    return found
+    return items
 
 
 def entries(data: bytes, value: int) -> dict[str, Any]:
-    found, _ = read(data, value)
-    if isinstance(found, values.TypedValue) and found.value is None:
+    items, _ = read(data, value)
+    if isinstance(items, values.TypedValue) and items.value is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(items, dict):
         raise ValueError("a section is no map")
-    return found
+    return items
 
 
 _lives: dict[bytes, int] = {}  # ms, by header section: there are few different ones
@@ -228,8 +228,8 @@ def expires_ms(data: bytes, now_ms: int) -> int:
             end = at + 5 + data[at + 4] if data[at + 3] in _SMALL else skip(data, at)
             if code == HEADER:
                 header = data[at:end]
-                found = _lives.get(header)
-                ttl_ms = _life(header) if found is None else found
+                cached_ms = _lives.get(header)
+                ttl_ms = _life(header) if cached_ms is None else cached_ms
             at = end
         said_ms = 0
         if code == PROPERTIES:
@@ -252,8 +252,8 @@ def expires_ms(data: bytes, now_ms: int) -> int:
 def _life(header: bytes) -> int:
     if len(_lives) > 4096:
         _lives.clear()
-    found = _lives[header] = _number(header, 3, 2)
-    return found
+    ttl_ms = _lives[header] = _number(header, 3, 2)
+    return ttl_ms
 
 
 def _number(data: bytes, value: int, place: int) -> int:
@@ -266,8 +266,8 @@ def _number(data: bytes, value: int, place: int) -> int:
         return 0
     for _ in range(place):
         at = skip(data, at)
-    found = read(data, at)[0]
-    return found.value if isinstance(found, values.TypedValue) and type(found.value) is int else 0
+    field = read(data, at)[0]
+    return field.value if isinstance(field, values.TypedValue) and type(field.value) is int else 0
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -330,9 +330,9 @@ def encode_value(value: Any) -> bytes:
         case values.TypedValue():
             return primitive(value)
         case dict():
-            return mapping({str(name): encode_value(one) for name, one in value.items()})
+            return mapping({str(name): encode_value(item) for name, item in value.items()})
         case list() | tuple():
-            return sequence([encode_value(one) for one in value])
+            return sequence([encode_value(item) for item in value])
         case _:
             return primitive(values.typed(value))
 

@@ -70,10 +70,10 @@ class FastPath:
         lead = self._lead
         if lead and data.startswith(lead):
             return locate_body(data, len(lead))
-        found = locate_body(data)
-        if found is not None:
+        location = locate_body(data)
+        if location is not None:
             self._lead = data[: _before_properties(data)]
-        return found
+        return location
 
 
 def _before_properties(data: bytes) -> int:
@@ -134,11 +134,11 @@ def _is_durable(header: bytes) -> bool:
         fields = amqp_types.fields(header, 3)
     except amqp_types.MALFORMED:
         return True  # the long way says what is wrong with it
-    found = bool(fields and fields[0].value)
+    durable = bool(fields and fields[0].value)
     if len(_durable) > 4096:
         _durable.clear()
-    _durable[header] = found
-    return found
+    _durable[header] = durable
+    return durable
 
 
 def foreign_header(data: bytes, at: int, kind: str, origin: str) -> str:
@@ -267,12 +267,12 @@ class _Fields:
         return self._fields[place] if place < len(self._fields) else None
 
     def plain(self, place: int) -> Any:
-        found = self.at(place)
-        return found.value if isinstance(found, values.TypedValue) else None
+        field = self.at(place)
+        return field.value if isinstance(field, values.TypedValue) else None
 
     def text(self, place: int) -> str | None:
-        found = self.plain(place)
-        return found if isinstance(found, str) else None
+        value = self.plain(place)
+        return value if isinstance(value, str) else None
 
 
 def _int(item: Any) -> int | None:
@@ -292,17 +292,21 @@ def _typed(value: Any) -> values.TypedValue:
     raise errors.FormatError(f"an AMQP {type(value).__name__} cannot be a value of a message")
 
 
-def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str) -> messages.JmsMessage:
+def _message(bodies: list[tuple[int, Any]], type_code: int | None, content_type: str) -> messages.JmsMessage:
     kind = bodies[0][0] if bodies else None
     body: Any
     if kind == amqp_types.DATA:
-        body = values.TypedValue(values.JavaType.BYTES, b"".join(one.value for _, one in bodies))
+        body = values.TypedValue(values.JavaType.BYTES, b"".join(section.value for _, section in bodies))
     elif kind == amqp_types.SEQUENCE:
-        body = [item for _, one in bodies for item in one]
+        body = [item for _, section in bodies for item in section]
     else:
         body = bodies[0][1] if bodies else None
     plain = body.value if isinstance(body, values.TypedValue) else body
-    type_ = _TYPES[said] if said is not None and 0 <= said < len(_TYPES) else _guess(plain, content_type)
+    type_ = (
+        _TYPES[type_code]
+        if type_code is not None and 0 <= type_code < len(_TYPES)
+        else _guess(plain, content_type)
+    )
     match type_:
         case "t":
             text = plain.decode("utf-8", "replace") if isinstance(plain, bytes) else plain
@@ -310,10 +314,10 @@ def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str)
         case "b":
             return messages.BytesMessage(plain if isinstance(plain, bytes) else b"")
         case "m":
-            found = messages.MapMessage()
+            map_message = messages.MapMessage()
             if isinstance(body, dict):
-                found.items.typed = {name: _typed(value) for name, value in body.items()}
-            return found
+                map_message.items.typed = {name: _typed(value) for name, value in body.items()}
+            return map_message
         case "s":
             stream = messages.StreamMessage()
             stream.items = [_typed(value) for value in body] if isinstance(body, list) else []
@@ -347,14 +351,14 @@ def _guess(plain: Any, content_type: str) -> str:
 def _json(value: Any) -> Any:
     match value:
         case dict():
-            return {name: _json(one) for name, one in value.items()}
+            return {name: _json(item) for name, item in value.items()}
         case list():
-            return [_json(one) for one in value]
+            return [_json(item) for item in value]
         case None:
             return None
         case _:
-            found = _typed(value).value
-            return found.hex() if isinstance(found, bytes) else found
+            plain = _typed(value).value
+            return plain.hex() if isinstance(plain, bytes) else plain
 
 
 def _identifier(value: Any) -> str | None:
@@ -379,8 +383,8 @@ _headers: dict[tuple[bool, int, int], bytes] = {}
 
 def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -> bytes:
     key = (persistent, priority, deliveries)
-    found = _headers.get(key) if not ttl_ms else None
-    if found is None:
+    section = _headers.get(key) if not ttl_ms else None
+    if section is None:
         fields = [
             b"\x41" if persistent else b"\x42",
             bytes((0x50, priority)),
@@ -388,10 +392,10 @@ def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -
             b"\x41" if not deliveries else b"\x42",
             amqp_types.uint(deliveries),
         ]
-        found = amqp_types.section(amqp_types.HEADER, amqp_types.sequence(fields))
+        section = amqp_types.section(amqp_types.HEADER, amqp_types.sequence(fields))
         if not ttl_ms and len(_headers) < 4096:
-            _headers[key] = found
-    return found
+            _headers[key] = section
+    return section
 
 
 def encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
@@ -406,8 +410,8 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
     left_ms = min(max(meta.expiration_ms - now_ms, 1), 0xFFFFFFFF) if meta.expiration_ms else 0
     header = _header(meta.persistent, min(max(meta.priority, 0), 9), deliveries, left_ms)
     if meta.amqp:
-        said = base64.b64decode(meta.amqp[1:])
-        rest = said[amqp_types.skip(said, 0) :] if said[:3] == _HEADER else said
+        sections = base64.b64decode(meta.amqp[1:])
+        rest = sections[amqp_types.skip(sections, 0) :] if sections[:3] == _HEADER else sections
         return header + rest + _body_section(meta.amqp[0], data)
     return header + _sections(messages.message_from_meta(meta, data))
 

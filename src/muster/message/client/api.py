@@ -54,10 +54,10 @@ class ConnectionFactory:
         locator: str | Iterable[str] | None = None,
         **options: Any,
     ) -> None:
-        given = [servers] if isinstance(servers, str) else list(servers or ())
+        addresses = [servers] if isinstance(servers, str) else list(servers or ())
         locators = [locator] if isinstance(locator, str) else list(locator or ())
-        self._locators = locators + [one for one in given if one.startswith(_LOCATOR)]
-        self._servers = [one for one in given if not one.startswith(_LOCATOR)]
+        self._locators = locators + [address for address in addresses if address.startswith(_LOCATOR)]
+        self._servers = [address for address in addresses if not address.startswith(_LOCATOR)]
         self._options = options
 
     async def connect(self, *, client_id: str | None = None) -> Connection:
@@ -197,14 +197,14 @@ class Session:
         after = 0
         while True:
             page = (await self.connection.ask(protocol.BrowseQueue(queue.name, selector, after))).messages
-            for one in page:
-                meta = messages.decode_meta(one.meta)
+            for delivery in page:
+                meta = messages.decode_meta(delivery.meta)
                 try:
-                    found = messages.message_from_meta(meta, one.data, queue)
+                    message = messages.message_from_meta(meta, delivery.data, queue)
                 except errors.MusterError:
-                    found = messages.message_from_meta(messages.unreadable(meta), one.data, queue)
-                yield found
-                after = one.sequence
+                    message = messages.message_from_meta(messages.unreadable(meta), delivery.data, queue)
+                yield message
+                after = delivery.sequence
             if not page:
                 return
 
@@ -295,10 +295,10 @@ class Session:
         return there
 
     def _held(self) -> dict[str, list[int]]:
-        found = consumers.by_key(self.unacknowledged)
+        held = consumers.by_key(self.unacknowledged)
         for key, sequences in self._lazy.items():
-            found.setdefault(key, []).extend(sequences)
-        return found
+            held.setdefault(key, []).extend(sequences)
+        return held
 
     def flush_lazy(self) -> None:
         if self._lazy:
@@ -394,8 +394,8 @@ class Session:
         received, self.unacknowledged = self.unacknowledged, []
         try:
             for consumer in list(self.consumers):
-                await consumer.take_back([one for one in received if one.consumer is consumer])
-                received = [one for one in received if one.consumer is not consumer]
+                await consumer.take_back([delivery for delivery in received if delivery.consumer is consumer])
+                received = [delivery for delivery in received if delivery.consumer is not consumer]
         except BaseException:
             self.unacknowledged[:0] = received  # not known to be given back: that can be tried again
             raise

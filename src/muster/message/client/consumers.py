@@ -48,9 +48,9 @@ class ReceivedDelivery:
 
 def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
     acks: dict[str, list[int]] = {}
-    for one in received:
-        if one.key:
-            acks.setdefault(one.key, []).append(one.sequence)
+    for delivery in received:
+        if delivery.key:
+            acks.setdefault(delivery.key, []).append(delivery.sequence)
     return acks
 
 
@@ -75,10 +75,10 @@ class Consumer:
         return self
 
     async def __anext__(self) -> messages.JmsMessage:
-        found = None if self.closed else await self.receive()
-        if found is None:
+        message = None if self.closed else await self.receive()
+        if message is None:
             raise StopAsyncIteration
-        return found
+        return message
 
     async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
         """The next message; None when ``timeout_s`` passed, or when the consumer was closed."""
@@ -195,10 +195,10 @@ class Consumer:
 
     async def take_back(self, received: list[ReceivedDelivery]) -> None:
         """The application gives these back: they come again."""
-        for one in reversed(received):
-            one.message.redelivered = True
-            one.message.delivery_count += 1
-            self._arrived.appendleft(one)
+        for delivery in reversed(received):
+            delivery.message.redelivered = True
+            delivery.message.delivery_count += 1
+            self._arrived.appendleft(delivery)
         if received:
             self._wake.set()
 
@@ -273,8 +273,8 @@ class TopicConsumer(Consumer):
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
 
-    def offer(self, heard: topic_listeners.TopicMessage) -> None:
-        meta, data = heard.meta, heard.message.data
+    def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
+        meta, data = topic_message.meta, topic_message.message.data
         if (self._not_from is not None and meta.origin == self._not_from) or (
             self._matches is not None and not self._matches(meta.lookup())
         ):
@@ -289,13 +289,13 @@ class TopicConsumer(Consumer):
                 self._bytes -= self._arrived.popleft().sequence
                 self.dropped += 1
         try:
-            found = messages.message_from_meta(meta, data)
+            message = messages.message_from_meta(meta, data)
         except errors.MusterError:
             self.malformed += 1
             return
-        found.delivery_count = 1
+        message.delivery_count = 1
         self._bytes += len(data)
-        self._put(ReceivedDelivery(found, self, "", len(data)))
+        self._put(ReceivedDelivery(message, self, "", len(data)))
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -312,7 +312,7 @@ class TopicConsumer(Consumer):
 
     async def take_back(self, received: list[ReceivedDelivery]) -> None:
         await super().take_back(received)
-        self._bytes += sum(one.sequence for one in received)
+        self._bytes += sum(delivery.sequence for delivery in received)
 
     def refused(self) -> None:
         super().refused()
@@ -384,7 +384,7 @@ class DispatchedConsumer(Consumer):
     def _has(self, key: str, sequence: int) -> bool:
         session = self.session
         return session.connection.outbox.acknowledges(key, sequence) or any(
-            one.sequence == sequence and one.key == key for one in session.unacknowledged
+            delivery.sequence == sequence and delivery.key == key for delivery in session.unacknowledged
         )
 
     async def _refuse(self, delivery: protocol.MessageDelivery, reason: str) -> None:
@@ -448,7 +448,7 @@ class DispatchedConsumer(Consumer):
         await session.connection.outbox.idle(connection_.CLOSE_S)
         await super().close()
         if session.closed or not (
-            session.keeps and any(one.consumer is self for one in session.unacknowledged)
+            session.keeps and any(delivery.consumer is self for delivery in session.unacknowledged)
         ):
             await self.leave()
             return
@@ -457,6 +457,8 @@ class DispatchedConsumer(Consumer):
             await self._stop(connection_.CLOSE_S)
 
     async def leave(self) -> None:
-        held = [one for one in self.session.unacknowledged if one.consumer is self]
-        self.session.unacknowledged = [one for one in self.session.unacknowledged if one.consumer is not self]
+        held = [delivery for delivery in self.session.unacknowledged if delivery.consumer is self]
+        self.session.unacknowledged = [
+            delivery for delivery in self.session.unacknowledged if delivery.consumer is not self
+        ]
         await self.session.connection.detach(self.number, by_key(held))

@@ -146,8 +146,8 @@ class DispatcherConnection:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
-        for one in self._hearing:
-            await one.close()
+        for subscription in self._hearing:
+            await subscription.close()
         if self.is_quiet:
             await self.speaks.close()
         if self._owns_bus:
@@ -291,13 +291,13 @@ class DispatcherConnection:
 
     def _seen_and(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
         """What it acknowledges just now, which may not be stored, and what it holds besides."""
-        found: dict[str, list[int]] = {}
+        seen: dict[str, list[int]] = {}
         for acks in (*self.outbox.acknowledged(), *held):
             for key, sequences in acks.items():
-                found.setdefault(key, []).extend(sequences)
-        return found
+                seen.setdefault(key, []).extend(sequences)
+        return seen
 
-    async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.DispatcherReply:
+    async def ask(self, request: protocol.Ask, *, timeout_s: float | None = None) -> protocol.DispatcherReply:
         """Ask until there is an answer: a dispatcher that dies has a successor.
 
         What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
@@ -306,22 +306,26 @@ class DispatcherConnection:
         deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
         times = 0
-        id = secrets.token_hex(16) if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages) else None
+        id = (
+            secrets.token_hex(16)
+            if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages)
+            else None
+        )
         while True:
             try:
-                if not self._known and not isinstance(asked, protocol.READS):
+                if not self._known and not isinstance(request, protocol.READS):
                     await self.greet()
-                if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages) and not times:
-                    asked = msgspec.structs.replace(asked, epoch=self._epoch)
+                if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages) and not times:
+                    request = msgspec.structs.replace(request, epoch=self._epoch)
                 times += 1
-                return await self._ask_once(asked, id)
+                return await self._ask_once(request, id)
             except errors.StaleEpoch as error:
                 if times > 1:
                     raise errors.TimedOut(f"it may have been done: {error.message}") from error
                 times = 0
                 self._known = False
             except message_errors.InvalidDestination:
-                if times > 1 and isinstance(asked, protocol.EndSubscription):
+                if times > 1 and isinstance(request, protocol.EndSubscription):
                     return protocol.DispatcherReply()  # it was done the first time
                 raise
             except errors.Unavailable:
@@ -330,18 +334,18 @@ class DispatcherConnection:
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
-    async def _ask_once(self, asked: protocol.Ask, id: str | None = None) -> protocol.DispatcherReply:
+    async def _ask_once(self, request: protocol.Ask, id: str | None = None) -> protocol.DispatcherReply:
         identity = self.bus.identity
-        looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
+        looks = isinstance(request, protocol.READS)  # which those may who may do nothing else
         subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
         until = asyncio.timeout(None)
         try:
             async with until:
-                if not isinstance(asked, _ONCE):
+                if not isinstance(request, _ONCE):
                     self._asking[until] = self._epoch
                 answered = await self.bus.request(
                     subject,
-                    protocol.encode(asked),
+                    protocol.encode(request),
                     headers={requests.REQUEST_ID: id} if id else None,
                     timeout_s=ASK_S,
                 )
@@ -365,9 +369,9 @@ class DispatcherConnection:
             raise error
         return answer
 
-    async def tell(self, said: protocol.Ask) -> None:
+    async def tell(self, request: protocol.Ask) -> None:
         if self._known and not self.closed:
-            await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(said))
+            await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(request))
 
     async def attach(self, consumer: DeliveryTarget) -> None:
         self.check_open()
@@ -397,15 +401,15 @@ class DispatcherConnection:
                 await self.ask(protocol.DetachConsumer(self.name, number, seen), timeout_s=CLOSE_S)
 
     def _delivered(self, message: api.Message) -> None:
-        found = protocol.decode_deliveries(message.data)
-        if found.epoch != self._epoch:
-            self._heard_of(found.epoch)
+        batch = protocol.decode_deliveries(message.data)
+        if batch.epoch != self._epoch:
+            self._heard_of(batch.epoch)
             return  # whoever knows us delivers the same
-        for delivery in found.deliveries:
+        for delivery in batch.deliveries:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._deaf:
                 consumer.deliver(delivery)
-        for number, mark in found.due:
+        for number, mark in batch.due:
             self.spawn(self.outbox.speaking.due(number, mark))
 
     async def hear_slow(self) -> None:

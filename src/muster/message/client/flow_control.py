@@ -79,18 +79,18 @@ class ProducerHolds:
     def __bool__(self) -> bool:
         return bool(self._held_back)
 
-    def heard(self, said: protocol.SlowConsumer) -> None:
+    def heard(self, report: protocol.SlowConsumer) -> None:
         try:
-            pattern = topics.TopicPattern.parse(said.topic)
+            pattern = topics.TopicPattern.parse(report.topic)
         except errors.MusterError:
             return
-        if (alarm := self._alarms.pop(said.topic, None)) is not None:
+        if (alarm := self._alarms.pop(report.topic, None)) is not None:
             alarm.cancel()
-        if said.eased:
-            self._expire(said.topic)
+        if report.eased:
+            self._expire(report.topic)
             return
-        self._held_back[said.topic] = pattern
-        self._alarms[said.topic] = self._loop.call_later(HOLD_S, self._expire, said.topic)
+        self._held_back[report.topic] = pattern
+        self._alarms[report.topic] = self._loop.call_later(HOLD_S, self._expire, report.topic)
 
     def _expire(self, topic: str) -> None:
         if self._held_back.pop(topic, None) is None:

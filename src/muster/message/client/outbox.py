@@ -101,7 +101,7 @@ class Outbox:
 
     def acknowledged(self) -> list[dict[str, list[int]]]:
         """What is acknowledged just now, by backlog."""
-        return [one.acks for one in (*self._current, *self._waiting)]
+        return [entry.acks for entry in (*self._current, *self._waiting)]
 
     def acknowledges(self, key: str, sequence: int) -> bool:
         """Whether that is under way."""
@@ -122,7 +122,7 @@ class Outbox:
 
     async def idle(self, timeout_s: float | None = None) -> None:
         """Until everything submitted is answered."""
-        futures = [one.future for one in (*self._current, *self._waiting) if not one.future.done()]
+        futures = [entry.future for entry in (*self._current, *self._waiting) if not entry.future.done()]
         if futures:
             await asyncio.wait(futures, timeout=timeout_s)
 
@@ -146,10 +146,10 @@ class Outbox:
         if self._loop.time() < self._acks_until:
             return []
         if self._loop.time() < self._full_until:
-            taken = [one for one in self._waiting if not one.sends and not one.alone]
-            taken = taken or [one for one in self._waiting if not one.sends][:1]
+            taken = [entry for entry in self._waiting if not entry.sends and not entry.alone]
+            taken = taken or [entry for entry in self._waiting if not entry.sends][:1]
             chosen = set(taken)
-            self._waiting = deque(one for one in self._waiting if one not in chosen)
+            self._waiting = deque(entry for entry in self._waiting if entry not in chosen)
             return taken
         if not self._waiting:
             return []
@@ -168,7 +168,7 @@ class Outbox:
         if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
             return taken
         now = self._loop.time()
-        patient = [one for one in taken if not one.sends and not one.alone]
+        patient = [entry for entry in taken if not entry.sends and not entry.alone]
         if isinstance(error, message_errors.LogFull):
             self._full_since = now if self._full_since is None else self._full_since
             if now - self._full_since < self.full_s:
@@ -185,43 +185,43 @@ class Outbox:
             self._waiting.extendleft(reversed(patient))
             self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
         back = set(patient)
-        return [one for one in taken if one not in back]
+        return [entry for entry in taken if entry not in back]
 
     async def _carry_out(self, taken: list[_Waiting]) -> None:
         acks: dict[str, list[int]] = {}
-        for one in taken:
-            for key, sequences in one.acks.items():
+        for entry in taken:
+            for key, sequences in entry.acks.items():
                 acks.setdefault(key, []).extend(sequences)
-        sends, later = self.speaking.sort([send for one in taken for send in one.sends])
+        sends, later = self.speaking.sort([send for entry in taken for send in entry.sends])
         error: errors.MusterError | None = None
         try:
-            await self._ask(sends, acks, sum(one.size for one in taken), strict=taken[0].alone)
+            await self._ask(sends, acks, sum(entry.size for entry in taken), strict=taken[0].alone)
             self._acks_refused = False
             if sends:
                 self._full_since = None
                 await self.speaking.stored(sends, later)
-        except errors.MusterError as found:
-            taken = self._put_back(taken, found)
-            error = self._explained(found)
+        except errors.MusterError as failure:
+            taken = self._put_back(taken, failure)
+            error = self._explained(failure)
         except BaseException:
             doubt = errors.NotConnected("the connection was closed meanwhile: it may have been stored or not")
-            for one in taken:
-                if not one.future.done():
-                    one.future.set_exception(doubt)
-                    one.future.exception()  # a sender who does not wait has chosen not to hear
+            for entry in taken:
+                if not entry.future.done():
+                    entry.future.set_exception(doubt)
+                    entry.future.exception()  # a sender who does not wait has chosen not to hear
             raise
-        self._unsent -= sum(len(one.sends) for one in taken)
-        self._unsent_bytes -= sum(one.size for one in taken)
+        self._unsent -= sum(len(entry.sends) for entry in taken)
+        self._unsent_bytes -= sum(entry.size for entry in taken)
         if not self.is_full:
             self._room.set()
-        for one in taken:
-            if one.future.done():
+        for entry in taken:
+            if entry.future.done():
                 continue
             if error is None:
-                one.future.set_result(None)
+                entry.future.set_result(None)
             else:
-                one.future.set_exception(error)
-                one.future.exception()  # a sender who does not wait has chosen not to hear
+                entry.future.set_exception(error)
+                entry.future.exception()  # a sender who does not wait has chosen not to hear
 
     def _explained(self, error: errors.MusterError) -> errors.MusterError:
         if not isinstance(error, errors.Unavailable) or self._connection.closed:
@@ -241,9 +241,9 @@ class Outbox:
         for _ in range(STAGE_TRIES):
             staged = 0
             try:
-                for some in before:
-                    await connection.ask(protocol.StageMessages(connection.name, work, staged, some))
-                    staged += len(some)
+                for part in before:
+                    await connection.ask(protocol.StageMessages(connection.name, work, staged, part))
+                    staged += len(part)
                 await connection.ask(
                     protocol.CommitWork(connection.name, work, last, acks, strict=strict, staged=staged)
                 )

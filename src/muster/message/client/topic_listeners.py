@@ -55,13 +55,13 @@ class TopicTap(Protocol[H_contra]):
         """Whose it is: those of one owner hear a message together."""
         ...
 
-    def offer(self, heard: H_contra) -> None: ...
+    def offer(self, message: H_contra) -> None: ...
 
 
-def enqueue(taps: Sequence[TopicTap[H]], heard: H) -> None:
+def enqueue(taps: Sequence[TopicTap[H]], message: H) -> None:
     for tap in taps:
         try:
-            tap.offer(heard)
+            tap.offer(message)
         except (errors.MusterError, ValueError):
             continue  # one may have to read what another need not
 
@@ -102,21 +102,21 @@ class TopicListener(Generic[H]):
         taps = self._taps.get(tap.owner, ())
         if tap not in taps:
             return False
-        self._taps[tap.owner] = tuple(one for one in taps if one is not tap)
+        self._taps[tap.owner] = tuple(other for other in taps if other is not tap)
         if not self._taps[tap.owner]:
             del self._taps[tap.owner]
         return True
 
     async def close(self) -> None:
-        for one in self._subscriptions:
-            await one.close()
+        for subscription in self._subscriptions:
+            await subscription.close()
 
     def _heard(self, via: int, message: api.Message) -> None:
         if self._several and self._pattern.take(message.subject, via) is None:
             return
-        heard = self._kind(message)
+        topic_message = self._kind(message)
         for taps in list(self._taps.values()):
-            self._pass_on(taps, heard)
+            self._pass_on(taps, topic_message)
 
 
 class TopicListeners(Generic[H]):

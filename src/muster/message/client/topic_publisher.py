@@ -37,7 +37,7 @@ class TopicPublisher:
     def sort(self, sends: list[protocol.SendMessage]) -> tuple[list[protocol.SendMessage], Later]:
         """What is to be stored, and of that what may be said later."""
         quiet = self._connection.is_quiet
-        found: list[protocol.SendMessage] = []
+        to_store: list[protocol.SendMessage] = []
         later: Later = {}
         for send in sends:
             delayed = messages.MAY_BE_DELAYED in send.meta
@@ -49,8 +49,8 @@ class TopicPublisher:
                     later[mark] = (meta.delivery_time_ms, send)
                 elif quiet:
                     send = msgspec.structs.replace(send, spoken=True)
-            found.append(send)
-        return found, later
+            to_store.append(send)
+        return to_store, later
 
     async def stored(self, sends: list[protocol.SendMessage], later: Later) -> None:
         for mark, (due_ms, send) in later.items():
@@ -64,14 +64,14 @@ class TopicPublisher:
 
     async def due(self, number: int, mark: str) -> None:
         """The time of a delayed message has come: say it, or tell that we do not have it."""
-        said = False
+        published = False
         if (kept := self._drop(mark)) is not None and self._connection.is_quiet:
             try:
                 await self._say(kept)
-                said = True
+                published = True
             except errors.MusterError as error:
                 self._connection.report(error)
-        await self._connection.tell(protocol.DelayedPublished(self._connection.name, number, said))
+        await self._connection.tell(protocol.DelayedPublished(self._connection.name, number, published))
 
     async def _say(self, send: protocol.SendMessage) -> None:
         subject = destinations.Destination.parse(send.destination).subject

@@ -46,9 +46,9 @@ class QueueAdmin:
         after the last was done, when a checkpoint has cut it.
         """
         before, self._idle = self._idle, {}
-        for key, one in self._ledger.backlogs.items():
+        for key, queue in self._ledger.backlogs.items():
             if key.startswith(ledger.QUEUE_MARK) and self._is_idle(key):
-                counts = (self._ledger.stored.get(key, 0), one.delivered)
+                counts = (self._ledger.stored.get(key, 0), queue.delivered)
                 was, since = before.get(key, (counts, now))
                 self._idle[key] = (counts, since if was == counts else now)
         old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
@@ -64,7 +64,7 @@ class QueueAdmin:
 
     def _is_asked_for(self, key: str) -> bool:
         """By a consumer that is just being attached."""
-        return any(key in one.consumers.values() for one in self._desk.connections.values())
+        return any(key in connection.consumers.values() for connection in self._desk.connections.values())
 
     def queue_rows(self, reader: str) -> list[dict[str, Any]]:
         """Of the queues on which the reader has any right."""
@@ -73,19 +73,19 @@ class QueueAdmin:
             name = key.removeprefix(ledger.QUEUE_MARK)
             if not self._may_see(reader, name):
                 continue
-            one = self._ledger.backlogs[key]
+            queue = self._ledger.backlogs[key]
             rows.append(
                 {
                     "queue": name,
                     "depth": depth,
-                    "consumers": len(one.consumers),
-                    "in_flight": sum(len(consumer.held) for consumer in one.consumers.values()),
+                    "consumers": len(queue.consumers),
+                    "in_flight": sum(len(consumer.held) for consumer in queue.consumers.values()),
                     "in_a_second": self._rates.get(key, (0.0, 0.0))[0],
                     "out_a_second": self._rates.get(key, (0.0, 0.0))[1],
-                    "delivered": one.delivered,
-                    "expired": one.expired,
-                    "matched": one.matched,
-                    "rejected": one.rejected,
+                    "delivered": queue.delivered,
+                    "expired": queue.expired,
+                    "matched": queue.matched,
+                    "rejected": queue.rejected,
                 }
             )
         return rows
@@ -102,7 +102,7 @@ class QueueAdmin:
         for key, subscription in sorted(self._ledger.subscriptions.items()):
             if not sees_all and subscription.identity != reader:
                 continue
-            one = self._ledger.backlogs[key]
+            queue = self._ledger.backlogs[key]
             rows.append(
                 {
                     "subscription": subscription.name,
@@ -111,12 +111,12 @@ class QueueAdmin:
                     "topic": subscription.topic,
                     "selector": subscription.selector,
                     "shared": subscription.shared,
-                    "consumers": len(one.consumers),
-                    "waiting": len(one.entries),
-                    "behind": 0 if one.live else self._ledger.head - pages.sequence_of(one.position),
-                    "delivered": one.delivered,
-                    "matched": one.matched,
-                    "rejected": self._deliver.rejected(one),
+                    "consumers": len(queue.consumers),
+                    "waiting": len(queue.entries),
+                    "behind": 0 if queue.live else self._ledger.head - pages.sequence_of(queue.position),
+                    "delivered": queue.delivered,
+                    "matched": queue.matched,
+                    "rejected": self._deliver.rejected(queue),
                 }
             )
         return rows
@@ -128,56 +128,56 @@ class QueueAdmin:
 
         No more than ``limit``, nor than one batch of the log takes. ``expired``: that, and nothing else.
         """
-        one = self._ledger.queue(queue)
-        found: Waiting = []
+        queue_backlog = self._ledger.queue(queue)
+        waiting: Waiting = []
         left: list[int] = []
         total = 0
-        begin = max(after, one.floor) + 1
+        begin = max(after, queue_backlog.floor) + 1
         async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
             for number, held in pages.read(page.sequence, page.data):
-                if number < begin or one.is_done(number):
+                if number < begin or queue_backlog.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
                 gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._desk.now_ms()
                 if gone is not expired or not selectors.accepts(selector, meta):
                     left.append(number)
                     continue
-                found.append((number, meta, held))
+                waiting.append((number, meta, held))
                 total += len(held.data)
-                if len(found) >= limit or total > journal.BATCH_BYTES:
-                    return found, left
-        return found, left
+                if len(waiting) >= limit or total > journal.BATCH_BYTES:
+                    return waiting, left
+        return waiting, left
 
-    async def browse(self, asked: protocol.BrowseQueue) -> protocol.DispatcherReply:
-        if asked.selector:
-            selectors.compiled(asked.selector)
-        limit = min(max(asked.limit, 1), BROWSE_MAX)
-        key = ledger.queue_key(asked.queue)
-        found: list[protocol.MessageDelivery] = []
+    async def browse(self, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
+        if request.selector:
+            selectors.compiled(request.selector)
+        limit = min(max(request.limit, 1), BROWSE_MAX)
+        key = ledger.queue_key(request.queue)
+        deliveries: list[protocol.MessageDelivery] = []
         total = 0
         await self._desk.store(journal.JournalItem())  # what came before the question is stored first
         if key in self._ledger.backlogs:
-            waiting, _ = await self._waiting(asked.queue, asked.selector, asked.after, limit)
+            waiting, _ = await self._waiting(request.queue, request.selector, request.after, limit)
             for number, _, held in waiting:
                 total += len(held.data) + len(held.raw)
-                if found and total > delivery.BATCH_BYTES:
+                if deliveries and total > delivery.BATCH_BYTES:
                     break
-                found.append(protocol.MessageDelivery(0, key, number, 0, held.raw, held.data))
-        return protocol.DispatcherReply(messages=found)
+                deliveries.append(protocol.MessageDelivery(0, key, number, 0, held.raw, held.data))
+        return protocol.DispatcherReply(messages=deliveries)
 
-    async def purge(self, asked: protocol.PurgeQueue) -> protocol.DispatcherReply:
+    async def purge(self, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         return protocol.DispatcherReply(
-            count=await self._take_all(asked.queue, asked.selector, 1 << 30, lambda *_: None)
+            count=await self._take_all(request.queue, request.selector, 1 << 30, lambda *_: None)
         )
 
-    async def move(self, asked: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
-        if asked.to == str(destinations.queue(asked.queue)):
-            raise errors.InvalidInput(f"what waits in {asked.queue!r} is there already")
+    async def move(self, request: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
+        if request.to == str(destinations.queue(request.queue)):
+            raise errors.InvalidInput(f"what waits in {request.queue!r} is there already")
 
         def to(meta: messages.MessageMeta, held: pages.PagedMessage) -> journal.JournalMessage:
             origin = meta.properties.pop(delivery.FROM, None)
             meta.properties.pop(delivery.REASON, None)
-            meta.destination, meta.amqp, meta.mark = asked.to or str(origin or ""), None, None
+            meta.destination, meta.amqp, meta.mark = request.to or str(origin or ""), None, None
             if not meta.destination:
                 raise errors.InvalidInput("a message that did not die needs a destination to move to")
             target = destinations.Destination.parse(meta.destination)
@@ -186,16 +186,16 @@ class QueueAdmin:
             return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
         return protocol.DispatcherReply(
-            count=await self._take_all(asked.queue, asked.selector, asked.limit, to)
+            count=await self._take_all(request.queue, request.selector, request.limit, to)
         )
 
     async def sweep(self) -> None:
         """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
         for key, depth in list(self._ledger.depths.items()):
-            one = self._ledger.backlogs.get(key)
-            if depth and one is not None:
+            queue = self._ledger.backlogs.get(key)
+            if depth and queue is not None:
                 name = key.removeprefix(ledger.QUEUE_MARK)
-                one.expired += await self._take_all(name, None, 1 << 30, lambda *_: None, expired=True)
+                queue.expired += await self._take_all(name, None, 1 << 30, lambda *_: None, expired=True)
 
     async def _take_all(
         self,
@@ -214,26 +214,26 @@ class QueueAdmin:
             selectors.compiled(selector)
         await self._desk.store(journal.JournalItem())  # what came before the question is stored first
         key = ledger.queue_key(queue)
-        one = self._ledger.backlogs.get(key)
+        queue_backlog = self._ledger.backlogs.get(key)
         count = after = 0
-        while one is not None and count < limit:
+        while queue_backlog is not None and count < limit:
             most = min(TOGETHER, limit - count)
-            found, left = await self._waiting(queue, selector, after, most, expired=expired)
-            one = self._ledger.backlogs.get(key)
-            if not found or one is None:
+            waiting, left = await self._waiting(queue, selector, after, most, expired=expired)
+            queue_backlog = self._ledger.backlogs.get(key)
+            if not waiting or queue_backlog is None:
                 break
-            before, after = after, found[-1][0]
+            before, after = after, waiting[-1][0]
             taken: list[int] = []
             copies: list[journal.JournalMessage] = []
             try:
-                made = [(number, to(meta, held)) for number, meta, held in found]
+                made = [(number, to(meta, held)) for number, meta, held in waiting]
             except errors.MusterError as error:
                 _add_count(error, count)
                 raise
             for number, copy in made:
-                if one.is_done(number):
+                if queue_backlog.is_done(number):
                     continue  # since it was read
-                if not one.withdraw(number):
+                if not queue_backlog.withdraw(number):
                     left.append(number)
                     continue
                 taken.append(number)
@@ -245,11 +245,11 @@ class QueueAdmin:
             try:
                 await self._desk.store(journal.JournalItem(copies, record))
             except errors.MusterError as error:
-                one.cancel_finish(taken)
-                self._deliver.pump(one)
+                queue_backlog.cancel_finish(taken)
+                self._deliver.pump(queue_backlog)
                 _add_count(error, count)
                 raise
-            one.done.cover(max(before, one.floor) + 1, after, sorted(left))
+            queue_backlog.done.cover(max(before, queue_backlog.floor) + 1, after, sorted(left))
             count += len(taken)
         self._deliver.refill(key)
         return count

@@ -42,28 +42,30 @@ class AdminRequests:
         audit = request_audit.RequestAudit(over.bus, protocol.PART, epoch=lambda: over.epoch)
         self.server = server.RpcServer(over.bus, protocol.PART, (), audit=audit, codec=_Codec(over.epoch))
 
-    def submit(self, caller: requests.RpcCaller, asked: protocol.PurgeQueue | protocol.MoveMessages) -> None:
-        self.server.submit(caller, self._operations[type(asked)])
+    def submit(
+        self, caller: requests.RpcCaller, request: protocol.PurgeQueue | protocol.MoveMessages
+    ) -> None:
+        self.server.submit(caller, self._operations[type(request)])
 
-    async def _purge(self, call: server.RpcCall, asked: protocol.PurgeQueue) -> protocol.DispatcherReply:
-        self._check(call, asked)
-        return self._told(call, await self._caring.purge(asked))
+    async def _purge(self, call: server.RpcCall, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
+        self._check(call, request)
+        return self._told(call, await self._caring.purge(request))
 
-    async def _move(self, call: server.RpcCall, asked: protocol.MoveMessages) -> protocol.DispatcherReply:
-        call.details["to"] = asked.to or "where each came from"
-        self._check(call, asked)
-        return self._told(call, await self._caring.move(asked, call.identity))
+    async def _move(self, call: server.RpcCall, request: protocol.MoveMessages) -> protocol.DispatcherReply:
+        call.details["to"] = request.to or "where each came from"
+        self._check(call, request)
+        return self._told(call, await self._caring.move(request, call.identity))
 
-    def _check(self, call: server.RpcCall, asked: protocol.PurgeQueue | protocol.MoveMessages) -> None:
-        call.target = f"queue:{asked.queue}"
-        if asked.selector:
-            call.details["selector"] = asked.selector
-        self._desk.check_queue(call.identity, "admin", asked.queue)
-        if asked.epoch not in (0, self._desk.epoch):
+    def _check(self, call: server.RpcCall, request: protocol.PurgeQueue | protocol.MoveMessages) -> None:
+        call.target = f"queue:{request.queue}"
+        if request.selector:
+            call.details["selector"] = request.selector
+        self._desk.check_queue(call.identity, "admin", request.queue)
+        if request.epoch not in (0, self._desk.epoch):
             raise errors.StaleEpoch(
-                "another dispatcher was asked before", epoch=asked.epoch, current=self._desk.epoch
+                "another dispatcher was asked before", epoch=request.epoch, current=self._desk.epoch
             )
 
-    def _told(self, call: server.RpcCall, found: protocol.DispatcherReply) -> protocol.DispatcherReply:
-        call.details["messages"] = f"{found.count}"
-        return found
+    def _told(self, call: server.RpcCall, reply: protocol.DispatcherReply) -> protocol.DispatcherReply:
+        call.details["messages"] = f"{reply.count}"
+        return reply

@@ -40,55 +40,55 @@ class Attachments:
         self._ending: dict[str, list[state.Answer]] = {}  # subscriptions that are just being ended
 
     def attach(
-        self, connection: state.ClientConnection, asked: protocol.AttachConsumer, answer: state.Answer
+        self, connection: state.ClientConnection, request: protocol.AttachConsumer, answer: state.Answer
     ) -> None:
-        if asked.selector:
-            selectors.compiled(asked.selector)
-        destination = destinations.Destination.parse(asked.destination)
+        if request.selector:
+            selectors.compiled(request.selector)
+        destination = destinations.Destination.parse(request.destination)
         destination.check_consumer(connection.name)
-        consumer = backlog.BacklogConsumer((connection.name, asked.consumer), asked.credit)
+        consumer = backlog.BacklogConsumer((connection.name, request.consumer), request.credit)
         if destination.is_queue:
             # A temporary queue is its connection's own, but only identities with queues have any.
             right = "send" if destination.is_temporary else "receive"
             self._desk.check_queue(connection.identity, right, destination.name)
-            consumer.selector = asked.selector or None
-            one = self._ledger.queue(destination.name)
-            self._enter(connection, asked.consumer, one.key, self._uses.setdefault(one.key, _Use()))
-            self._begin(connection, one, consumer, answer)
+            consumer.selector = request.selector or None
+            queue = self._ledger.queue(destination.name)
+            self._enter(connection, request.consumer, queue.key, self._uses.setdefault(queue.key, _Use()))
+            self._begin(connection, queue, consumer, answer)
             return
-        wanted = self._subscription(connection, asked, destination)
-        there = self._ledger.subscriptions.get(wanted.key)
-        if there is not None and there != wanted:  # it would be ended, and another one made
+        subscription = self._subscription(connection, request, destination)
+        there = self._ledger.subscriptions.get(subscription.key)
+        if there is not None and there != subscription:  # it would be ended, and another one made
             self._check_may_end(connection.identity, there.identity, there.name)
-        use = self._use_of(wanted, consumer.key)
+        use = self._use_of(subscription, consumer.key)
         first = not use.by
-        self._enter(connection, asked.consumer, wanted.key, use)
-        if not asked.durable:
-            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=wanted.key))
-        elif self._ledger.subscriptions.get(wanted.key) == wanted:
-            self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
+        self._enter(connection, request.consumer, subscription.key, use)
+        if not request.durable:
+            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=subscription.key))
+        elif self._ledger.subscriptions.get(subscription.key) == subscription:
+            self._begin(connection, self._ledger.backlogs[subscription.key], consumer, answer)
         else:
-            self._subscribe(connection, wanted, use, consumer, answer, first=first)
+            self._subscribe(connection, subscription, use, consumer, answer, first=first)
 
     # Who uses what.
 
-    def _use_of(self, wanted: ledger.DurableSubscription, consumer: backlog.ConsumerKey) -> _Use:
-        use = self._uses.get(wanted.key)
-        there = use.subscription if use else self._ledger.subscriptions.get(wanted.key)
-        if there is not None and there.shared != wanted.shared:
+    def _use_of(self, subscription: ledger.DurableSubscription, consumer: backlog.ConsumerKey) -> _Use:
+        use = self._uses.get(subscription.key)
+        there = use.subscription if use else self._ledger.subscriptions.get(subscription.key)
+        if there is not None and there.shared != subscription.shared:
             raise message_errors.IllegalState(
-                f"{wanted.name!r} is the name of a subscription that is "
+                f"{subscription.name!r} is the name of a subscription that is "
                 + ("shared" if there.shared else "not shared")
             )
         if use is None:
-            return self._uses.setdefault(wanted.key, _Use(wanted))
-        if not wanted.shared and consumer not in use.by:
+            return self._uses.setdefault(subscription.key, _Use(subscription))
+        if not subscription.shared and consumer not in use.by:
             raise message_errors.IllegalState(
-                f"the subscription {wanted.name!r} has a consumer: one that is not shared has only one"
+                f"the subscription {subscription.name!r} has a consumer: one that is not shared has only one"
             )
-        if use.subscription != wanted:
+        if use.subscription != subscription:
             raise message_errors.IllegalState(
-                f"the subscription {wanted.name!r} is in use with another topic or selector"
+                f"the subscription {subscription.name!r} is in use with another topic or selector"
             )
         return use
 
@@ -112,38 +112,38 @@ class Attachments:
     def _subscription(
         self,
         connection: state.ClientConnection,
-        asked: protocol.AttachConsumer,
+        request: protocol.AttachConsumer,
         destination: destinations.Destination,
     ) -> ledger.DurableSubscription:
-        if not asked.subscription or not (asked.durable or asked.shared):
+        if not request.subscription or not (request.durable or request.shared):
             raise errors.InvalidInput("a subscription that is neither durable nor shared needs no dispatcher")
-        if not asked.shared and connection.client_id is None:
+        if not request.shared and connection.client_id is None:
             raise message_errors.IllegalState("an unshared durable subscription needs a client id")
-        if asked.durable and destination.is_temporary:
+        if request.durable and destination.is_temporary:
             raise message_errors.InvalidDestination("a temporary topic has no durable subscriptions")
         pattern = topics.TopicPattern.parse(destination.name)
         self._desk.check_may_subscribe(connection.identity, destination.name)
-        client_id = None if asked.everyone else connection.client_id
-        key = ledger.subscription_key(connection.identity, client_id, asked.subscription)
-        if not asked.durable:
+        client_id = None if request.everyone else connection.client_id
+        key = ledger.subscription_key(connection.identity, client_id, request.subscription)
+        if not request.durable:
             key = f"{_SHARED_MARK}{key}"
         use = self._uses.get(key)
         there = (use.subscription if use else None) or self._ledger.subscriptions.get(key)
         return ledger.DurableSubscription(
             key=key,
-            name=asked.subscription,
+            name=request.subscription,
             topic=str(pattern),
             identity=there.identity if there else connection.identity,
             client_id=client_id,
-            selector=asked.selector or None,
-            no_local=connection.origin if asked.no_local and not asked.shared else None,
-            shared=asked.shared,
+            selector=request.selector or None,
+            no_local=connection.origin if request.no_local and not request.shared else None,
+            shared=request.shared,
         )
 
     def _subscribe(
         self,
         connection: state.ClientConnection,
-        wanted: ledger.DurableSubscription,
+        subscription: ledger.DurableSubscription,
         use: _Use,
         consumer: backlog.BacklogConsumer,
         answer: state.Answer,
@@ -151,10 +151,12 @@ class Attachments:
         first: bool,
     ) -> None:
         def begin(_: list[int]) -> None:
-            if self._ledger.subscriptions.get(wanted.key) == wanted:
-                self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
+            if self._ledger.subscriptions.get(subscription.key) == subscription:
+                self._begin(connection, self._ledger.backlogs[subscription.key], consumer, answer)
             else:
-                failed(errors.Unavailable(f"the subscription {wanted.name!r} could not be made: try again"))
+                failed(
+                    errors.Unavailable(f"the subscription {subscription.name!r} could not be made: try again")
+                )
 
         def failed(error: errors.MusterError) -> None:
             self._leave(connection, consumer.key[1])
@@ -163,52 +165,54 @@ class Attachments:
         if not first:  # whoever was first has it made just now
             self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
-        there = self._ledger.subscriptions.get(wanted.key)
+        there = self._ledger.subscriptions.get(subscription.key)
 
         def made(_: list[int]) -> None:
             if there is not None:
                 self._desk.patterns.remove(there.topic)
             begin([])
-            self._release(wanted.key, _BUSY)
+            self._release(subscription.key, _BUSY)
 
         def not_made(error: errors.MusterError) -> None:
-            self._desk.patterns.remove(wanted.topic)
+            self._desk.patterns.remove(subscription.topic)
             failed(error)
-            self._release(wanted.key, _BUSY)
+            self._release(subscription.key, _BUSY)
 
         use.by.add(_BUSY)
-        self._desk.patterns.add(wanted.topic)
+        self._desk.patterns.add(subscription.topic)
         self._capture.wanted.set()
         self._desk.journal.add(
-            journal.JournalItem([], ledger.LogRecord(subscribed=[wanted]), made, not_made, alone=True)
+            journal.JournalItem([], ledger.LogRecord(subscribed=[subscription]), made, not_made, alone=True)
         )
 
     def _begin(
         self,
         connection: state.ClientConnection,
-        one: backlog.Backlog,
+        source: backlog.Backlog,
         consumer: backlog.BacklogConsumer,
         answer: state.Answer,
     ) -> None:
         number = consumer.key[1]
 
         def go(_: list[int]) -> None:
-            if connection.consumers.get(number) != one.key:
+            if connection.consumers.get(number) != source.key:
                 return  # it has gone meanwhile
-            if consumer.key not in one.consumers:
-                one.attach(consumer)  # or it attaches anew, without having lost anything
-            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=one.key))
-            self._deliver.refill(one.key)
-            self._deliver.pump(one)
+            if consumer.key not in source.consumers:
+                source.attach(consumer)  # or it attaches anew, without having lost anything
+            answer(protocol.DispatcherReply(epoch=self._desk.epoch, key=source.key))
+            self._deliver.refill(source.key)
+            self._deliver.pump(source)
 
         def failed(error: errors.MusterError) -> None:
             self._leave(connection, number)
             answer(protocol.failed(error))
 
-        if one.key in self._ledger.consumed:
+        if source.key in self._ledger.consumed:
             go([])
         else:
-            self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(consumed=[one.key]), go, failed))
+            self._desk.journal.add(
+                journal.JournalItem([], ledger.LogRecord(consumed=[source.key]), go, failed)
+            )
 
     # Ending.
 
@@ -217,37 +221,39 @@ class Attachments:
     ) -> None:
         """``seen`` None: the connection is lost."""
         key = self._leave(connection, number)
-        one = self._ledger.backlogs.get(key)
-        if one is None:
+        source = self._ledger.backlogs.get(key)
+        if source is None:
             return
-        found = one.detach((connection.name, number), seen=None if seen is None else seen.get(key, []))
-        self._deliver.obey(one, found)
-        if one.consumers:
-            self._deliver.pump(one)
+        instructions = source.detach(
+            (connection.name, number), seen=None if seen is None else seen.get(key, [])
+        )
+        self._deliver.obey(source, instructions)
+        if source.consumers:
+            self._deliver.pump(source)
         elif key not in self._uses:
-            one.settle(self._ledger.end)
-            self._deliver.set_live(one, live=False)
-            one.unload()
+            source.settle(self._ledger.end)
+            self._deliver.set_live(source, live=False)
+            source.unload()
             self._ledger.consumed.discard(key)  # at once: who attaches meanwhile has to say so again
             self._desk.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
 
     def unsubscribe(
-        self, connection: state.ClientConnection, asked: protocol.EndSubscription, answer: state.Answer
+        self, connection: state.ClientConnection, request: protocol.EndSubscription, answer: state.Answer
     ) -> None:
-        identity, client_id = asked.of or (connection.identity, connection.client_id)
+        identity, client_id = request.of or (connection.identity, connection.client_id)
         if identity != connection.identity:
-            self._check_may_end(connection.identity, identity, asked.name)
-        key = ledger.subscription_key(identity, None if asked.everyone else client_id, asked.name)
-        found = self._ledger.subscriptions.get(key)
-        if found is None:
-            raise message_errors.InvalidDestination(f"there is no durable subscription {asked.name!r}")
-        self._check_may_end(connection.identity, found.identity, found.name)
+            self._check_may_end(connection.identity, identity, request.name)
+        key = ledger.subscription_key(identity, None if request.everyone else client_id, request.name)
+        subscription = self._ledger.subscriptions.get(key)
+        if subscription is None:
+            raise message_errors.InvalidDestination(f"there is no durable subscription {request.name!r}")
+        self._check_may_end(connection.identity, subscription.identity, subscription.name)
         if key in self._ending:  # it was asked twice
             self._ending[key].append(answer)
             return
         if key in self._uses:
             raise message_errors.IllegalState(
-                f"the subscription {asked.name!r} has a consumer: close it first"
+                f"the subscription {request.name!r} has a consumer: close it first"
             )
         answers = self._ending[key] = [answer]
 
@@ -258,7 +264,7 @@ class Attachments:
                 tell(outcome)
 
         def stored(_: list[int]) -> None:
-            self._desk.patterns.remove(found.topic)
+            self._desk.patterns.remove(subscription.topic)
             self._capture.wanted.set()
             finish(protocol.DispatcherReply())
 

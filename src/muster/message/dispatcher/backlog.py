@@ -208,11 +208,11 @@ class Backlog:
         held = [sequence for sequence in consumer.held if sequence not in self._finishing]
         failed = set(held[:1]) if seen is None else set(seen)
         counted = set(consumer.held) if seen is None else failed
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         for sequence in sorted(consumer.held):
-            found += self._back(sequence, counted=sequence in counted, failed=sequence in failed)
+            instructions += self._back(sequence, counted=sequence in counted, failed=sequence in failed)
         self._unpark()
-        return found
+        return instructions
 
     def credit(self, key: ConsumerKey, more: int) -> None:
         if consumer := self.consumers.get(key):
@@ -267,7 +267,7 @@ class Backlog:
     def release(
         self, sequences: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
     ) -> list[Instruction]:
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         for sequence in sequences:
             entry = self.entries.get(sequence)
             if entry is None or entry.holder is None or entry.holder[0] != connection:
@@ -275,10 +275,10 @@ class Backlog:
             if reason is not None and sequence not in self._finishing:
                 entry.count += 1
                 self._let_go(entry)
-                found.append(self._dead(entry, reason))
+                instructions.append(self._dead(entry, reason))
             else:
-                found += self._back(sequence, counted=counted, failed=counted)
-        return found
+                instructions += self._back(sequence, counted=counted, failed=counted)
+        return instructions
 
     def _back(self, sequence: int, *, counted: bool, failed: bool) -> list[Instruction]:
         entry = self.entries[sequence]
@@ -332,9 +332,9 @@ class Backlog:
 
     def pump(self, now_ms: int) -> list[Instruction]:
         """Hand out what can be handed out."""
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         if not any(consumer.credit > 0 for consumer in self._turn):
-            return found
+            return instructions
         for ready in reversed(self._ready):
             kept: deque[BacklogEntry] = deque()
             while ready:
@@ -342,13 +342,13 @@ class Backlog:
                 if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
                     self.expired += 1
                     self._finishing.add(entry.sequence)
-                    found.append(ExpireMessage(entry))
+                    instructions.append(ExpireMessage(entry))
                     continue
-                consumer, wanted = self._taker(entry)
+                consumer, selected = self._taker(entry)
                 if consumer is not None:
                     self._hand(entry, consumer)
-                    found.append(DeliverMessage(consumer.key, entry))
-                elif wanted:
+                    instructions.append(DeliverMessage(consumer.key, entry))
+                elif selected:
                     kept.append(entry)
                     # To go on would change nothing, but cost time.
                     if not any(other.credit > 0 for other in self._turn):  # equivalent (Gt -> GtE): see above
@@ -359,7 +359,7 @@ class Backlog:
             kept.extend(ready)
             ready.clear()
             ready.extend(kept)
-        return found
+        return instructions
 
     def _hand(self, entry: BacklogEntry, consumer: BacklogConsumer) -> None:
         entry.holder = consumer.key
@@ -378,16 +378,16 @@ class Backlog:
             if selectors.accepts(consumer.selector, entry.meta):
                 self._groups[group] = self._groups.pop(group)  # the least used are the first
                 return consumer, True  # equivalent (True -> False): for a consumer it is not read
-        wanted = False
+        selected = False
         for at, consumer in enumerate(self._turn):
             if selectors.accepts(consumer.selector, entry.meta):
-                wanted = True
+                selected = True
                 if consumer.credit > 0:
                     self._turn.rotate(-(at + 1))
                     if group is not None:
                         self._join(group, consumer)
                     return consumer, True  # equivalent (True -> False): for a consumer it is not read
-        return None, wanted
+        return None, selected
 
     def _join(self, group: str, consumer: BacklogConsumer) -> None:
         self._groups[group] = consumer.key

@@ -79,23 +79,23 @@ class DelayedMessages:
 
     async def _read(self, due: list[int]) -> dict[int, journal.JournalMessage | None]:
         """Of the first of them, as many as are stored at one time, what goes where."""
-        found: dict[int, journal.JournalMessage | None] = {}
+        copies: dict[int, journal.JournalMessage | None] = {}
         total = 0
         for number in due:
             sequence = pages.sequence_of(number)
             page = await self._desk.stream.get(sequence)
             held = dict(pages.read(sequence, page.data))[number]
             meta = messages.decode_meta(held.raw)
-            found[number] = None
+            copies[number] = None
             if meta.destination is not None:
                 meta.sequence = number  # subscriptions made since do not get it
                 raw = messages.encode_meta(meta).decode()
                 target = destinations.Destination.parse(meta.destination)
-                found[number] = self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+                copies[number] = self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
             total += len(held.data)
             if total > TOGETHER_BYTES:
                 break
-        return found
+        return copies
 
     async def _pass_on(self, released: dict[int, journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""

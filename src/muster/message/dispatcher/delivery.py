@@ -81,26 +81,26 @@ class DeliveryQueue:
                 self.delays.add(copy.meta.delivery_time_ms, number)
             elif copy.subject != protocol.CHECKPOINT:
                 self.tail.add(number, copy)
-                for one in self._takers(copy):
-                    if self._arrived(one, number, copy):
-                        touched[one.key] = one
+                for target in self._takers(copy):
+                    if self._arrived(target, number, copy):
+                        touched[target.key] = target
         for copy, _ in placed:
             if copy.republish and copy.subject != protocol.DELAY and not copy.destination.is_queue:
                 self._say(copy)
-        for one in touched.values():
-            self.pump(one)
+        for target in touched.values():
+            self.pump(target)
 
     def _takers(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
         """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
         if copy.destination.is_queue:
             return (self._ledger.queue(copy.destination.name),)
-        found: list[backlog.Backlog] = []
+        targets: list[backlog.Backlog] = []
         for pattern in self._desk.patterns.matching(copy.destination.topic):
             self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
             if index := self._desk.indexes.get(pattern):
                 keys = [key for key in index.matching(copy.meta) if self._ledger.wants(key, copy.meta)]
-                found += [self._ledger.backlogs[key] for key in keys]
-        return found
+                targets += [self._ledger.backlogs[key] for key in keys]
+        return targets
 
     def _say(self, copy: journal.JournalMessage) -> None:
         """To those who listen; a delayed message by its sender, if that would only drop it from us."""
@@ -114,15 +114,15 @@ class DeliveryQueue:
         self._dirty.add(sender.name)
         self._flush.set()
 
-    def said(self, sender: state.ClientConnection, asked: protocol.DelayedPublished) -> None:
-        name, _, alarm = self._unsaid.get(asked.number, ("", None, None))
+    def said(self, sender: state.ClientConnection, report: protocol.DelayedPublished) -> None:
+        name, _, alarm = self._unsaid.get(report.number, ("", None, None))
         if name != sender.name or alarm is None:
             return
         alarm.cancel()
-        if asked.said:
-            del self._unsaid[asked.number]
+        if report.said:
+            del self._unsaid[report.number]
         else:
-            self._not_said(asked.number)
+            self._not_said(report.number)
 
     def _not_said(self, number: int) -> None:
         self._say_ourselves(self._unsaid.pop(number)[1])  # twice rather than not at all
@@ -132,30 +132,30 @@ class DeliveryQueue:
         self._heard.append((copy.destination.subject, copy.data, headers))
         self._flush.set()
 
-    def _arrived(self, one: backlog.Backlog, number: int, copy: journal.JournalMessage) -> bool:
-        if not one.live:
+    def _arrived(self, target: backlog.Backlog, number: int, copy: journal.JournalMessage) -> bool:
+        if not target.live:
             return False
-        if one.room <= 0:
-            one.overflow(number)
-            self.set_live(one, live=False)
-            if one.key in self._ledger.subscriptions:
-                one.rejected -= 1  # this one: it is looked at again when it is loaded
+        if target.room <= 0:
+            target.overflow(number)
+            self.set_live(target, live=False)
+            if target.key in self._ledger.subscriptions:
+                target.rejected -= 1  # this one: it is looked at again when it is loaded
             return False
-        one.arrive(number, copy.meta, copy.raw, copy.data)
-        one.matched += one.key in self._ledger.subscriptions
+        target.arrive(number, copy.meta, copy.raw, copy.data)
+        target.matched += target.key in self._ledger.subscriptions
         return True
 
-    def set_live(self, one: backlog.Backlog, *, live: bool) -> None:
-        one.live = live
-        if subscription := self._ledger.subscriptions.get(one.key):
-            one.rejected = self.rejected(one)
-            self._live_since.pop(one.key, None)
+    def set_live(self, target: backlog.Backlog, *, live: bool) -> None:
+        target.live = live
+        if subscription := self._ledger.subscriptions.get(target.key):
+            target.rejected = self.rejected(target)
+            self._live_since.pop(target.key, None)
             if live:
                 index = self._desk.indexes.setdefault(subscription.topic, selectors.SelectorIndex())
-                index.add(one.key, subscription.selector)
-                self._live_since[one.key] = (self._heard_of.get(subscription.topic, 0), one.matched)
+                index.add(target.key, subscription.selector)
+                self._live_since[target.key] = (self._heard_of.get(subscription.topic, 0), target.matched)
             elif subscription.topic in self._desk.indexes:
-                self._desk.indexes[subscription.topic].remove(one.key)
+                self._desk.indexes[subscription.topic].remove(target.key)
 
     def forget_all_but(self, patterns: set[str]) -> None:
         for pattern in self._heard_of.keys() - patterns:
@@ -163,32 +163,37 @@ class DeliveryQueue:
         for pattern in self._desk.indexes.keys() - patterns:
             del self._desk.indexes[pattern]
 
-    def rejected(self, one: backlog.Backlog) -> int:
+    def rejected(self, source: backlog.Backlog) -> int:
         """How many it was not given for what they are.
 
         Who does not select a message is not asked about it: a live subscription has rejected what was said
         on its topic and did not arrive.
         """
-        subscription = self._ledger.subscriptions.get(one.key)
-        if subscription is None or one.key not in self._live_since:
-            return one.rejected
-        heard, matched = self._live_since[one.key]
-        return one.rejected + self._heard_of.get(subscription.topic, 0) - heard - (one.matched - matched)
+        subscription = self._ledger.subscriptions.get(source.key)
+        if subscription is None or source.key not in self._live_since:
+            return source.rejected
+        published, matched = self._live_since[source.key]
+        return (
+            source.rejected
+            + self._heard_of.get(subscription.topic, 0)
+            - published
+            - (source.matched - matched)
+        )
 
     # Out of backlogs.
 
-    def pump(self, one: backlog.Backlog) -> None:
-        self.obey(one, one.pump(self._desk.now_ms()))
+    def pump(self, source: backlog.Backlog) -> None:
+        self.obey(source, source.pump(self._desk.now_ms()))
 
-    def obey(self, one: backlog.Backlog, found: list[backlog.Instruction]) -> None:
+    def obey(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
         expired: list[int] = []
-        for instruction in found:
+        for instruction in instructions:
             entry = instruction.entry
             match instruction:
                 case backlog.DeliverMessage(consumer=(name, number)):
                     self._desk.connections[name].outbox.append(
                         protocol.MessageDelivery(
-                            number, one.key, entry.sequence, entry.count, entry.raw, entry.data
+                            number, source.key, entry.sequence, entry.count, entry.raw, entry.data
                         )
                     )
                     self._dirty.add(name)
@@ -196,74 +201,74 @@ class DeliveryQueue:
                 case backlog.ExpireMessage():
                     expired.append(entry.sequence)
                 case backlog.DeadLetterMessage(reason=reason):
-                    self._bury(one, entry, reason)
+                    self._bury(source, entry, reason)
         if expired:
-            record = ledger.LogRecord(acked={one.key: expired})
+            record = ledger.LogRecord(acked={source.key: expired})
             self._desk.journal.add(
                 journal.JournalItem(
-                    [], record, lambda _: self.refill(one.key), lambda _: one.cancel_finish(expired)
+                    [], record, lambda _: self.refill(source.key), lambda _: source.cancel_finish(expired)
                 )
             )
 
-    def _bury(self, one: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
+    def _bury(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
         meta = msgspec.structs.replace(
             entry.meta,
             expiration_ms=0,
             destination=None,
             amqp=None,
-            properties=entry.meta.properties | {REASON: reason, FROM: self._origin(one, entry)},
+            properties=entry.meta.properties | {REASON: reason, FROM: self._origin(source, entry)},
         )
         raw = messages.encode_meta(meta).decode()
         target = destinations.queue(destinations.DEAD_LETTERS)
         copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
-        record = ledger.LogRecord(acked={one.key: [entry.sequence]}, stored=journal.count_by_queue(copies))
+        record = ledger.LogRecord(acked={source.key: [entry.sequence]}, stored=journal.count_by_queue(copies))
 
         def stored(_: list[int]) -> None:
-            self.refill(one.key)
+            self.refill(source.key)
 
         def failed(error: errors.MusterError) -> None:
             if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
-                self._desk.spawn(self._bury_later(one, entry, reason))
+                self._desk.spawn(self._bury_later(source, entry, reason))
 
         self._desk.journal.add(journal.JournalItem(copies, record, stored, failed))
 
-    async def _bury_later(self, one: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
+    async def _bury_later(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
         """The log has no room: until it has, nobody gets what nobody could take."""
         await asyncio.sleep(AGAIN_S)
-        self._bury(one, entry, reason)
+        self._bury(source, entry, reason)
 
-    def _origin(self, one: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
+    def _origin(self, source: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
         """Where it was to go, also if it dies a second time."""
         before = entry.meta.properties.get(FROM) or entry.meta.destination
-        return str(before or destinations.queue(one.key.removeprefix(ledger.QUEUE_MARK)))
+        return str(before or destinations.queue(source.key.removeprefix(ledger.QUEUE_MARK)))
 
     # Out of the log.
 
     def refill(self, key: str) -> None:
-        one = self._ledger.backlogs.get(key)
-        if one and one.consumers and not one.live and one.is_low and key not in self._loading:
+        target = self._ledger.backlogs.get(key)
+        if target and target.consumers and not target.live and target.is_low and key not in self._loading:
             self._loading.add(key)
-            self._desk.spawn(self._load(one))
+            self._desk.spawn(self._load(target))
 
-    async def _load(self, one: backlog.Backlog) -> None:
-        generation = one.generation
+    async def _load(self, target: backlog.Backlog) -> None:
+        generation = target.generation
         try:
-            while one.consumers and one.room > 0:
-                if self.tail.covers(one.position):
-                    self._catch_up(one)
-                    self.pump(one)
+            while target.consumers and target.room > 0:
+                if self.tail.covers(target.position):
+                    self._catch_up(target)
+                    self.pump(target)
                     break
                 end = self._ledger.end
-                full = await self._load_until(one, end, generation)
-                if one.generation != generation:
+                full = await self._load_until(target, end, generation)
+                if target.generation != generation:
                     return
                 if not full:
-                    one.position = max(one.position, end)
-                self.pump(one)
+                    target.position = max(target.position, end)
+                self.pump(target)
         finally:
-            self._loading.discard(one.key)
-            if one.generation != generation:
-                self.refill(one.key)
+            self._loading.discard(target.key)
+            if target.generation != generation:
+                self.refill(target.key)
             awaited, self._awaited = self._awaited, []
             for keys, act in awaited:
                 self.when_loaded(keys, act)
@@ -275,58 +280,58 @@ class DeliveryQueue:
         else:
             self._awaited.append((keys, act))
 
-    def _catch_up(self, one: backlog.Backlog) -> None:
+    def _catch_up(self, target: backlog.Backlog) -> None:
         """Take in what is left of the log, in one step; then it is live, if there was room."""
-        subscription = self._ledger.subscriptions.get(one.key)
-        for number, copy in self.tail.after(one.position):
+        subscription = self._ledger.subscriptions.get(target.key)
+        for number, copy in self.tail.after(target.position):
             if subscription is None:
-                wanted = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == one.key
+                matches = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == target.key
             elif copy.destination.is_queue or not subscription.pattern.matches(copy.destination.topic):
-                wanted = False
+                matches = False
             else:
-                wanted = self._ledger.wants(one.key, copy.meta) and selectors.accepts(
+                matches = self._ledger.wants(target.key, copy.meta) and selectors.accepts(
                     subscription.selector, copy.meta
                 )
-                one.rejected += not wanted
-            if wanted:
-                if one.room <= 0:
+                target.rejected += not matches
+            if matches:
+                if target.room <= 0:
                     return
-                one.matched += subscription is not None
-                one.arrive(number, copy.meta, copy.raw, copy.data)
-            one.position = number
-        one.position = max(one.position, self._ledger.end)
-        self.set_live(one, live=True)
+                target.matched += subscription is not None
+                target.arrive(number, copy.meta, copy.raw, copy.data)
+            target.position = number
+        target.position = max(target.position, self._ledger.end)
+        self.set_live(target, live=True)
 
-    async def _load_until(self, one: backlog.Backlog, end: int, generation: int) -> bool:
+    async def _load_until(self, target: backlog.Backlog, end: int, generation: int) -> bool:
         """Take in what there is up to ``end``; True if there was no room for all of it."""
-        subscription = self._ledger.subscriptions.get(one.key)
+        subscription = self._ledger.subscriptions.get(target.key)
         if subscription is None:
-            subject = protocol.queue_subject(one.key.removeprefix(ledger.QUEUE_MARK))
+            subject = protocol.queue_subject(target.key.removeprefix(ledger.QUEUE_MARK))
         else:
             subject = protocol.topic_subject(subscription.pattern.cover)
-        async for page in self._desk.read(pages.sequence_of(one.position + 1), subject):
+        async for page in self._desk.read(pages.sequence_of(target.position + 1), subject):
             if subscription is not None:
                 topic = topics.Topic.from_subject(page.subject.removeprefix(protocol.topic_subject("")))
                 if not subscription.pattern.matches(topic):
                     continue
             for number, held in pages.read(page.sequence, page.data):
-                if one.generation != generation:
+                if target.generation != generation:
                     return False
-                if number <= one.position:
+                if number <= target.position:
                     continue
-                if one.room <= 0:
+                if target.room <= 0:
                     return True
                 if number > end:
                     return False
                 meta = messages.decode_meta(held.raw)
                 if subscription is not None and not (
-                    self._ledger.wants(one.key, meta) and selectors.accepts(subscription.selector, meta)
+                    self._ledger.wants(target.key, meta) and selectors.accepts(subscription.selector, meta)
                 ):
-                    one.rejected += 1
-                    one.position = number
+                    target.rejected += 1
+                    target.position = number
                     continue
-                one.matched += subscription is not None
-                one.arrive(number, meta, held.raw, held.data)
+                target.matched += subscription is not None
+                target.arrive(number, meta, held.raw, held.data)
         return False
 
     # Out of the door.
@@ -335,9 +340,9 @@ class DeliveryQueue:
         self._heard.append((subject, data, {}))
         self._flush.set()
 
-    def answer(self, reply: str, found: protocol.DispatcherReply) -> None:
-        found.epoch = self._desk.epoch
-        self._answers.append((reply, found))
+    def answer(self, reply: str, result: protocol.DispatcherReply) -> None:
+        result.epoch = self._desk.epoch
+        self._answers.append((reply, result))
         self._flush.set()
 
     async def send(self) -> None:
@@ -347,7 +352,7 @@ class DeliveryQueue:
             await self._flush.wait()
             self._flush.clear()
             dirty, self._dirty = self._dirty, set()
-            heard, self._heard = self._heard, []
+            published, self._heard = self._heard, []
             answers, self._answers = self._answers, []
             for name in dirty:
                 connection = self._desk.connections.get(name)
@@ -360,10 +365,10 @@ class DeliveryQueue:
                     await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, batch)))
                 if due:
                     await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, [], due)))
-            for subject, data, headers in heard:
+            for subject, data, headers in published:
                 await publish(subject, data, headers=headers)
-            for reply, found in answers:
-                await publish(reply, protocol.encode(found))
+            for reply, result in answers:
+                await publish(reply, protocol.encode(result))
 
 
 def _number(placed: tuple[journal.JournalMessage, int]) -> int:
@@ -374,12 +379,12 @@ def _split(deliveries: list[protocol.MessageDelivery]) -> Iterable[list[protocol
     """In batches that fit into a message of the bus."""
     batch: list[protocol.MessageDelivery] = []
     total = 0
-    for one in deliveries:
-        size = len(one.data) + len(one.meta) + 64
+    for delivery in deliveries:
+        size = len(delivery.data) + len(delivery.meta) + 64
         if batch and total + size > BATCH_BYTES:
             yield batch
             batch, total = [], 0
-        batch.append(one)
+        batch.append(delivery)
         total += size
     if batch:
         yield batch

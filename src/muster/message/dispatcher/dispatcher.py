@@ -40,12 +40,14 @@ class Dispatcher:
         bus: api.Bus,
         stream: api.Stream,
         epoch: int,
-        wanted: settings.MessageSettings,
+        message_settings: settings.MessageSettings,
         may: dispatcher_state.May = dispatcher_state.allow_all,
         max_bytes: int = 1 << 30,
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._desk = dispatcher_state.DispatcherState(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
+        self._desk = dispatcher_state.DispatcherState(
+            bus, stream, epoch, message_settings, may, max_bytes=max_bytes
+        )
         self._ledger = self._desk.ledger
         self._deliver = delivery.DeliveryQueue(self._desk)
         self._capture = topic_capture.TopicCapture(self._desk, self._deliver)
@@ -55,7 +57,7 @@ class Dispatcher:
         self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
         self._on_refused = on_refused  # called with the reason for which a connection is refused
         self._connected: Counter[str] = Counter()  # connections by identity
-        self._settings = wanted
+        self._settings = message_settings
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._working: dict[tuple[str, int], list[dispatcher_state.Answer]] = {}
         self._cut_off = False
@@ -113,8 +115,8 @@ class Dispatcher:
             )
             await self._desk.failure
         finally:
-            for one in hearing:
-                await one.close()
+            for subscription in hearing:
+                await subscription.close()
             self._deliver.delays.stop()
             await self._capture.stop()
             await self._desk.stop()
@@ -133,7 +135,9 @@ class Dispatcher:
             await asyncio.sleep(WATCH_S)
             now = self._desk.loop.time()
             oldest = now - self._settings.connection_timeout_s
-            for connection in [one for one in self._desk.connections.values() if one.heard_at < oldest]:
+            for connection in [
+                client for client in self._desk.connections.values() if client.heard_at < oldest
+            ]:
                 events.info("connection-silent", connection=connection.name, identity=connection.identity)
                 self._lose(connection)
             self._attaching.drop_orphans(self._is_gone)
@@ -172,118 +176,120 @@ class Dispatcher:
             return
         reply = message.reply
 
-        def answer(found: protocol.DispatcherReply) -> None:
+        def answer(result: protocol.DispatcherReply) -> None:
             if reply is not None and kind != TELL:
-                self._deliver.answer(reply, found)
+                self._deliver.answer(reply, result)
 
         try:
-            asked = protocol.decode_ask(message.data)
-            if kind == protocol.READ and not isinstance(asked, protocol.READS):
+            request = protocol.decode_ask(message.data)
+            if kind == protocol.READ and not isinstance(request, protocol.READS):
                 raise errors.Forbidden("that changes something: ask, do not read")
-            if isinstance(asked, protocol.PurgeQueue | protocol.MoveMessages):
-                self._administrating.submit(caller, asked)
+            if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages):
+                self._administrating.submit(caller, request)
             else:
-                self._handle(caller.identity, asked, answer)
+                self._handle(caller.identity, request, answer)
         except errors.MusterError as error:
             answer(protocol.failed(error))
 
-    def _handle(self, sender: str, asked: protocol.Ask, answer: dispatcher_state.Answer) -> None:
-        match asked:
+    def _handle(self, sender: str, request: protocol.Ask, answer: dispatcher_state.Answer) -> None:
+        match request:
             case protocol.ClientHello():
-                self._hello(sender, asked)
+                self._hello(sender, request)
                 answer(protocol.DispatcherReply(epoch=self._desk.epoch))
             case protocol.Ping():
-                connection = self._known(sender, asked.connection)
-                keys = {connection.consumers.get(number, "") for number in asked.consumers}
+                connection = self._known(sender, request.connection)
+                keys = {connection.consumers.get(number, "") for number in request.consumers}
                 self._deliver.when_loaded(
                     keys, lambda: answer(protocol.DispatcherReply(epoch=self._desk.epoch))
                 )
             case protocol.EchoOff():
-                self._known(sender, asked.connection).quiet = True
+                self._known(sender, request.connection).quiet = True
             case protocol.DelayedPublished():
-                self._deliver.said(self._known(sender, asked.connection), asked)
+                self._deliver.said(self._known(sender, request.connection), request)
             case protocol.StageMessages():
-                self._stage(self._known(sender, asked.connection), asked)
+                self._stage(self._known(sender, request.connection), request)
                 answer(protocol.DispatcherReply())
             case protocol.CommitWork():
-                self._work(self._known(sender, asked.connection), asked, answer)
+                self._work(self._known(sender, request.connection), request, answer)
             case protocol.AttachConsumer():
-                self._attaching.attach(self._known(sender, asked.connection), asked, answer)
+                self._attaching.attach(self._known(sender, request.connection), request, answer)
             case protocol.GrantCredit():
-                connection = self._known(sender, asked.connection)
-                if one := self._ledger.backlogs.get(connection.consumers.get(asked.consumer, "")):
-                    one.credit((connection.name, asked.consumer), asked.more)
-                    self._deliver.pump(one)
+                connection = self._known(sender, request.connection)
+                if source := self._ledger.backlogs.get(connection.consumers.get(request.consumer, "")):
+                    source.credit((connection.name, request.consumer), request.more)
+                    self._deliver.pump(source)
             case protocol.SlowConsumer():
-                self._slow(self._known(sender, asked.connection), asked)
+                self._slow(self._known(sender, request.connection), request)
             case protocol.StopDelivery():
-                connection = self._known(sender, asked.connection)
-                for number in asked.consumers:
-                    if one := self._ledger.backlogs.get(connection.consumers.get(number, "")):
-                        one.stop((connection.name, number))
+                connection = self._known(sender, request.connection)
+                for number in request.consumers:
+                    if source := self._ledger.backlogs.get(connection.consumers.get(number, "")):
+                        source.stop((connection.name, number))
                 answer(protocol.DispatcherReply())
             case protocol.ReleaseMessages():
-                connection = self._known(sender, asked.connection)
-                for key, sequences in asked.deliveries.items():
-                    if one := self._ledger.backlogs.get(key):
+                connection = self._known(sender, request.connection)
+                for key, sequences in request.deliveries.items():
+                    if source := self._ledger.backlogs.get(key):
                         self._deliver.obey(
-                            one,
-                            one.release(
-                                sequences, connection.name, counted=asked.counted, reason=asked.reason
+                            source,
+                            source.release(
+                                sequences, connection.name, counted=request.counted, reason=request.reason
                             ),
                         )
-                        self._deliver.pump(one)
+                        self._deliver.pump(source)
                 answer(protocol.DispatcherReply())
             case protocol.DetachConsumer():
-                connection = self._known(sender, asked.connection)
-                self._attaching.detach(connection, asked.consumer, asked.seen)
+                connection = self._known(sender, request.connection)
+                self._attaching.detach(connection, request.consumer, request.seen)
                 answer(protocol.DispatcherReply())
             case protocol.Disconnect():
-                if asked.connection in self._desk.connections:
-                    self._forget(self._known(sender, asked.connection), None if asked.lost else asked.seen)
+                if request.connection in self._desk.connections:
+                    self._forget(
+                        self._known(sender, request.connection), None if request.lost else request.seen
+                    )
                 answer(protocol.DispatcherReply())
             case protocol.EndSubscription():
-                self._attaching.unsubscribe(self._known(sender, asked.connection), asked, answer)
+                self._attaching.unsubscribe(self._known(sender, request.connection), request, answer)
             case protocol.DeleteQueue():
-                self._attaching.drop_queue(sender, asked.name, answer)
+                self._attaching.drop_queue(sender, request.name, answer)
             case protocol.ListQueues():
                 answer(protocol.DispatcherReply(rows=self._caring.queue_rows(sender)))
             case protocol.ListSubscriptions():
                 answer(protocol.DispatcherReply(rows=self._caring.subscription_rows(sender)))
             case protocol.BrowseQueue():
-                if not self._desk.may_browse(sender, asked.queue):
-                    self._desk.check_queue(sender, "browse", asked.queue)
-                self._desk.answering(self._caring.browse(asked), answer)
+                if not self._desk.may_browse(sender, request.queue):
+                    self._desk.check_queue(sender, "browse", request.queue)
+                self._desk.answering(self._caring.browse(request), answer)
 
     # Connections.
 
-    def _hello(self, sender: str, asked: protocol.ClientHello) -> None:
-        if asked.version != protocol.VERSION:
+    def _hello(self, sender: str, hello: protocol.ClientHello) -> None:
+        if hello.version != protocol.VERSION:
             raise errors.InvalidInput(
-                f"version {asked.version} of the protocol is not spoken here: {protocol.VERSION} is"
+                f"version {hello.version} of the protocol is not spoken here: {protocol.VERSION} is"
             )
         # Others know the name from its temporary queues, and must not take it over while it is away.
-        owner, _, suffix = asked.connection.rpartition("-")
+        owner, _, suffix = hello.connection.rpartition("-")
         if owner != sender:
-            raise errors.Forbidden(f"the connection {asked.connection[:300]!r} is not one of {sender}")
-        known = self._desk.connections.get(asked.connection)
-        if asked.client_id:
-            self._check_client_id(sender, asked.client_id, asked.connection)
+            raise errors.Forbidden(f"the connection {hello.connection[:300]!r} is not one of {sender}")
+        known = self._desk.connections.get(hello.connection)
+        if hello.client_id:
+            self._check_client_id(sender, hello.client_id, hello.connection)
         if known is None and self._connected[sender] >= self._settings.connections_per_identity:
             self._on_refused("identity")
             raise errors.LimitExceeded(
                 f"{sender} has {self._connected[sender]} connections: "
                 "`message.connections_per_identity` allows no more"
             )
-        at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
+        at = api.ConnectionId(hello.broker, hello.number) if hello.broker else None
         if known is not None:
-            known.at, known.quiet = at, asked.quiet  # it may have roamed
-            if asked.client_id and known.client_id is None and not known.consumers:
-                known.client_id = asked.client_id
+            known.at, known.quiet = at, hello.quiet  # it may have roamed
+            if hello.client_id and known.client_id is None and not known.consumers:
+                known.client_id = hello.client_id
         else:
             subjects.token(suffix)
-            known = self._desk.connections[asked.connection] = dispatcher_state.ClientConnection(
-                asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
+            known = self._desk.connections[hello.connection] = dispatcher_state.ClientConnection(
+                hello.connection, sender, hello.client_id, self._desk.loop.time(), at, quiet=hello.quiet
             )
             self._connected[sender] += 1
         if known.client_id:
@@ -305,11 +311,11 @@ class Dispatcher:
             )
 
     def _known(self, sender: str, name: str) -> dispatcher_state.ClientConnection:
-        found = self._desk.connections.get(name)
-        if found is None or found.identity != sender:
+        connection = self._desk.connections.get(name)
+        if connection is None or connection.identity != sender:
             raise errors.NotConnected(f"the connection {name!r} is not known: say hello first")
-        found.heard_at = self._desk.loop.time()
-        return found
+        connection.heard_at = self._desk.loop.time()
+        return connection
 
     def _forget(
         self, connection: dispatcher_state.ClientConnection, seen: dict[str, list[int]] | None
@@ -331,7 +337,7 @@ class Dispatcher:
             at = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
         except (ValueError, KeyError, TypeError):
             return
-        for connection in [one for one in self._desk.connections.values() if one.at == at]:
+        for connection in [client for client in self._desk.connections.values() if client.at == at]:
             self._lose(connection)
 
     def _lose(self, connection: dispatcher_state.ClientConnection) -> None:
@@ -349,33 +355,33 @@ class Dispatcher:
         away_s = self._desk.loop.time() - self._lost_at.get(name, self._began_at)
         return away_s > self._settings.connection_timeout_s
 
-    def _slow(self, connection: dispatcher_state.ClientConnection, said: protocol.SlowConsumer) -> None:
+    def _slow(self, connection: dispatcher_state.ClientConnection, report: protocol.SlowConsumer) -> None:
         """Pass it on, from those who may listen to the topic."""
-        if self._desk.may_subscribe(connection.identity, said.topic):
-            self._deliver.announce(protocol.SLOW, protocol.encode(said))
+        if self._desk.may_subscribe(connection.identity, report.topic):
+            self._deliver.announce(protocol.SLOW, protocol.encode(report))
 
     # Work.
 
-    def _stage(self, connection: dispatcher_state.ClientConnection, asked: protocol.StageMessages) -> None:
+    def _stage(self, connection: dispatcher_state.ClientConnection, stage: protocol.StageMessages) -> None:
         staged = connection.staged
-        if staged is None or staged.work != asked.work:
-            staged = connection.staged = dispatcher_state.StagedWork(asked.work)
-        if len(staged.sends) >= asked.after + len(asked.sends):
+        if staged is None or staged.work != stage.work:
+            staged = connection.staged = dispatcher_state.StagedWork(stage.work)
+        if len(staged.sends) >= stage.after + len(stage.sends):
             return  # it was asked twice
-        if len(staged.sends) != asked.after:
-            raise errors.Conflict(f"{len(staged.sends)} messages are here, not {asked.after}: begin again")
-        size = sum(len(send.data) + len(send.meta) for send in asked.sends)
+        if len(staged.sends) != stage.after:
+            raise errors.Conflict(f"{len(staged.sends)} messages are here, not {stage.after}: begin again")
+        size = sum(len(send.data) + len(send.meta) for send in stage.sends)
         total = own = 0
-        for one in self._desk.connections.values():
-            if one.staged is not None:
-                total += one.staged.bytes
-                own += one.staged.bytes if one.identity == connection.identity else 0
+        for other in self._desk.connections.values():
+            if other.staged is not None:
+                total += other.staged.bytes
+                own += other.staged.bytes if other.identity == connection.identity else 0
         if staged.bytes + size > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(f"a transaction has at most {protocol.WORK_BYTES_MAX} bytes")
         # One identity cannot take the room of all others by transactions that it does not commit.
         if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
             raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
-        staged.sends += asked.sends
+        staged.sends += stage.sends
         staged.bytes += size
 
     def _work(
@@ -418,10 +424,10 @@ class Dispatcher:
             return
         answers = self._working[key] = [answer]
 
-        def finish(found: protocol.DispatcherReply) -> None:
+        def finish(result: protocol.DispatcherReply) -> None:
             self._working.pop(key, None)
             for tell in answers:
-                tell(found)
+                tell(result)
 
         def stored(_: list[int]) -> None:
             for where in acked:
@@ -429,17 +435,17 @@ class Dispatcher:
             finish(protocol.DispatcherReply())
 
         def failed(error: errors.MusterError) -> None:
-            for one, sequences in finishing:
-                one.cancel_finish(sequences)
-                self._deliver.pump(one)
+            for source, sequences in finishing:
+                source.cancel_finish(sequences)
+                self._deliver.pump(source)
             finish(protocol.failed(error))
 
         record = ledger.LogRecord(
             acked=acked, stored=journal.count_by_queue(copies), last_works={connection.name: work.number}
         )
         finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
-        for one, sequences in finishing:
-            one.start_finish(sequences)
+        for source, sequences in finishing:
+            source.start_finish(sequences)
         self._desk.journal.add(journal.JournalItem(copies, record, stored, failed))
 
     def _acknowledged(
@@ -453,13 +459,13 @@ class Dispatcher:
         acked: dict[str, list[int]] = {}
         consumes = set(connection.consumers.values())
         for key, sequences in work.acks.items():
-            one = self._ledger.backlogs.get(key)
-            if one is None or not (key in consumes or self._may_consume(connection, key)):
+            source = self._ledger.backlogs.get(key)
+            if source is None or not (key in consumes or self._may_consume(connection, key)):
                 mine = []
             elif key in consumes and not work.strict:
-                mine = [number for number in sequences if not one.is_done(number)]
+                mine = [number for number in sequences if not source.is_done(number)]
             else:
-                mine = [number for number in sequences if one.holds(number, connection.name)]
+                mine = [number for number in sequences if source.holds(number, connection.name)]
             if work.strict and len(mine) != len(sequences):
                 raise message_errors.TransactionRolledBack(
                     "a message that the transaction acknowledges has gone to somebody else meanwhile"

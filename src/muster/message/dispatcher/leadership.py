@@ -22,7 +22,7 @@ class DispatcherLeadership:
     def __init__(
         self,
         bus: api.Bus,
-        wanted: settings.MessageSettings | None = None,
+        message_settings: settings.MessageSettings | None = None,
         *,
         max_bytes: int = 1 << 30,
         may: state.May = state.allow_all,
@@ -31,7 +31,7 @@ class DispatcherLeadership:
         measure: metrics.Metrics | None = None,
     ) -> None:
         self._bus = bus
-        self._settings = wanted or settings.MessageSettings()
+        self._settings = message_settings or settings.MessageSettings()
         self._stream = api.StreamSettings(
             protocol.STREAM,
             protocol.LOGS,

@@ -65,7 +65,7 @@ class DispatcherState:
         bus: api.Bus,
         stream: api.Stream,
         epoch: int,
-        wanted: settings.MessageSettings,
+        message_settings: settings.MessageSettings,
         may: May = allow_all,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
@@ -74,11 +74,13 @@ class DispatcherState:
         self.bus = bus
         self.stream = stream
         self.epoch = epoch
-        self.settings = wanted
+        self.settings = message_settings
         self.may = may
         self.now_ms = now_ms
         self.loop = asyncio.get_running_loop()
-        self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
+        self.ledger = ledger.Ledger(
+            window=message_settings.window, max_deliveries=message_settings.max_deliveries
+        )
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, ClientConnection] = {}
         self.clients: dict[str, str] = {}  # origin, where it has a client id -> connection
@@ -133,8 +135,8 @@ class DispatcherState:
         """Who can say a delayed message again without hearing it."""
         if meta.mark is None or meta.origin is None:
             return None
-        found = self.connections.get(self.clients.get(meta.origin, meta.origin))
-        return found if found is not None and found.quiet and found.origin == meta.origin else None
+        sender = self.connections.get(self.clients.get(meta.origin, meta.origin))
+        return sender if sender is not None and sender.quiet and sender.origin == meta.origin else None
 
     def _applied(self, record: ledger.LogRecord | None, sequence: int, placed: journal.Placed) -> None:
         end = pages.end(sequence)
@@ -201,9 +203,9 @@ class DispatcherState:
         last = state.last_sequence
         while (first := max(first, state.first_sequence)) <= last:
             try:
-                async for one in self.stream.read(first, last, subject=subject, gaps=True):
-                    yield one
-                    first = one.sequence + 1
+                async for page in self.stream.read(first, last, subject=subject, gaps=True):
+                    yield page
+                    first = page.sequence + 1
                 return
             except errors.NotFound:  # a checkpoint has cut the log meanwhile: what is left begins later
                 state = await self.stream.state()

@@ -29,18 +29,18 @@ class TopicCapture:
             await self.wanted.wait()
             self.wanted.clear()
             patterns = self._desk.patterns
-            wanted = {subject for text in patterns for subject in topics.TopicPattern.parse(text).subjects}
-            for subject in wanted - self._captured.keys():
+            required = {subject for text in patterns for subject in topics.TopicPattern.parse(text).subjects}
+            for subject in required - self._captured.keys():
                 self._captured[subject] = await self._desk.bus.subscribe(
                     subject, handler=functools.partial(self._overhear, subject)
                 )
-            for subject in self._captured.keys() - wanted:
+            for subject in self._captured.keys() - required:
                 await self._captured.pop(subject).close()
             self._deliver.forget_all_but(set(patterns))
 
     async def stop(self) -> None:
-        for one in self._captured.values():
-            await one.close()
+        for subscription in self._captured.values():
+            await subscription.close()
 
     def _overhear(self, via: str, message: api.Message) -> None:
         if protocol.LOGGED in message.headers:

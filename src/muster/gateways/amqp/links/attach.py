@@ -142,7 +142,7 @@ class LinkFactory:
             destination = message_codec.address(source.address or "", capabilities)
             self._check_there(destination)
         jms = self._bridge.jms
-        asked = protocol.AttachConsumer(
+        request = protocol.AttachConsumer(
             jms.name,
             jms.next_number(),
             str(destination),
@@ -160,9 +160,9 @@ class LinkFactory:
                 self._bridge, self._bridge.running, link, destination.name, selector
             )
         elif destination.is_queue or durable:
-            outlet = consumers.DispatcherLink(self._bridge, self._bridge.running, link, asked)
+            outlet = consumers.DispatcherLink(self._bridge, self._bridge.running, link, request)
         else:
-            outlet = consumers.TopicLink(self._bridge, self._bridge.running, link, destination, asked)
+            outlet = consumers.TopicLink(self._bridge, self._bridge.running, link, destination, request)
         await outlet.open()
         if self._is_gone(link):
             await outlet.close(destroy=False)

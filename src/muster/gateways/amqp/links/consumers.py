@@ -221,10 +221,10 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
         return self._origin
 
     def matches(self, selector: selectors.Matches) -> bool:
-        found = self._matches.get(selector)
-        if found is None:
-            found = self._matches[selector] = selector(self.meta.lookup())
-        return found
+        matched = self._matches.get(selector)
+        if matched is None:
+            matched = self._matches[selector] = selector(self.meta.lookup())
+        return matched
 
     @property
     def amqp(self) -> bytes:
@@ -262,18 +262,18 @@ class TopicLink(OutgoingLink):
         over: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
-        asked: protocol.AttachConsumer,
+        attach: protocol.AttachConsumer,
     ) -> None:
         super().__init__(owner, over, wrapper)
         self.destination = destination
-        self.number = asked.consumer
-        self._asked = asked
-        self._matches = selectors.compiled(asked.selector) if asked.selector else None
-        self._not_from = owner.jms.origin if asked.no_local else None
+        self.number = attach.consumer
+        self._asked = attach
+        self._matches = selectors.compiled(attach.selector) if attach.selector else None
+        self._not_from = owner.jms.origin if attach.no_local else None
         group = None
-        if asked.shared and asked.subscription:
-            client_id = None if asked.everyone else owner.jms.client_id
-            group = topic_listeners.group(owner.jms.bus.identity, client_id, asked.subscription)
+        if attach.shared and attach.subscription:
+            client_id = None if attach.everyone else owner.jms.client_id
+            group = topic_listeners.group(owner.jms.bus.identity, client_id, attach.subscription)
         # Links that share a subscription with others must not share it among themselves.
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
@@ -306,17 +306,17 @@ class TopicLink(OutgoingLink):
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
 
-    def offer(self, heard: EncodedTopicMessage) -> None:
+    def offer(self, message: EncodedTopicMessage) -> None:
         if self.closed:
             return
-        if (self._not_from is not None and heard.origin == self._not_from) or (
-            self._matches is not None and not heard.matches(self._matches)
+        if (self._not_from is not None and message.origin == self._not_from) or (
+            self._matches is not None and not message.matches(self._matches)
         ):
             self.rejected += 1
             return
-        data = heard.amqp
+        data = message.amqp
         if self._waiting or self._again or not self.engine.may_send(self.link):
-            self._wait(data, heard.expires_ms)
+            self._wait(data, message.expires_ms)
         else:
             self._transmit(data)
 
@@ -393,11 +393,11 @@ class TopicLink(OutgoingLink):
 
 
 def forward_to_links(
-    taps: Sequence[topic_listeners.TopicTap[EncodedTopicMessage]], heard: EncodedTopicMessage
+    taps: Sequence[topic_listeners.TopicTap[EncodedTopicMessage]], message: EncodedTopicMessage
 ) -> None:
     """Those of one connection hear it when that has its turn."""
     ours: Sequence[TopicLink] = taps  # type: ignore[assignment]
-    ours[0].bridge.hear(ours, heard)
+    ours[0].bridge.hear(ours, message)
 
 
 class BrowserLink(OutgoingLink):
@@ -426,13 +426,13 @@ class BrowserLink(OutgoingLink):
     async def _send(self) -> None:
         while not self.closed and self.engine.may_send(self.link):
             if not self._waiting and not self._ended:
-                asked = protocol.BrowseQueue(self._queue, self._selector, self._after)
-                found = (await self.bridge.jms.ask(asked)).messages
-                self._ended = not found
-                for one in found:
-                    self._after = one.sequence
-                    meta = messages.decode_meta(one.meta)
-                    self._waiting.append((_encoded(meta, one, bytes_too=True), meta.expiration_ms))
+                request = protocol.BrowseQueue(self._queue, self._selector, self._after)
+                page = (await self.bridge.jms.ask(request)).messages
+                self._ended = not page
+                for delivery in page:
+                    self._after = delivery.sequence
+                    meta = messages.decode_meta(delivery.meta)
+                    self._waiting.append((_encoded(meta, delivery, bytes_too=True), meta.expiration_ms))
             if not self._waiting or self.closed:
                 break
             data, expires_ms = self._waiting.popleft()

@@ -201,7 +201,7 @@ class TopicForwarder:
                     error: errors.MusterError | None = None
                     try:
                         await jms.speaks.publish(subject, body, headers={messages.HEADER: raw})
-                    except errors.MusterError as found:
-                        error = found
+                    except errors.MusterError as failure:
+                        error = failure
                     inlet.done(number, settled, len(body), error)
             self._busy = False

@@ -16,20 +16,20 @@ def _object(data: Any) -> Any:
 
 
 def symbols(data: Any) -> frozenset[str]:
-    found = _object(data)
-    if isinstance(found, proton.Array):
-        found = list(found.elements)
-    if found is None:
+    value = _object(data)
+    if isinstance(value, proton.Array):
+        value = list(value.elements)
+    if value is None:
         return frozenset()
-    return frozenset(map(str, found if isinstance(found, list) else [found]))
+    return frozenset(map(str, value if isinstance(value, list) else [value]))
 
 
 def filters(data: Any) -> tuple[str | None, bool]:
     """Selector and no-local."""
     selector, no_local = None, False
     for name, value in (_object(data) or {}).items():
-        said = getattr(value, "descriptor", "")
-        descriptor = str(int(said)) if isinstance(said, int) else str(said)
+        raw = getattr(value, "descriptor", "")
+        descriptor = str(int(raw)) if isinstance(raw, int) else str(raw)
         if descriptor in _SELECTOR:
             selector = str(value.value)
         elif descriptor in _NO_LOCAL or name == "no-local":

@@ -46,10 +46,10 @@ class TransactionCoordinator:
             name = frames.transaction_of(state)
         except amqp_types.MALFORMED as error:
             raise message_errors.FormatError(f"no state of a transaction: {error}") from error
-        found = self._open.get(name)
-        if found is None:
+        transaction = self._open.get(name)
+        if transaction is None:
             raise errors.InvalidInput("there is no such transaction")
-        return name, found
+        return name, transaction
 
     def send(self, state: bytes | None, send: protocol.SendMessage) -> bytes:
         """The state to answer with."""
@@ -113,16 +113,16 @@ class TransactionCoordinator:
 
     def coordinate(self, link: endpoints.AmqpLink, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
-        said = _described(data)
-        code = said.descriptor if said is not None else None
-        if said is not None and code in _DECLARE:
+        command = _described(data)
+        code = command.descriptor if command is not None else None
+        if command is not None and code in _DECLARE:
             if len(self._open) >= OPEN_MAX:
                 raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
             made = secrets.token_bytes(8)
             self._open[made] = AmqpTransaction(link)
             self._bridge.running.settle(link, number, frames.declared(made))
-        elif said is not None and code in _DISCHARGE:
-            name, failed = (*(item.value for item in said.value), False)[:2]
+        elif command is not None and code in _DISCHARGE:
+            name, failed = (*(item.value for item in command.value), False)[:2]
             transaction = self._open.pop(name, None)
             if transaction is None:
                 raise errors.InvalidInput("there is no such transaction")
@@ -149,8 +149,8 @@ class TransactionCoordinator:
                 self._bridge.discharged(transaction.acks)
                 self._bridge.fail(doubt)
                 return
-            except errors.MusterError as found:
-                error = found
+            except errors.MusterError as failure:
+                error = failure
         if error is not None or not commit:
             await self._roll_back(transaction)
         else:
@@ -166,7 +166,7 @@ class TransactionCoordinator:
 
     def abandon(self, link: endpoints.AmqpLink) -> None:
         """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
-        for name in [name for name, one in self._open.items() if one.coordinator is link]:
+        for name in [name for name, opened in self._open.items() if opened.coordinator is link]:
             transaction = self._open.pop(name)
             self._release(transaction)
             self._bridge.spawn(self._roll_back(transaction))
@@ -189,13 +189,13 @@ def _described(data: bytes) -> amqp_types.DescribedValue | None:
     try:
         for code, _, value, _ in amqp_types.split(data):
             if code == amqp_types.VALUE:
-                found, _ = amqp_types.read(data, value)
+                described, _ = amqp_types.read(data, value)
                 if (
-                    isinstance(found, amqp_types.DescribedValue)
-                    and isinstance(found.value, list)
-                    and all(isinstance(item, values.TypedValue) for item in found.value)
+                    isinstance(described, amqp_types.DescribedValue)
+                    and isinstance(described.value, list)
+                    and all(isinstance(item, values.TypedValue) for item in described.value)
                 ):
-                    return found
+                    return described
     except amqp_types.MALFORMED as error:
         raise message_errors.FormatError(f"no AMQP message: {error}") from error
     return None

@@ -22,9 +22,9 @@ _NAMES: Final[tuple[tuple[type[errors.MusterError], str], ...]] = (
 
 
 def name(error: errors.MusterError) -> str:
-    for kind, found in _NAMES:
+    for kind, condition in _NAMES:
         if isinstance(error, kind):
-            return found
+            return condition
     return "amqp:internal-error"
 
 

@@ -84,8 +84,8 @@ class AmqpSession:
         if count > MASK >> 1:
             raise ValueError(f"the deliveries from {first} to {last} end before they begin")
         if first + count > MASK or count > len(self.unsettled):
-            return [one for one in self.unsettled if (one - first) & MASK < count]
-        return [one for one in range(first, first + count) if one in self.unsettled]
+            return [number for number in self.unsettled if (number - first) & MASK < count]
+        return [number for number in range(first, first + count) if number in self.unsettled]
 
     def say_window(self, *, held: bool) -> tuple[int, int, int]:
         """Next incoming number, room for more, next outgoing number; while it is ``held``, no more room."""
@@ -167,10 +167,10 @@ class AmqpLink:
                 self.too_much()
             return
         number, was_settled, before = self.partial
-        whole = b"".join(self.parts)
+        data = b"".join(self.parts)
         self.drop_parts()
         if not aborted:
-            self.take(number, whole, settled or was_settled, before if state is None else state)
+            self.take(number, data, settled or was_settled, before if state is None else state)
 
     def drop_parts(self) -> None:
         """Of the message that is just coming: it has come, or never will."""

@@ -156,9 +156,9 @@ class AmqpEngine:
         """A frame for proton, of which we note what concerns us."""
         session = self._sessions.get(channel)
         if code == frames.OPEN:
-            found, _ = frames.fields(frame, at, 3)
-            said = found[2] if len(found) > 2 else None
-            frame_bytes = said if type(said) is int else _MASK
+            fields, _ = frames.fields(frame, at, 3)
+            limit = fields[2] if len(fields) > 2 else None
+            frame_bytes = limit if type(limit) is int else _MASK
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
             _, first, window = frames.numbers(frame, at, 3)
@@ -169,8 +169,8 @@ class AmqpEngine:
                 channel,
             )
         elif code == frames.ATTACH and session is not None:
-            found, _ = frames.fields(frame, at, 3)
-            name, handle, receives = (*found, None, None, None)[:3]
+            fields, _ = frames.fields(frame, at, 3)
+            name, handle, receives = (*fields, None, None, None)[:3]
             if not isinstance(name, str) or type(handle) is not int:
                 raise ValueError("an attach needs a name and a handle")
             if handle in session.links:
@@ -217,7 +217,7 @@ class AmqpEngine:
         session = link.session
         session.draining.discard(link)
         if session.blocked:
-            session.blocked = deque(one for one in session.blocked if one[0] is not link)
+            session.blocked = deque(entry for entry in session.blocked if entry[0] is not link)
 
     def _happened(self, event: proton.Event, link: protocol_proton.Pointer) -> None:
         arriving, kinds = self._arriving, proton.Event
@@ -293,8 +293,8 @@ class AmqpEngine:
         return count * frames.SETTLED_BYTES
 
     def _disposition(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
-        found, _ = frames.fields(data, at, 5)
-        role, first, last, settled, state = found + [None] * (5 - len(found))
+        fields, _ = frames.fields(data, at, 5)
+        role, first, last, settled, state = fields + [None] * (5 - len(fields))
         if not role:
             return  # of what the peer sent: we always settle, so it has nothing more to say
         if type(first) is not int or type(last) not in (int, type(None)):
@@ -311,8 +311,8 @@ class AmqpEngine:
         if session.owes_too_much:
             self.ease(session)
         if not settled and session.channel is not None:
-            told = first if last is None else last
-            self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
+            end = first if last is None else last
+            self._put(frames.disposition(session.channel, first, end, state or b"\x40", receiver=False))
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
@@ -494,20 +494,20 @@ class AmqpEngine:
             return
         self._put(frame)
         if code == frames.BEGIN:
-            found, _ = frames.fields(frame, at, 3)
-            if (session := self._sessions.get(found[0])) is not None:
+            fields, _ = frames.fields(frame, at, 3)
+            if (session := self._sessions.get(fields[0])) is not None:
                 session.channel = channel
-                session.outgoing = found[1]
-                session.room = found[2]
+                session.outgoing = fields[1]
+                session.room = fields[2]
         elif code == frames.ATTACH:
-            found, _ = frames.fields(frame, at, 3)
+            fields, _ = frames.fields(frame, at, 3)
             for link in self.links():
-                if link.session.channel == channel and link.key == (found[0], bool(found[2])):
-                    link.opened(channel, found[1])
+                if link.session.channel == channel and link.key == (fields[0], bool(fields[2])):
+                    link.opened(channel, fields[1])
         elif code == frames.DETACH:
-            found, _ = frames.fields(frame, at, 1)
+            fields, _ = frames.fields(frame, at, 1)
             for link in self.links():
-                if link.session.channel == channel and link.handle == found[0]:
+                if link.session.channel == channel and link.handle == fields[0]:
                     link.shut()
         elif code == frames.END:
             for session in self._sessions.values():

@@ -49,13 +49,13 @@ def fields(data: bytes, at: int, most: int = 32) -> tuple[list[Any], int]:
         return [], at + 1
     else:
         raise ValueError(f"type {kind:#x} is no list")
-    found: list[Any] = []
+    items: list[Any] = []
     for _ in range(min(count, most)):
         value, at = _field(data, at)
-        found.append(value)
+        items.append(value)
     if at > end:
         raise ValueError("a list ends before its fields")
-    return found, end
+    return items, end
 
 
 _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
@@ -91,11 +91,11 @@ def _field(data: bytes, at: int) -> tuple[Any, int]:
 
 def numbers(data: bytes, at: int, count: int) -> list[int | None]:
     """The first ``count`` fields of a list, which are numbers or left out."""
-    found, _ = fields(data, at, count)
-    for one in found:
-        if one is not None and type(one) is not int:
-            raise ValueError(f"{one!r} is no number")
-    return found + [None] * (count - len(found))
+    items, _ = fields(data, at, count)
+    for item in items:
+        if item is not None and type(item) is not int:
+            raise ValueError(f"{item!r} is no number")
+    return items + [None] * (count - len(items))
 
 
 Rest = tuple[bool, bool, bytes | None, bool]  # settled, more, state, aborted
@@ -146,14 +146,14 @@ def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
 def _rest(words: bytes, count: int) -> Rest:
     """Message format, settled, more, settle mode, state, resume, aborted."""
     at = 0
-    found: list[Any] = []
+    items: list[Any] = []
     for _ in range(min(count, 8)):
         value, at = _field(words, at)
-        found.append(value)
+        items.append(value)
     if at > len(words):
         raise ValueError("a transfer ends before its fields")
-    found += [None] * (8 - len(found))
-    rest = (bool(found[1]), bool(found[2]), found[4], bool(found[6]))
+    items += [None] * (8 - len(items))
+    rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]))
     if rest[2] is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()
@@ -208,16 +208,16 @@ def modified(state: bytes | None) -> tuple[bool, bool]:
 
 def transaction_of(state: bytes | None) -> bytes:
     """Its name, of a transactional state."""
-    found = state_fields(state)
-    if not found or not isinstance(found[0], bytes) or found[0][:1] not in (b"\xa0", b"\xb0"):
+    items = state_fields(state)
+    if not items or not isinstance(items[0], bytes) or items[0][:1] not in (b"\xa0", b"\xb0"):
         raise ValueError("a transactional state names no transaction")
-    return found[0][2 if found[0][0] == 0xA0 else 5 :]
+    return items[0][2 if items[0][0] == 0xA0 else 5 :]
 
 
 def outcome_of(state: bytes | None) -> bytes | None:
     """What a transactional state says is to become of the message."""
-    found = state_fields(state)
-    return found[1] if len(found) > 1 and isinstance(found[1], bytes) else None
+    items = state_fields(state)
+    return items[1] if len(items) > 1 and isinstance(items[1], bytes) else None
 
 
 # -- writing -----------------------------------------------------------------------------------------------

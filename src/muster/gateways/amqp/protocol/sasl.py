@@ -175,16 +175,16 @@ class _Scram:
 
 
 def _attributes(message: bytes) -> dict[str, str]:
-    found = {}
+    attributes = {}
     for part in message.decode().split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"{part[:20]!r} is no attribute")
-        found[name] = value
+        attributes[name] = value
     for needed in ("r",):
-        if needed not in found:
+        if needed not in attributes:
             raise ValueError(f"the attribute {needed} is missing")
-    return found
+    return attributes
 
 
 # -- the few encodings that SASL frames use ----------------------------------------------------------------

@@ -31,11 +31,11 @@ async def recover(over: state.DispatcherState) -> None:
     start = 1
     if last is not None:
         chunks = _chunks(last.sequence, last.data)[0].chunks
-        found: list[ledger.LogCheckpoint] = []
+        chunks_read: list[ledger.LogCheckpoint] = []
         async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
-            found += _chunks(page.sequence, page.data)
-        over.ledger.restore(found)
-        over.summed = found[0].head
+            chunks_read += _chunks(page.sequence, page.data)
+        over.ledger.restore(chunks_read)
+        over.summed = chunks_read[0].head
         start = over.summed + 1
     async for page in over.read(start):
         if (record := pages.record_of(page.sequence, page.data)) is not None:
@@ -50,11 +50,11 @@ async def delete_unused_pages(over: state.DispatcherState) -> None:
     """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
     queues: dict[str, list[backlog.Backlog]] = {}
     by_pattern: dict[str, list[backlog.Backlog]] = {}
-    for key, one in over.ledger.backlogs.items():
+    for key, source in over.ledger.backlogs.items():
         if (subscription := over.ledger.subscriptions.get(key)) is not None:
-            by_pattern.setdefault(subscription.topic, []).append(one)
+            by_pattern.setdefault(subscription.topic, []).append(source)
         else:
-            queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [one]
+            queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [source]
     mark = protocol.topic_subject("")
     async for page in over.read(1):
         if page.sequence > over.summed:
@@ -62,9 +62,11 @@ async def delete_unused_pages(over: state.DispatcherState) -> None:
         needed_by = queues.get(page.subject)
         if needed_by is None and page.subject.startswith(f"{mark}{subjects.TOPIC_PREFIX}."):
             topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
-            needed_by = [one for text in over.patterns.matching(topic) for one in by_pattern.get(text, [])]
+            needed_by = [
+                source for text in over.patterns.matching(topic) for source in by_pattern.get(text, [])
+            ]
         if needed_by is not None and all(
-            all(one.is_over(number, over.ledger.end) for one in needed_by)
+            all(source.is_over(number, over.ledger.end) for source in needed_by)
             or (page.subject not in queues and _has_expired(held.raw, over.now_ms()))
             for number, held in pages.read(page.sequence, page.data)
         ):
@@ -93,9 +95,9 @@ async def write(over: state.DispatcherState) -> None:
         for chunk in over.ledger.checkpoint()
     ]
     cuts = {
-        key: min(pages.sequence_of(one.floor + 1), head + 1)
-        for key, one in over.ledger.backlogs.items()
-        if key.startswith(ledger.QUEUE_MARK) and one.floor
+        key: min(pages.sequence_of(queue.floor + 1), head + 1)
+        for key, queue in over.ledger.backlogs.items()
+        if key.startswith(ledger.QUEUE_MARK) and queue.floor
     } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
     topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
     records = over.records

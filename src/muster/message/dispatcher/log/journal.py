@@ -179,12 +179,12 @@ def _parts(items: list[JournalItem]) -> list[list[JournalItem]]:
 
 def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
     """How many of them are stored in which queue."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for copy in copies:
         if copy.destination.is_queue and copy.subject not in (None, protocol.DELAY):
             key = ledger.queue_key(copy.destination.name)
-            found[key] = found.get(key, 0) + 1
-    return found
+            counts[key] = counts.get(key, 0) + 1
+    return counts
 
 
 def _bind(
@@ -224,24 +224,24 @@ def _bind(
 
 def _sum(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
     if len(records) == 1:
-        found = records[0]
+        total = records[0]
     else:
-        found = ledger.LogRecord()
-        found.acked, found.stored, found.last_works = {}, {}, {}
+        total = ledger.LogRecord()
+        total.acked, total.stored, total.last_works = {}, {}, {}
         consumed: dict[str, bool] = {}  # what was said last
         for record in records:
             for key, sequences in record.acked.items():
-                found.acked.setdefault(key, []).extend(sequences)
+                total.acked.setdefault(key, []).extend(sequences)
             for key, count in record.stored.items():
-                found.stored[key] = found.stored.get(key, 0) + count
-            found.subscribed += record.subscribed
-            found.unsubscribed += record.unsubscribed
-            found.last_works.update(record.last_works)
-            found.dropped += record.dropped
+                total.stored[key] = total.stored.get(key, 0) + count
+            total.subscribed += record.subscribed
+            total.unsubscribed += record.unsubscribed
+            total.last_works.update(record.last_works)
+            total.dropped += record.dropped
             for key in record.consumed:
                 consumed[key] = True
             for key in record.idle:
                 consumed[key] = False
-        found.consumed = [key for key, last in consumed.items() if last]
-        found.idle = [key for key, last in consumed.items() if not last]
-    return found if found != ledger.LogRecord() else None
+        total.consumed = [key for key, last in consumed.items() if last]
+        total.idle = [key for key, last in consumed.items() if not last]
+    return total if total != ledger.LogRecord() else None

@@ -61,8 +61,8 @@ def estimate_bytes(record: LogRecord) -> int:
     size = 0
     for key, sequences in record.acked.items():
         size += len(key) + ACK_BYTES * (len(sequences) + 1)
-    for one in record.subscribed:
-        size += _about_bytes(one)
+    for subscription in record.subscribed:
+        size += _about_bytes(subscription)
     for keys in (
         record.stored,
         record.last_works,
@@ -75,8 +75,15 @@ def estimate_bytes(record: LogRecord) -> int:
     return size
 
 
-def _about_bytes(one: DurableSubscription) -> int:
-    texts = (one.key, one.key, one.name, one.topic, one.identity, one.selector or "")
+def _about_bytes(subscription: DurableSubscription) -> int:
+    texts = (
+        subscription.key,
+        subscription.key,
+        subscription.name,
+        subscription.topic,
+        subscription.identity,
+        subscription.selector or "",
+    )
     return sum(map(len, texts)) + 200
 
 
@@ -120,12 +127,12 @@ class Ledger:
         return self.backlog(queue_key(name))
 
     def backlog(self, key: str, floor: int = 0) -> backlog.Backlog:
-        found = self.backlogs.get(key)
-        if found is None:
-            found = self.backlogs[key] = backlog.Backlog(
+        existing = self.backlogs.get(key)
+        if existing is None:
+            existing = self.backlogs[key] = backlog.Backlog(
                 key, floor=floor, window=self._window, max_deliveries=self._max_deliveries
             )
-        return found
+        return existing
 
     def reach(self, head: int, end: int) -> None:
         self.head, self.end = head, end
@@ -145,8 +152,8 @@ class Ledger:
             if key == DELAY_KEY:
                 self.delayed_done.update(sequences)
             elif key in self.backlogs:
-                for one in sequences:
-                    if self.backlogs[key].finish(one) and key in self.depths:
+                for number in sequences:
+                    if self.backlogs[key].finish(number) and key in self.depths:
                         self.depths[key] -= 1
         for key in record.unsubscribed:
             self.subscriptions.pop(key, None)
@@ -174,14 +181,14 @@ class Ledger:
             del self.last_works[next(iter(self.last_works))]
 
     def checkpoint(self) -> list[LogCheckpoint]:
-        found: list[LogCheckpoint] = []
+        chunks: list[LogCheckpoint] = []
         used = 0
 
         def chunk(size: int) -> LogCheckpoint:
             """The one that has room for so many bytes more."""
             nonlocal used
-            if not found or used + size > CHUNK_BYTES:
-                found.append(
+            if not chunks or used + size > CHUNK_BYTES:
+                chunks.append(
                     LogCheckpoint(
                         chunks=0,  # equivalent: known only at the end
                         head=self.head,
@@ -193,19 +200,19 @@ class Ledger:
                 )
                 used = 0
             used += size
-            return found[-1]
+            return chunks[-1]
 
         chunk(0)  # there is one, whatever there is to say
         for connection, number in self.last_works.items():
             chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
-        delayed = [(one, one) for one in sorted(self.delayed_done)]
+        delayed = [(done_number, done_number) for done_number in sorted(self.delayed_done)]
         for at in range(0, len(delayed), SPANS):
             part = delayed[at : at + SPANS]
             extents = chunk(len(part) * 4 * ACK_BYTES).extents
             nothing_else = LogExtent(0, [], 0)  # equivalent: of delayed messages only what is done is read
             extents.setdefault(DELAY_KEY, nothing_else).done.extend(part)
-        for key, one in self.backlogs.items():
-            floor, done = one.settle(self.end), list(one.done)
+        for key, source in self.backlogs.items():
+            floor, done = source.settle(self.end), list(source.done)
             for at in range(0, len(done) or 1, SPANS):  # equivalent (1 -> 2): one step either way
                 part = done[at : at + SPANS]
                 depth, created = self.depths.get(key, 0), self.created.get(key, 0)
@@ -215,9 +222,9 @@ class Ledger:
                 chunk(len(key) + ACK_BYTES).consumed.append(key)
             if (subscription := self.subscriptions.get(key)) is not None:
                 chunk(_about_bytes(subscription)).subscriptions.append(subscription)
-        for one_of_them in found:
-            one_of_them.chunks = len(found)
-        return found
+        for one_of_them in chunks:
+            one_of_them.chunks = len(chunks)
+        return chunks
 
     def restore(self, chunks: Iterable[LogCheckpoint]) -> None:
         for chunk in chunks:
@@ -227,9 +234,9 @@ class Ledger:
                 if key == DELAY_KEY:
                     self.delayed_done.update(number for number, _ in extent.done)
                     continue
-                one = self.backlog(key, extent.floor)
+                restored = self.backlog(key, extent.floor)
                 for span in extent.done:
-                    one.done.add(*span)
+                    restored.done.add(*span)
                 if extent.created:
                     self.created[key] = extent.created
                 if key.startswith(QUEUE_MARK):
@@ -301,10 +308,10 @@ class TopicPatternIndex:
         return iter(self._patterns)
 
     def matching(self, topic: topics.Topic) -> Sequence[str]:
-        found = self._found.get(topic.subject)
-        if found is None:
+        matches = self._found.get(topic.subject)
+        if matches is None:
             if len(self._found) > 10_000:
                 self._found.clear()
-            found = tuple(text for text, (one, _) in self._patterns.items() if one.matches(topic))
-            self._found[topic.subject] = found
-        return found
+            matches = tuple(text for text, (pattern, _) in self._patterns.items() if pattern.matches(topic))
+            self._found[topic.subject] = matches
+        return matches

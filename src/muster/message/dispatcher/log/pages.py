@@ -65,7 +65,7 @@ def read(sequence: int, data: bytes) -> Iterator[tuple[int, PagedMessage]]:
     except msgspec.DecodeError as error:
         raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error
     first = sequence << BITS
-    return ((first | place, one) for place, one in enumerate(held))
+    return ((first | place, message) for place, message in enumerate(held))
 
 
 def record_of(sequence: int, data: bytes) -> ledger.LogRecord | None:

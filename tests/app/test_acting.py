@@ -118,7 +118,7 @@ def alert(number: int, *, rule: str = "infected", age_s: float = 0.0) -> message
     return messages.Alert(
         rule=rule,
         about=f"node:n{number}",
-        level=messages.Severity.CRITICAL,
+        severity=messages.Severity.CRITICAL,
         state=messages.AlertState.FIRING,
         since_ms=now_ms,
         at_ms=now_ms,

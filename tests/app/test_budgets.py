@@ -21,7 +21,7 @@ def use(name: str, used: int, *, refuses: bool = True) -> retention.BudgetUsage:
 
 
 @pytest.mark.parametrize(
-    ("used", "refuses", "level"),
+    ("used", "refuses", "severity"),
     [
         (84, True, None),
         (85, True, WARNING),
@@ -30,8 +30,8 @@ def use(name: str, used: int, *, refuses: bool = True) -> retention.BudgetUsage:
         (120, True, CRITICAL),
     ],
 )
-def test_how_loud_a_budget_is(used, refuses, level):
-    assert retention.usage_severities([use("b", used, refuses=refuses)], 0.85).get("b") is level
+def test_how_loud_a_budget_is(used, refuses, severity):
+    assert retention.usage_severities([use("b", used, refuses=refuses)], 0.85).get("b") is severity
 
 
 def test_a_budget_without_a_limit_is_never_full():
@@ -42,7 +42,7 @@ def told(
     before: retention.Levels, now: retention.Levels, *uses: retention.BudgetUsage
 ) -> list[tuple[str, str, str]]:
     found = retention.alerts(before, now, uses, at_ms=1)
-    return [(alert.about, alert.level.value, alert.state.value) for alert in found]
+    return [(alert.about, alert.severity.value, alert.state.value) for alert in found]
 
 
 def test_only_changes_are_told():
@@ -66,12 +66,12 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
             await stream.publish_batch([api.OutgoingMessage("topic.s", bytes(100_000)) for _ in range(9)])
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
-            assert (alert.about, alert.level, alert.state.value) == ("budget:small", WARNING, "firing")
+            assert (alert.about, alert.severity, alert.state.value) == ("budget:small", WARNING, "firing")
             assert "small" in watch.health().reason
             await stream.publish("topic.s", bytes(140_000))
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
-            assert alert.level is CRITICAL
+            assert alert.severity is CRITICAL
             assert running.metrics.value("muster_budget_full_total", budget="small") == 1
             await stream.purge()
             await watch.look()
@@ -130,7 +130,7 @@ async def test_a_full_store_is_an_alert_too(made):
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()
         alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
-        assert (alert.about, alert.level) == ("budget:store", CRITICAL)
+        assert (alert.about, alert.severity) == ("budget:store", CRITICAL)
         with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
             await running.store.put("big", "two", bytes(100_000))
 
@@ -180,7 +180,10 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
                 await stream.publish(subject, bytes(500_000))
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
-            assert (alert.about, alert.level) == ("budget:reports", CRITICAL if _is_full(watch) else WARNING)
+            assert (alert.about, alert.severity) == (
+                "budget:reports",
+                CRITICAL if _is_full(watch) else WARNING,
+            )
             assert running.ready
             assert bus.statistics().refused_full == 1
 
@@ -201,5 +204,5 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
         async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
-            assert (alert.about, alert.level) == ("budget:history", WARNING)
+            assert (alert.about, alert.severity) == ("budget:history", WARNING)
         assert running.metrics.value("muster_budget_full_total", budget="history") == 1

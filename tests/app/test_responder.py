@@ -29,7 +29,7 @@ def alert(rule: str = "quiet", *, age_s: float = 0.0) -> bytes:
         messages.Alert(
             rule=rule,
             about="node:n1",
-            level=messages.Severity.CRITICAL,
+            severity=messages.Severity.CRITICAL,
             state=messages.AlertState.FIRING,
             since_ms=now_ms,
             at_ms=now_ms,

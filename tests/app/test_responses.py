@@ -27,7 +27,7 @@ def alert(
     rule: str = "infected", about: str = "group:north", value: float | None = 0.5, **more
 ) -> messages.Alert:
     fields = {
-        "level": messages.Severity.CRITICAL,
+        "severity": messages.Severity.CRITICAL,
         "state": messages.AlertState.FIRING,
         "since_ms": 1,
         "at_ms": 2,

@@ -38,7 +38,7 @@ from muster.trust.permissions import roles
 RULES = """
 rules:
   - name: fleet-seen
-    level: system
+    scope: system
     when: machines >= 1
     severity: info
     summary: "the fleet has a machine"

@@ -81,7 +81,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
     ]
     output = known_fleet.feed(arrivals, now_ms)
     closed = known_fleet.feed([], now_ms + 7_200_000).closed
-    counted = sum(one.cell[0] for one in closed if one.level == "system")
+    counted = sum(one.cell[0] for one in closed if one.scope == "system")
     names = [name for one in arrivals for name in one.batch.column("machine").to_pylist()]
     numbers = [number for one in arrivals for number in one.batch.column("sequence").to_pylist()]
     distinct = set(zip(names, numbers, strict=True))

@@ -19,8 +19,8 @@ from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
 WINDOW_MS = 10_000
-HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
-CROWDED = rules.AlertRule(name="crowded", level="group", when="machines > 0 OR stale > 0")
+HOT = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90")
+CROWDED = rules.AlertRule(name="crowded", scope="group", when="machines > 0 OR stale > 0")
 PLAN = state.FleetStatePlan(rules=(HOT, CROWDED), changes_max=2, forget_s=120.0)
 MACHINES = [f"m{number}" for number in range(6)]
 REPORT = st.tuples(st.sampled_from(MACHINES), st.booleans(), st.integers(-45_000, 45_000))
@@ -43,7 +43,7 @@ class AlertMachine(RuleBasedStateMachine):
         output = self.fleet.feed(arrivals, self.now_ms)
         judgements = [
             *rollups.of_machines(output.changes),
-            *self.judge.judge(rollups.levels(output.closed), self.book.on()),
+            *self.judge.judge(rollups.scope_totals(output.closed), self.book.on()),
         ]
         judgements.sort(key=lambda one: one.at_ms)
         self.last = judgements

@@ -11,17 +11,17 @@ from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules, tracker
 
-HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
+HOT = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
 DOWN = rules.AlertRule(
     name="down",
-    level="group",
+    scope="group",
     when="reports = 0",
     notify=("team", "boss"),
     labels={"team": "web"},
     severity=messages.Severity.CRITICAL,
 )
-QUIET = rules.AlertRule(name="quiet", level="system", when="reports = 0")
-ZONE = rules.AlertRule(name="dark", level="zone", when="reports = 0")
+QUIET = rules.AlertRule(name="quiet", scope="system", when="reports = 0")
+ZONE = rules.AlertRule(name="dark", scope="zone", when="reports = 0")
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
@@ -73,7 +73,7 @@ def test_an_alert_says_what_is_known_of_it():
     book = make_book()
     judged = book.judge([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
     (alert,) = judged.alerts
-    assert (alert.rule, alert.about, alert.level) == ("down", "group:x", messages.Severity.CRITICAL)
+    assert (alert.rule, alert.about, alert.severity) == ("down", "group:x", messages.Severity.CRITICAL)
     assert (alert.state, alert.since_ms, alert.at_ms) == (AlertState.FIRING, 5, 5)
     assert (alert.value, alert.labels) == (7.0, {"team": "web", "group": "x"})
     assert alert.reason == "down holds of group:x"
@@ -102,7 +102,7 @@ def test_values_cannot_be_changed():
             messages.Alert(
                 rule="r",
                 about="a",
-                level=messages.Severity.INFO,
+                severity=messages.Severity.INFO,
                 state=AlertState.FIRING,
                 at_ms=1,
                 since_ms=1,
@@ -264,8 +264,8 @@ def test_there_are_at_most_ten_thousand_silences():
         ("rule = 'down'", "silenced"),
         ("rule = 'hot'", "firing"),
         ("about = 'group:x'", "silenced"),
-        ("level = 'group'", "silenced"),
-        ("level = 'zone'", "firing"),
+        ("scope = 'group'", "silenced"),
+        ("scope = 'zone'", "firing"),
         ("severity = 'critical'", "silenced"),
         ("severity = 'warning'", "firing"),
         ("group = 'x'", "silenced"),
@@ -277,6 +277,24 @@ def test_a_silence_selects_by_all_that_an_alert_is(covers, state):
     book.silence(silence("other", "rule = 'none'"), 0)
     book.silence(silence("s", covers), 0)
     assert states(book.judge([tracker.RuleVerdict("down", "group:x", True, 1, None, "x")], 1)) == [state]
+
+
+@pytest.mark.parametrize(
+    ("covers", "hint"),
+    [
+        ("level = 'critical'", "did you mean severity"),
+        ("group = 'x' AND level IN ('node', 'group')", "did you mean severity"),
+        ("scope = 'critical'", "did you mean severity"),
+        ("NOT severity IN ('critical', 'zone')", "did you mean scope"),
+        ("severity = 'fatal'", None),
+    ],
+)
+def test_a_silence_that_can_never_match_is_rejected(covers, hint):
+    book = make_book()
+    with pytest.raises(errors.InvalidInput) as raised:
+        book.silence(silence("s", covers), 0)
+    assert hint is None if raised.value.hint is None else raised.value.hint.startswith(hint)
+    assert book.silences() == []
 
 
 def test_a_silence_covers_from_its_beginning_until_its_end():

@@ -9,8 +9,8 @@ from muster.core import errors
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules, tracker
 
-HOT = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
-DOWN = rules.AlertRule(name="down", level="group", when="reports = 0")
+HOT = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
+DOWN = rules.AlertRule(name="down", scope="group", when="reports = 0")
 
 
 def book(memory: tracker.AlertTrackerState | None = None) -> tracker.AlertTracker:

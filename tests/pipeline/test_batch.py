@@ -35,13 +35,13 @@ def root(tmp_path):
         messages.Alert(
             rule="fire",
             about=f"group:{number}",
-            level=level,
+            severity=severity,
             state=AlertState.FIRING,
             since_ms=at_ms,
             at_ms=at_ms,
             labels={"group": "web"},
         )
-        for number, (level, at_ms) in enumerate(
+        for number, (severity, at_ms) in enumerate(
             [
                 (messages.Severity.CRITICAL, T0 + 5000),
                 (messages.Severity.CRITICAL, T0 + 15_000),

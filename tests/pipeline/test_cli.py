@@ -66,7 +66,7 @@ def test_a_report_of_long_ago_is_made_from_the_history(root):
 async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):
     """A real service on a real bus; only its query waits, since there is no stream of reports yet."""
     rules = tmp_path / "rules.yaml"
-    rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
+    rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
     wanted = settings.PipelineSettings(rules=str(rules), operators=("ann",), trigger_s=60.0)
     async with await client.connect([broker.url], identity="pipeline") as bus:
         one = await asyncio.to_thread(
@@ -106,7 +106,7 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
 
 async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
-    rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
+    rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
     wanted = settings.PipelineSettings(rules=str(rules), operators=("*",), trigger_s=60.0)
 
     async def muster(*arguments: str) -> driver.Answer:

@@ -22,7 +22,9 @@ def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet_state.Arr
 
 
 def closed(output: fleet_state.ShardOutput) -> dict[tuple[str, str, int], rollups.ScopeTotals]:
-    return {(one.level, one.name, (one.from_ms - T0) // 1000): one for one in rollups.levels(output.closed)}
+    return {
+        (one.scope, one.name, (one.from_ms - T0) // 1000): one for one in rollups.scope_totals(output.closed)
+    }
 
 
 def again(known: fleet_state.FleetState, plan: fleet_state.FleetStatePlan) -> fleet_state.FleetState:
@@ -111,13 +113,13 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
     odd = found["zone", "z1", 0]
     assert rollups.rollups(odd)["gpu"] == columns.MetricRollup(count=5, sum=50.0, min=2.0, max=18.0)
     assert odd.cell.partial
-    for level in (found["group", "default", 0], found["system", "", 0]):
-        assert level.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
-        assert level.cell.dropped == {"overflow": 3}
+    for scope in (found["group", "default", 0], found["system", "", 0]):
+        assert scope.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
+        assert scope.cell.dropped == {"overflow": 3}
 
 
 def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
-    silent = rules.AlertRule(name="silent", level="node", when="age_s > 3 * period_s")
+    silent = rules.AlertRule(name="silent", scope="node", when="age_s > 3 * period_s")
     plan = fleet_state.FleetStatePlan(rules=(silent,), forget_s=600)
     known = fleet_state.FleetState(plan)
     both = [traffic.report("a", 1, T0), traffic.report("b", 1, T0)]
@@ -125,7 +127,7 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
     assert [(one.machine, one.on) for one in only_a.changes] == [("b", True)]
     assert only_a.changes[0].value == 31.0
-    assert {(one.level, one.known, one.stale) for one in only_a.closed} == {
+    assert {(one.scope, one.known, one.stale) for one in only_a.closed} == {
         ("group", 2, 1),
         ("zone", 2, 1),
         ("system", 2, 1),
@@ -139,7 +141,7 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
 
 
 def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
-    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90", until="cpu_percent < 70")
+    hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", until="cpu_percent < 70")
     plan = fleet_state.FleetStatePlan(rules=(hot,))
     known = fleet_state.FleetState(plan)
     told = []
@@ -152,7 +154,7 @@ def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
 
 
 def test_rules_see_metrics_of_the_fleets_own():
-    full = rules.AlertRule(name="full", level="node", when="own.queue > 100")
+    full = rules.AlertRule(name="full", scope="node", when="own.queue > 100")
     known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(full,)))
     rows = [
         traffic.report("a", 1, T0, metrics={"queue": 101.0}),
@@ -167,8 +169,8 @@ def test_rules_see_metrics_of_the_fleets_own():
 
 
 def test_rules_and_roll_ups_see_what_services_report():
-    slow = rules.AlertRule(name="slow", level="node", when="own.shop_took_ms > 100")
-    down = rules.AlertRule(name="down", level="node", when="own.db_up < 1")
+    slow = rules.AlertRule(name="slow", scope="node", when="own.shop_took_ms > 100")
+    down = rules.AlertRule(name="down", scope="node", when="own.db_up < 1")
     plan = fleet_state.FleetStatePlan(rules=(slow, down))
     known = fleet_state.FleetState(plan)
 
@@ -203,7 +205,7 @@ def test_rules_and_roll_ups_see_what_services_report():
 
 
 def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
-    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90")
     known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,), changes_max=10))
     rows = [traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": 99.0}) for n in range(50)]
     output = known.feed([arrival(rows, T0)], T0)
@@ -222,7 +224,7 @@ def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
 
 
 def test_rules_about_machines_are_judged_by_the_brokers_clock():
-    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90")
     known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,)))
 
     def judged(sequence: int, machine_ms: int, stored_ms: int, cpu: float) -> list[tuple[bool, int]]:
@@ -256,7 +258,7 @@ def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
         row = traffic.report("a", 1 + second, now_ms, group="web")
         known = again(known, plan)
         output = known.feed([arrival([row], now_ms, second)] if second < 50 else [], now_ms)
-        gone += [(many.level, many.name) for many in rollups.levels(output.closed) if many.gone]
+        gone += [(many.scope, many.name) for many in rollups.scope_totals(output.closed) if many.gone]
     assert gone == [("group", "db"), ("zone", "z2"), ("group", "web"), ("zone", "default")]
 
 
@@ -275,7 +277,7 @@ def stored_as(one: fleet_state.Arrival, sequence: int) -> fleet_state.Arrival:
 
 
 def test_odd_numbers_stop_nothing():
-    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 90")
+    hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90")
     known = fleet_state.FleetState(fleet_state.FleetStatePlan(rules=(hot,)))
     odd = columns.to_batch([traffic.report("a", 2**62, T0), traffic.report("b", 1, T0)])
     names = odd.schema.names
@@ -302,7 +304,7 @@ def test_a_metric_that_nobody_measured_has_no_roll_up():
 
 
 def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
-    odd = rules.AlertRule(name="odd", level="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
+    odd = rules.AlertRule(name="odd", scope="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
     plan = fleet_state.FleetStatePlan(rules=(odd,), window_s=1e6)
     known = fleet_state.FleetState(plan)
     chance = np.random.default_rng(1)
@@ -310,8 +312,8 @@ def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
     def tell(number: int, busy: float, idle: float) -> list[tuple[str, bool]]:
         nonlocal known
         rows = [
-            traffic.report(name, number, T0 + number, metrics={"cpu_percent": level + chance.normal()})
-            for name, level in (("busy", busy), ("idle", idle))
+            traffic.report(name, number, T0 + number, metrics={"cpu_percent": base + chance.normal()})
+            for name, base in (("busy", busy), ("idle", idle))
         ]
         known = again(known, plan)
         return [
@@ -395,5 +397,5 @@ def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
         for period in range(6)
     ]
     found = closed(known.feed(arrivals, T0 + 70_000))
-    system = [many.cell for (level, _, _), many in found.items() if level == "system"]
+    system = [many.cell for (scope, _, _), many in found.items() if scope == "system"]
     assert [(cell.total, cell.machines) for cell in system] == [(50, 50)] * 6

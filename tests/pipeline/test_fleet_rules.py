@@ -21,7 +21,7 @@ from tests.pipeline.test_fleet import T0, again, arrival, closed, summary
 
 
 def keys(output: state.ShardOutput) -> list[tuple[str, str, int]]:
-    return [(each.level, each.name, (each.from_ms - T0) // 1000) for each in output.closed]
+    return [(each.scope, each.name, (each.from_ms - T0) // 1000) for each in output.closed]
 
 
 def report(machine: str = "a", sequence: int = 1, at_ms: int = T0, **more: Any) -> messages.NodeReport:
@@ -130,7 +130,7 @@ def test_plans_and_results_are_values_and_travel_as_lists():
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.FleetStatePlan().top = 3  # type: ignore[misc]
     assert not hasattr(state.FleetStatePlan(), "__dict__")
-    each = state.ClosedWindow(level="group", name="g", from_ms=1, known=2, stale=3, cell=[])
+    each = state.ClosedWindow(scope="group", name="g", from_ms=1, known=2, stale=3, cell=[])
     with pytest.raises(AttributeError):
         each.name = "x"  # type: ignore[misc]
     assert msgspec.to_builtins(each) == ["group", "g", 1, 2, 3, [], {}, False]
@@ -183,20 +183,20 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
     result = closed(known.feed([], T0 + 200_000))
     lost: dict[str, int] = {}
     partial = 0
-    for level, name in (("group", "x"), ("group", "z"), ("zone", "south"), ("system", "")):
+    for scope, name in (("group", "x"), ("group", "z"), ("zone", "south"), ("system", "")):
         for second in (0, 10, 20):
             rows = [
                 row
                 for row in sent
                 if (row.at_ms - T0) // 10_000 * 10 == second
-                and (level == "system" or getattr(row, level) == name)
+                and (scope == "system" or getattr(row, scope) == name)
             ]
-            many = result[level, name, second]
+            many = result[scope, name, second]
             cell = many.cell
             assert cell.total == len(rows) > 0
             # A machine counts in each window once, in the group and zone of its first report there.
             assert cell.machines <= len({row.machine for row in rows})
-            if level == "system":
+            if scope == "system":
                 assert cell.machines == len({row.machine for row in rows})
             assert cell.oldest_ms == min(row.at_ms for row in rows)
             assert sum(cell.states.values()) == len(rows)
@@ -223,12 +223,12 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
             for row in rows:
                 highest[row.machine] = max(row.metrics["cpu_percent"], highest.get(row.machine, -1.0))
             ranked = sorted(((value, name) for name, value in highest.items()), reverse=True)[:3]
-            if level == "group":
+            if scope == "group":
                 assert [value for value, _ in many.top["cpu_percent"]] == [value for value, _ in ranked]
                 assert all(highest[name] == value for value, name in many.top["cpu_percent"])
-            elif level == "zone":
+            elif scope == "zone":
                 assert many.top == {}
-            if level == "system":
+            if scope == "system":
                 cells_ranked = many.top["cpu_percent"]
                 assert cells_ranked == sorted(cells_ranked, reverse=True)
                 assert cells_ranked[0][0] == ranked[0][0]
@@ -250,7 +250,7 @@ def test_what_was_dropped_belongs_to_the_cell_of_a_report_of_that_message():
         T0,
     )
     result = closed(known.feed([], T0 + 20_000))
-    assert {name: many.cell.dropped for (level, name, _), many in result.items() if level == "group"} == {
+    assert {name: many.cell.dropped for (scope, name, _), many in result.items() if scope == "group"} == {
         "x": {},
         "y": {"lost": 3},
         "z": {},
@@ -290,7 +290,7 @@ def test_ranks_hold_the_highest_of_all_reports_of_a_window():
 
 
 def test_by_default_ten_machines_are_ranked_and_a_thousand_begin_in_a_batch():
-    hot = rules.AlertRule(name="hot", level="node", when="cpu_percent > 0")
+    hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 0")
     known = state.FleetState(state.FleetStatePlan(rules=(hot,)))
     output = known.feed([arrival([report(f"m{number}") for number in range(1001)], T0)], T0)
     assert (len(output.changes), output.counts) == (1000, {"deferred hot": 1})
@@ -315,8 +315,8 @@ def test_a_machine_is_stale_after_more_than_three_periods(clock_ms, stale):
     known = state.FleetState(state.FleetStatePlan())
     known.feed([arrival([report("a"), report("b", period_s=100.0)], T0)], T0)
     output = known.feed([], clock_ms)
-    assert {(each.level, each.known, each.stale) for each in output.closed} == {
-        (level, 2, stale) for level in ("group", "zone", "system")
+    assert {(each.scope, each.known, each.stale) for each in output.closed} == {
+        (scope, 2, stale) for scope in ("group", "zone", "system")
     }
 
 
@@ -325,9 +325,9 @@ def test_the_last_window_of_a_catch_up_is_about_all_machines_and_earlier_ones_ab
     first, second = [report("a", group="x")], [report("b", 1, T0 + 10_000, group="y")]
     output = known.feed([arrival(first, T0), arrival(second, T0 + 10_000, 2)], T0 + 35_000)
     counts = {
-        (each.level, each.name, each.from_ms - T0): (each.known, each.stale)
+        (each.scope, each.name, each.from_ms - T0): (each.known, each.stale)
         for each in output.closed
-        if each.level != "zone"
+        if each.scope != "zone"
     }
     assert counts == {
         ("group", "x", 0): (1, 1),
@@ -339,8 +339,8 @@ def test_the_last_window_of_a_catch_up_is_about_all_machines_and_earlier_ones_ab
 
 @pytest.mark.parametrize(("after_ms", "left"), [(60_000, 2), (60_001, 1)])
 def test_a_machine_is_forgotten_after_more_than_its_time(after_ms, left):
-    silent = rules.AlertRule(name="silent", level="node", when="age_s > 25")
-    never = rules.AlertRule(name="never", level="node", when="age_s > 100000")
+    silent = rules.AlertRule(name="silent", scope="node", when="age_s > 25")
+    never = rules.AlertRule(name="never", scope="node", when="age_s > 100000")
     known = state.FleetState(state.FleetStatePlan(forget_s=60.0, rules=(silent, never)))
     known.feed([arrival([report("a", group="x"), report("b", group="y")], T0)], T0)
     known.feed([arrival([report("b", 2, T0 + 30_000, group="y")], T0 + 30_000, 2)], T0 + 30_000)
@@ -351,7 +351,7 @@ def test_a_machine_is_forgotten_after_more_than_its_time(after_ms, left):
     ]
     ended = [("silent", "a", "x", False, T0 + after_ms, None)] if left == 1 else []
     assert [change for change in changes if not change[3]] == ended, "what was not true does not end"
-    gone = [(each.level, each.name, each.known, each.stale) for each in output.closed if each.gone]
+    gone = [(each.scope, each.name, each.known, each.stale) for each in output.closed if each.gone]
     assert gone == ([("group", "x", 0, 0)] if left == 1 else [])
 
 
@@ -360,7 +360,7 @@ def test_an_empty_system_is_reported_once():
     known.feed([arrival([report()], T0)], T0)
     known.feed([], T0 + 20_000)
     output = known.feed([], T0 + 70_000)
-    assert [(each.level, each.name, each.known, each.stale, each.gone) for each in output.closed] == [
+    assert [(each.scope, each.name, each.known, each.stale, each.gone) for each in output.closed] == [
         ("group", "default", 0, 0, True),
         ("system", "", 0, 0, False),
         ("zone", "default", 0, 0, True),
@@ -373,7 +373,7 @@ def test_a_zone_that_is_gone_makes_no_second_report_of_the_system():
     known.feed([arrival([report("a", zone="old"), report("b")], T0)], T0)
     known.feed([arrival([report("b", 2, T0 + 50_000)], T0 + 50_000, 2)], T0 + 50_000)
     output = known.feed([], T0 + 70_000)
-    assert [(each.level, each.name, each.gone) for each in output.closed] == [
+    assert [(each.scope, each.name, each.gone) for each in output.closed] == [
         ("group", "default", False),
         ("system", "", False),
         ("zone", "default", False),
@@ -530,7 +530,7 @@ def test_a_rule_sees_all_that_a_report_says(when, expected):
             "c", at_ms=T0 - 2500, group="web", period_s=10.001, metrics={"cpu_percent": 30.0}, services=down
         ),
     ]
-    rule = rules.AlertRule(name="r", level="node", when=when)
+    rule = rules.AlertRule(name="r", scope="node", when=when)
     result = judged(rule, *rows)
     assert set(result) == set(expected)
     for machine, value in expected.items():
@@ -559,9 +559,9 @@ def test_a_rule_about_silence_is_judged_of_machines_that_do_not_report(when, exp
         report("b", at_ms=T0 - 5000, group="db", zone="z2", period_s=10.0),
         report("c", at_ms=T0 - 5000, group="other", period_s=100.0),
     ]
-    rule = rules.AlertRule(name="r", level="node", when=when)
+    rule = rules.AlertRule(name="r", scope="node", when=when)
     plan = state.FleetStatePlan(
-        rules=(rule, rules.AlertRule(name="other", level="node", when="age_s > 100000"))
+        rules=(rule, rules.AlertRule(name="other", scope="node", when="age_s > 100000"))
     )
     known = state.FleetState(plan)
     assert known.feed([arrival(rows, T0)], T0).changes == []
@@ -574,17 +574,17 @@ def test_a_rule_about_silence_is_judged_of_machines_that_do_not_report(when, exp
 
 
 def test_a_rule_about_other_levels_says_nothing_of_machines():
-    rule = rules.AlertRule(name="r", level="group", when="reports > 0")
+    rule = rules.AlertRule(name="r", scope="group", when="reports > 0")
     assert judged(rule, report("a")) == {}
 
 
 def test_a_rule_for_some_machines_says_nothing_of_others():
-    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 0", only=("b", "c"))
+    rule = rules.AlertRule(name="r", scope="node", when="cpu_percent > 0", only=("b", "c"))
     assert set(judged(rule, *(report(name) for name in "abc"))) == {"b", "c"}
 
 
 def test_a_value_that_is_no_number_is_not_shown():
-    rule = rules.AlertRule(name="r", level="node", when="own.queue IS NULL")
+    rule = rules.AlertRule(name="r", scope="node", when="own.queue IS NULL")
     assert judged(rule, report("a")) == {"a": None}
 
 
@@ -599,7 +599,7 @@ def test_only_so_many_begin_in_a_batch_and_each_rule_has_its_own_number():
 
 
 def test_a_machine_that_reports_several_times_in_a_batch_is_judged_in_order():
-    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 50")
+    rule = rules.AlertRule(name="r", scope="node", when="cpu_percent > 50")
     known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
 
     def each(sequence: int, cpu: float) -> messages.NodeReport:
@@ -623,7 +623,7 @@ def test_a_machine_that_reports_several_times_in_a_batch_is_judged_in_order():
 
 def test_blocks_are_judged_no_earlier_than_those_before_them(monkeypatch):
     monkeypatch.setattr(blocks, "ROWS", 1)
-    rule = rules.AlertRule(name="r", level="node", when="cpu_percent > 0")
+    rule = rules.AlertRule(name="r", scope="node", when="cpu_percent > 0")
     known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
     arrivals = [arrival([report("a")], T0 + 50, 1), arrival([report("b")], T0 + 20, 2)]
     assert [each.at_ms - T0 for each in known.feed(arrivals, T0 + 60).changes] == [50, 50]
@@ -631,36 +631,36 @@ def test_blocks_are_judged_no_earlier_than_those_before_them(monkeypatch):
 
 
 def test_what_is_usual_is_learned_as_described():
-    """The running figures in plain Python: level and spread, at first by more, then by a 120th."""
-    rule = rules.AlertRule(name="r", level="node", when="cpu_percent_z > 1000000")
+    """The running figures in plain Python: mean and spread, at first by more, then by a 120th."""
+    rule = rules.AlertRule(name="r", scope="node", when="cpu_percent_z > 1000000")
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     dice = random.Random(2)
-    level = spread = 0.0
+    mean = spread = 0.0
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
         block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
         place = known.places(block.machines)
         (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
-        away = value - level
-        sigma = max(spread * 1.2533, abs(level) * 0.01, 1e-6)
+        away = value - mean
+        sigma = max(spread * 1.2533, abs(mean) * 0.01, 1e-6)
         if number >= 20:
             assert score == pytest.approx(away / sigma, rel=1e-3)
             away = max(-3 * sigma, min(3 * sigma, away))
         else:
             assert math.isnan(score)
         pull = max(1 / (number + 1), 1 / 120)
-        level += pull * away
+        mean += pull * away
         if number:
             spread += pull * (abs(away) - spread)
-        assert known.of["level cpu_percent"][0] == pytest.approx(level, rel=1e-4)
+        assert known.of["mean cpu_percent"][0] == pytest.approx(mean, rel=1e-4)
         assert known.of["spread cpu_percent"][0] == pytest.approx(spread, rel=1e-3)
-    assert known.of["taught cpu_percent"][0] == 120
+    assert known.of["samples cpu_percent"][0] == 120
 
 
 def test_a_report_without_the_metric_teaches_nothing():
-    rule = rules.AlertRule(name="r", level="node", when="load_1m_z > 3")
+    rule = rules.AlertRule(name="r", scope="node", when="load_1m_z > 3")
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
@@ -668,11 +668,11 @@ def test_a_report_without_the_metric_teaches_nothing():
     place = known.places(block.machines)
     scores = judge._scores(known, "load_1m", block, place, [slice(None)])
     assert np.isnan(scores).all()
-    assert known.of["taught load_1m"].tolist() == [1, 0]
-    assert known.of["level load_1m"].tolist() == [4.0, 0.0]
+    assert known.of["samples load_1m"].tolist() == [1, 0]
+    assert known.of["mean load_1m"].tolist() == [4.0, 0.0]
     assert set(judge.column_schema) - set(node_columns.COLUMNS) == {
-        "level load_1m",
+        "mean load_1m",
         "spread load_1m",
-        "taught load_1m",
+        "samples load_1m",
         "on r",
     }

@@ -158,7 +158,7 @@ def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(
         alert = messages.Alert(
             rule="x",
             about=f"group:{batch}",
-            level=messages.Severity.INFO,
+            severity=messages.Severity.INFO,
             state=messages.AlertState.FIRING,
             since_ms=at_ms,
             at_ms=at_ms,
@@ -166,18 +166,18 @@ def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(
         rollup_rows.write_alerts([alert], tmp_path, "r", batch)
 
     def there() -> tuple[list[float], list[str]]:
-        rows = found(tmp_path, kind="levels", where="metric = 'cpu_percent'")
+        rows = found(tmp_path, kind="rollups", where="metric = 'cpu_percent'")
         return sorted(row["max"] for row in rows), sorted(
             row["about"] for row in found(tmp_path, kind="alerts")
         )
 
     before = there()
     assert len(before[0]) == len(before[1]) == 9
-    for kind in (tables.LEVELS, tables.ALERTS):
+    for kind in (tables.ROLLUPS, tables.ALERTS):
         assert compaction.join(tmp_path, kind, T0 + 2 * HOUR + 60_000) == 6
         assert len(tables.files(tmp_path, kind)) == 5  # two hours, and three batches of the one that goes on
     assert there() == before
-    for kind in (tables.LEVELS, tables.ALERTS):
+    for kind in (tables.ROLLUPS, tables.ALERTS):
         assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 3 + 3
         assert len(list((tmp_path / kind).rglob("*.parquet"))) == 1
         assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 0
@@ -191,12 +191,12 @@ def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
     many.cell.fold(_column(1.0))
     rollup_rows.write([many], 10_000, tmp_path, "r", 0)
     told = tables.compacted(tmp_path)
-    told.levels.batches.append("run=r/batch=0")  # taken in, and killed before it could be removed
+    told.rollups.batches.append("run=r/batch=0")  # taken in, and killed before it could be removed
     tables.save_compacted(tmp_path, told)
-    assert found(tmp_path, kind="levels") == []
-    assert compaction.join(tmp_path, tables.LEVELS, T0 + 9 * HOUR) == 0
-    assert not list((tmp_path / "levels").rglob("*.parquet"))
-    assert tables.compacted(tmp_path).levels.batches == []
+    assert found(tmp_path, kind="rollups") == []
+    assert compaction.join(tmp_path, tables.ROLLUPS, T0 + 9 * HOUR) == 0
+    assert not list((tmp_path / "rollups").rglob("*.parquet"))
+    assert tables.compacted(tmp_path).rollups.batches == []
 
 
 def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root):

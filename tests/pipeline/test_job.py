@@ -31,8 +31,8 @@ pytestmark = [
 
 RULES = """
 rules:
-  - {name: hot, level: node, when: cpu_percent > 90, severity: critical}
-  - {name: crowd, level: group, when: reports >= 3}
+  - {name: hot, scope: node, when: cpu_percent > 90, severity: critical}
+  - {name: crowd, scope: group, when: reports >= 3}
 """
 
 
@@ -108,7 +108,7 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
     rows = [pq.read_table(path) for path in tables.files(tmp_path / "history", tables.NODES)]
     assert sum(table.num_rows for table in rows) == 9
     cpu = {
-        (row["level"], row["name"]): row
+        (row["scope"], row["name"]): row
         for row in _levels(tmp_path / "history")
         if row["metric"] == "cpu_percent"
     }
@@ -166,23 +166,23 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
         assert "late" not in progress.counts
         assert await ask.group("far") is not None
     cpu = [row for row in _levels(tmp_path / "history") if row["metric"] == "cpu_percent"]
-    far_cpu = [row for row in cpu if (row["level"], row["name"]) == ("group", "far")]
+    far_cpu = [row for row in cpu if (row["scope"], row["name"]) == ("group", "far")]
     assert sum(row["count"] for row in far_cpu) == 10
     assert sum(row["sum"] for row in far_cpu) == 450.0
     assert (min(row["min"] for row in far_cpu), max(row["max"] for row in far_cpu)) == (0.0, 90.0)
     assert sum(row["machines"] for row in far_cpu) == 10
-    assert sum(row["count"] for row in cpu if row["level"] == "system") == 15
-    assert sum(row["count"] for row in cpu if (row["level"], row["name"]) == ("zone", "z3")) == 10
+    assert sum(row["count"] for row in cpu if row["scope"] == "system") == 15
+    assert sum(row["count"] for row in cpu if (row["scope"], row["name"]) == ("zone", "z3")) == 10
 
 
 def _levels(root: Path) -> list[dict[str, Any]]:
-    return [row for path in tables.files(root, tables.LEVELS) for row in pq.read_table(path).to_pylist()]
+    return [row for path in tables.files(root, tables.ROLLUPS) for row in pq.read_table(path).to_pylist()]
 
 
 SILENCE = """
 rules:
-  - {name: silent, level: node, when: age_s > 3 * period_s, severity: critical}
-  - {name: no-data, level: group, only: [web, never-seen], when: reports = 0, for: 1s}
+  - {name: silent, scope: node, when: age_s > 3 * period_s, severity: critical}
+  - {name: no-data, scope: group, only: [web, never-seen], when: reports = 0, for: 1s}
 """
 
 
@@ -244,7 +244,7 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
         }
         assert progress.counts["malformed"] == 1
         assert progress.counts["not-in-history"] == 6
-        assert progress.counts["levels-not-in-history"] > 0
+        assert progress.counts["rollups-not-in-history"] > 0
 
 
 async def _late(ask: pipeline_client.PipelineClient):

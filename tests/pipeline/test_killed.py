@@ -45,7 +45,7 @@ async def counted(bus, root) -> int:
 
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
-    rules.write_text("rules:\n  - {name: there, level: node, when: cpu_percent > 5}\n")
+    rules.write_text("rules:\n  - {name: there, scope: node, when: cpu_percent > 5}\n")
     options = main.PipelineOptions(
         folder=str(tmp_path),
         servers=(broker.url,),
@@ -109,9 +109,9 @@ async def _all_there(bus, root, expected: int) -> bool:
 
 async def _rolled_up(root, expected: int) -> bool:
     total = 0
-    for path in tables.files(root, tables.LEVELS):
+    for path in tables.files(root, tables.ROLLUPS):
         for row in pq.read_table(path).to_pylist():
-            if row["level"] == "system" and row["metric"] == "cpu_percent":
+            if row["scope"] == "system" and row["metric"] == "cpu_percent":
                 total += row["count"]
     assert total <= expected, "reports were counted twice"
     return total == expected

@@ -88,7 +88,7 @@ def test_other_kinds_have_an_order_too_and_nothing_has_no_pages(tmp_path):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(test_history._column(50.0))
         rollup_rows.write([many], window_ms, tmp_path, "r", number)
-    asked = search.HistorySearch(tables.LEVELS, "metric = 'cpu_percent'", columns=("from", "name"))
+    asked = search.HistorySearch(tables.ROLLUPS, "metric = 'cpu_percent'", columns=("from", "name"))
     found = pages(tmp_path, asked, 1)
     assert [int(row["from"].timestamp() * 1000) - T0 for row in found] == [20_000, 10_000, 0]
     with pytest.raises(errors.InvalidInput, match="no 'weeks'"):

@@ -16,7 +16,7 @@ from muster.testing.eventually import eventually
 ALERT = messages.Alert(
     rule="hot",
     about="node:a\r\nBcc: eve@evil.example",
-    level=messages.Severity.CRITICAL,
+    severity=messages.Severity.CRITICAL,
     state=AlertState.FIRING,
     since_ms=1,
     at_ms=2,

@@ -20,7 +20,7 @@ from tests.pipeline import traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-RULES = "rules:\n  - {name: busy, level: node, when: cpu_percent > 85, severity: critical}\n"
+RULES = "rules:\n  - {name: busy, scope: node, when: cpu_percent > 85, severity: critical}\n"
 ROUNDS, MACHINES = 4, 20
 
 

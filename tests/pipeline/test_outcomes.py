@@ -26,7 +26,7 @@ class Deaf:
 
 async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitter:
     rules = folder / "rules.yaml"
-    rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
+    rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
     wanted = settings.PipelineSettings(rules=str(rules), operators=("*",))
     made = await asyncio.to_thread(
         batch_commit.BatchCommitter,

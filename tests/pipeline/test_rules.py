@@ -9,7 +9,7 @@ from muster.pipeline.alerts import notifications, rules
 GOOD = """
 rules:
   - name: hot
-    level: node
+    scope: node
     when: cpu_percent > 95
     until: cpu_percent < 80
     for: 1m30s
@@ -17,8 +17,8 @@ rules:
     summary: "{about} is at {value:.0f} %"
     labels: {team: web}
     notify: [web]
-  - {name: odd, level: group, when: cpu_percent_z > 4 OR cpu_percent_z < -4}
-  - {name: no-data, level: group, only: [web], when: reports = 0}
+  - {name: odd, scope: group, when: cpu_percent_z > 4 OR cpu_percent_z < -4}
+  - {name: no-data, scope: group, only: [web], when: reports = 0}
 """
 
 
@@ -33,7 +33,7 @@ def test_a_rule_is_read_as_it_is_written():
 
 def test_a_rule_may_ask_about_metrics_that_no_list_holds():
     node, group = rules.parse(
-        "- {name: a, level: node, when: own.queue > 100}\n- {name: b, level: group, when: own.queue_mean > 9}"
+        "- {name: a, scope: node, when: own.queue > 100}\n- {name: b, scope: group, when: own.queue_mean > 9}"
     )
     assert node.names == {"own.queue"}
     assert node.measured == "own.queue"
@@ -43,18 +43,18 @@ def test_a_rule_may_ask_about_metrics_that_no_list_holds():
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("- {name: a, level: group, when: own.queue > 1}", "own.queue"),
-        ("- {name: a, level: node, when: queue > 1}", "queue"),
-        ("- {name: a, level: node, when: sender.queue > 1}", "scope"),
-        ("- {name: a, level: node, when: 'cpu_prcent > 1'}", "cpu_prcent"),
-        ("- {name: a, level: node, when: 'cpu_percent >'}", r"(?s)\(a\).*\^"),
-        ('- {name: a, level: node, when: "machine > 4"}', "machine"),
-        ("- {name: a, level: planet, when: 'TRUE'}", "planet"),
-        ("- {name: 'a b', level: node, when: 'TRUE'}", "cannot be a name"),
-        ("- {name: a, level: node, when: 'TRUE', colour: red}", "colour"),
-        ("- {name: a, level: node, when: 'TRUE', for: soon}", "not a duration"),
-        ("- {name: a, level: node, when: 'TRUE', summary: '{who}'}", "summary"),
-        ("- {name: a, level: node, when: 'TRUE'}\n- {name: a, level: node, when: 'TRUE'}", "two rules"),
+        ("- {name: a, scope: group, when: own.queue > 1}", "own.queue"),
+        ("- {name: a, scope: node, when: queue > 1}", "queue"),
+        ("- {name: a, scope: node, when: sender.queue > 1}", "scope"),
+        ("- {name: a, scope: node, when: 'cpu_prcent > 1'}", "cpu_prcent"),
+        ("- {name: a, scope: node, when: 'cpu_percent >'}", r"(?s)\(a\).*\^"),
+        ('- {name: a, scope: node, when: "machine > 4"}', "machine"),
+        ("- {name: a, scope: planet, when: 'TRUE'}", "planet"),
+        ("- {name: 'a b', scope: node, when: 'TRUE'}", "cannot be a name"),
+        ("- {name: a, scope: node, when: 'TRUE', colour: red}", "colour"),
+        ("- {name: a, scope: node, when: 'TRUE', for: soon}", "not a duration"),
+        ("- {name: a, scope: node, when: 'TRUE', summary: '{who}'}", "summary"),
+        ("- {name: a, scope: node, when: 'TRUE'}\n- {name: a, scope: node, when: 'TRUE'}", "two rules"),
         ("rules: 7", "list"),
         ("- 7", "mapping"),
         ("{", "YAML"),

@@ -514,7 +514,7 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
         many = rollups.ScopeTotals("system", "", start_ms + number * 10_000)
         many.cell.fold(test_history._column(float(number)))
         rollup_rows.write([many], 10_000, tmp_path, "r", number)
-    asked = history_reader.levels("system", "", "cpu_percent", start_ms)
+    asked = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
     found = history_reader.plot(tmp_path, asked, 20)
     gone = [(one["at_ms"] - start_ms) // 10_000 for one in found if one["mean"] is None]
     assert gone == [40]

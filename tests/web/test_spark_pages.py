@@ -22,7 +22,7 @@ rules = "{rules}"
 RULES = """\
 rules:
   - name: busy
-    level: group
+    scope: group
     when: cpu_percent_mean > 0
     severity: warning
     summary: "{about} is at {value:.0f} %"

@@ -113,7 +113,7 @@ class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults
 
     rule: Name
     about: Name  # what it is true of: node:web-7, group:web, budget:reports, system
-    level: Severity
+    severity: Severity
     state: AlertState
     since_ms: TimeMs  # when this state began
     at_ms: TimeMs

@@ -14,7 +14,7 @@ from muster.predicates import types
 RULES = f"""\
 rules:
   - name: {controllers.RULE}
-    level: group                       # the servers of a region that run one version
+    scope: group                       # the servers of a region that run one version
     when: own.infected_mean > 0.005
     until: own.infected_mean = 0
     severity: critical

@@ -141,15 +141,15 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
     return reports
 
 
-async def results(bus: api.Bus, level: str, name: str = "") -> AsyncIterator[bytes]:
-    """What pipelines published of a level (``system``, ``group``), oldest first; nothing where none runs."""
+async def results(bus: api.Bus, scope: str, name: str = "") -> AsyncIterator[bytes]:
+    """The published reports of a scope (``system``, ``group``), oldest first; empty without a pipeline."""
     try:
         stream = await bus.open_stream(columns.SYSTEM_STREAM)
     except errors.NotFound:
         return
     state = await stream.state()
     if state.messages:
-        subject = columns.result_subject("*", level, name)
+        subject = columns.result_subject("*", scope, name)
         async for message in stream.read(state.first_sequence, state.last_sequence, subject=subject):
             yield message.data
 

@@ -42,15 +42,15 @@ class PipelineClient:
     async def top(self) -> protocol.TopNodes | None:
         return await self._latest("top", "", protocol.TopNodes)
 
-    async def _latest(self, level: str, name: str, kind: type[M]) -> M | None:
+    async def _latest(self, scope: str, name: str, kind: type[M]) -> M | None:
         try:
-            report = await self._ask(protocol.read, "latest", level=level, name=name)
+            report = await self._ask(protocol.read, "latest", scope=scope, name=name)
         except errors.Unavailable:
             try:
                 stream = await self._bus.open_stream(columns.SYSTEM_STREAM)
             except errors.NotFound:
                 return None
-            stored = await stream.last_for(columns.result_subject(self._pipeline, level, name))
+            stored = await stream.last_for(columns.result_subject(self._pipeline, scope, name))
             return None if stored is None else messages.decode(stored.data, kind)
         return None if report is None else messages.decode(msgspec.json.encode(report), kind)
 

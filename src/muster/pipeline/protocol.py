@@ -1,6 +1,6 @@
 """The wire of the pipeline: subjects, streams and message types.
 
-    muster.pipeline.from.<pipeline>.report.<level>[.<name>]  group, zone and system; kept in ``system``
+    muster.pipeline.from.<pipeline>.report.<scope>[.<name>]  group, zone and system; kept in ``system``
     muster.pipeline.from.<pipeline>.report.top               the machines with the highest values
     muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); kept in ``alerts``
     muster.pipeline.from.<pipeline>.progress                 how the job fares; not kept
@@ -44,7 +44,7 @@ COUNTED = {
     "unpublished": "results that could not be said: a fault of Muster's, please report it",
     "summaries": "rows of summaries that were taken in: nothing is wrong with them",
     "not-in-history": "reports that could not be written to the history",
-    "levels-not-in-history": "group, zone and system reports that could not be written to the history",
+    "rollups-not-in-history": "group, zone and system reports that could not be written to the history",
     "alerts-not-in-history": "changes of alerts that could not be written to the history",
     "notices-not-sent": "notices about alerts that a receiver did not take, or that its full queue dropped",
     "history-full": "times the history had no room",

@@ -54,7 +54,7 @@ class SelfLimitedFiles:
     limit_bytes: int
 
 
-Levels = Mapping[str, messages.Severity]
+Severities = Mapping[str, messages.Severity]
 
 
 def usage_severities(uses: Iterable[BudgetUsage], alert_at: float) -> dict[str, messages.Severity]:
@@ -68,20 +68,22 @@ def usage_severities(uses: Iterable[BudgetUsage], alert_at: float) -> dict[str, 
     }
 
 
-def alerts(before: Levels, now: Levels, uses: Sequence[BudgetUsage], at_ms: int) -> list[messages.Alert]:
-    """What to announce: budgets whose level is new, another, or no longer there."""
+def alerts(
+    before: Severities, now: Severities, uses: Sequence[BudgetUsage], at_ms: int
+) -> list[messages.Alert]:
+    """What to announce: budgets whose severity is new, another, or no longer there."""
     use_of = {use.name: use for use in uses}
     found = []
     for name in sorted({*before, *now}):
         if before.get(name) is now.get(name):
             continue
-        use, level = use_of.get(name), now.get(name)
+        use, severity = use_of.get(name), now.get(name)
         found.append(
             messages.Alert(
                 rule=RULE,
                 about=f"budget:{name}",
-                level=level or before[name],
-                state=messages.AlertState.FIRING if level else messages.AlertState.RESOLVED,
+                severity=severity or before[name],
+                state=messages.AlertState.FIRING if severity else messages.AlertState.RESOLVED,
                 since_ms=at_ms,
                 at_ms=at_ms,
                 value=use.ratio if use else None,
@@ -123,7 +125,7 @@ class RetentionMonitor:
         self._period_s = period_s
         self._context: context_.ComponentContext
         self._uses: list[BudgetUsage] = []
-        self._levels: dict[str, messages.Severity] = {}
+        self._severities: dict[str, messages.Severity] = {}
         self._open: dict[str, messages.Alert] = {}  # what is firing, by what it is about
         self._folders: dict[str, SelfLimitedFiles] = {}
         self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
@@ -157,7 +159,7 @@ class RetentionMonitor:
             }
             for use in sorted(self._uses, key=lambda use: -use.ratio)
         ]
-        above = ", ".join(f"{name} ({level.value})" for name, level in sorted(self._levels.items()))
+        above = ", ".join(f"{name} ({severity.value})" for name, severity in sorted(self._severities.items()))
         reasons = [f"nearly full: {above}"] if above else []
         reasons += [f"{name} is not within its budget: {why}" for name, why in self._unsettled.items()]
         return component.ComponentHealth(reason="; ".join(reasons), facts={"budgets": rows})
@@ -177,14 +179,14 @@ class RetentionMonitor:
             self._limit.set(use.limit_bytes, budget=use.name)
             if use.ratio >= FULL:
                 self._full.add(budget=use.name)
-        for alert in alerts(self._levels, now, self._uses, int(time.time() * 1000)):
+        for alert in alerts(self._severities, now, self._uses, int(time.time() * 1000)):
             context.log.warning("budget", about=alert.about, state=alert.state.value, reason=alert.reason)
             if alert.state is messages.AlertState.FIRING:
                 self._open[alert.about] = alert
             else:
                 self._open.pop(alert.about, None)
             await context.bus.publish(subjects.to_all("bus", "alert"), messages.encode(alert))
-        self._levels = now
+        self._severities = now
 
     async def open_alerts(self) -> list[dict[str, Any]]:
         """The alerts that are firing now."""

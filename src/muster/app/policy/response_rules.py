@@ -2,14 +2,14 @@
 
     responses:
       - alert: infected                 # the rule that raised it; * for any
-        when: level = 'critical'        # over the alert's rule, about, kind, name, level, state, value
+        when: severity = 'critical'     # over the alert's rule, about, kind, name, severity, state, value
         event: command                  # what is sent: an event of this type,
         content: {operation: isolate, reason: "{rule} of {name}"}
         to: "region = {name}"           # to the receivers this address means
 
-``{rule}``, ``{about}``, ``{kind}``, ``{name}``, ``{level}`` and ``{state}`` stand for the alert's own words;
-of ``group:web`` the kind is ``group`` and the name ``web``.  In an address they become quoted strings, so
-that no name, whoever chose it, can change what the address says.
+``{rule}``, ``{about}``, ``{kind}``, ``{name}``, ``{severity}`` and ``{state}`` are replaced by the values of
+the alert; of ``group:web`` the kind is ``group`` and the name ``web``.  In an address they become quoted
+strings, so that no name can change the meaning of the address.
 
 A response only notifies.  Whether a receiver heeds it is its policy's decision; an accepted command goes to
 the resource's manager.
@@ -37,7 +37,7 @@ _MODEL = {
     "about": types.STRING,
     "kind": types.STRING,
     "name": types.STRING,
-    "level": types.STRING,
+    "severity": types.STRING,
     "state": types.STRING,
     "value": types.FLOAT,
 }
@@ -123,7 +123,7 @@ def _attributes(alert: messages.Alert) -> dict[str, Any]:
         "about": alert.about,
         "kind": kind,
         "name": name if colon else alert.about,
-        "level": alert.level.value,
+        "severity": alert.severity.value,
         "state": alert.state.value,
         "value": alert.value,
     }

@@ -88,7 +88,7 @@ def silence(
 ) -> None:
     """Tell nobody of the alerts that PREDICATE selects.
 
-    It may ask about rule, about, level, severity and group.
+    It may ask about rule, about, scope, severity and group.
     """
     _silence(invocation, to, covers, for_s, None, reason)
 
@@ -174,7 +174,7 @@ def _time(at_ms: int) -> str:
 
 def _row(one: messages.Alert) -> dict[str, Any]:
     return {
-        "severity": one.level.value,
+        "severity": one.severity.value,
         "state": one.state.value,
         "rule": one.rule,
         "about": one.about,

@@ -15,7 +15,7 @@ from muster.cli.monitoring import alert
 
 _SHOWN = {
     "nodes": ("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent", "load_1m"),
-    "levels": ("from", "level", "name", "machines", "stale", "metric", "sum", "count", "min", "max", "p95"),
+    "rollups": ("from", "scope", "name", "machines", "stale", "metric", "sum", "count", "min", "max", "p95"),
     "alerts": ("at", "severity", "state", "rule", "about", "value", "reason"),
     "days": ("hour", "machine", "group", "metric", "count", "mean", "min", "max"),
 }
@@ -26,7 +26,7 @@ _SHOWN = {
     examples=[
         ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports of hot machines"),
         ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
-        ("muster history \"level = 'system' AND metric = 'load_1m'\" --in levels -o json", ""),
+        ("muster history \"scope = 'system' AND metric = 'load_1m'\" --in rollups -o json", ""),
         ("muster history \"severity = 'critical'\" --in alerts", ""),
     ],
 )

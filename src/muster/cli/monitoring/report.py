@@ -32,7 +32,7 @@ class ReportQuery(command.MusterCommand):
         ("muster report node web-7 --at 2026-11-15T12:00:00Z", "as it was then"),
     ],
 )
-@click.argument("level", type=click.Choice(["system", "group", "node"]))
+@click.argument("scope", type=click.Choice(["system", "group", "node"]))
 @click.argument("name", required=False)
 @click.option("--at", "at", metavar="TIME", help="As it was then: ISO 8601, or a duration ago such as 5m.")
 @command.duration("--window", "60s", "How far back to look.")
@@ -40,7 +40,7 @@ class ReportQuery(command.MusterCommand):
 @command.pass_invocation
 def report(
     invocation: command.Invocation,
-    level: str,
+    scope: str,
     name: str | None,
     at: str | None,
     window_s: float,
@@ -53,19 +53,19 @@ def report(
     """
     from muster.core import errors
 
-    if level != "system" and not name:
-        raise click.UsageError(f"name the {level}")
+    if scope != "system" and not name:
+        raise click.UsageError(f"name the {scope}")
     at_ms = _time_ms(at)
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
-            return await find(bus, level, name or "", at_ms, window_s)
+            return await find(bus, scope, name or "", at_ms, window_s)
 
     try:
         found = command.run(ask())
     except (errors.NotFound, errors.Unavailable):
         root = None if to.servers or to.locator or invocation.profile else _history(invocation)
-        found = past(root, level, name or "", at_ms, window_s) if root and at_ms is not None else None
+        found = past(root, scope, name or "", at_ms, window_s) if root and at_ms is not None else None
         if found is None:
             raise
     show(invocation, found)
@@ -77,7 +77,7 @@ def _history(invocation: command.Invocation) -> Path | None:
     return root if root.is_dir() else None
 
 
-def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
+def past(root: Path, scope: str, name: str, at_ms: int, window_s: float) -> Any:
     """The report as the Parquet history has it; None where it has nothing of that time."""
     import pyarrow as pa
 
@@ -86,7 +86,7 @@ def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
     from muster.pipeline.history import search
 
     word = name.replace("'", "''")
-    where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(level, "TRUE")
+    where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(scope, "TRUE")
     schema = columns.node_schema()
     from_ms = at_ms - int(window_s * 1000)
     asked = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
@@ -94,30 +94,30 @@ def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
     if not batches:
         return None
     nodes = live_view.latest(pa.Table.from_batches(batches).cast(schema).to_batches())
-    return _view(nodes, level, name, from_ms, at_ms)
+    return _view(nodes, scope, name, from_ms, at_ms)
 
 
-def _view(nodes: Any, level: str, name: str, from_ms: int, to_ms: int) -> Any:
+def _view(nodes: Any, scope: str, name: str, from_ms: int, to_ms: int) -> Any:
     from muster.monitor import live_view
 
-    if level == "node":
+    if scope == "node":
         return live_view.node(nodes, name)
-    if level == "system":
+    if scope == "system":
         return live_view.system_report(nodes, from_ms=from_ms, to_ms=to_ms)
     groups = live_view.group_reports(nodes, from_ms=from_ms, to_ms=to_ms)
     return next((one for one in groups if one.group == name), None)
 
 
-async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: float) -> Any:
+async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: float) -> Any:
     import time
 
     from muster.core import errors, messages
     from muster.core.reports import columns
     from muster.monitor import client, live_view
 
-    if level != "node":
-        kind: Any = columns.SystemReport if level == "system" else columns.GroupReport
-        made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
+    if scope != "node":
+        kind: Any = columns.SystemReport if scope == "system" else columns.GroupReport
+        made = [messages.decode(data, kind) async for data in client.results(bus, scope, name)]
         # The last report of a pipeline that has stopped does not say how things are, or were later.
         then_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         since_ms = then_ms - int((window_s + BEHIND_S) * 1000)
@@ -132,9 +132,9 @@ async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: flo
             f"no report in the {window_s:g} s before then",
             hint="widen --window, or look into `muster history`",
         )
-    found = _view(nodes, level, name, now_ms - int(window_s * 1000), now_ms)
+    found = _view(nodes, scope, name, now_ms - int(window_s * 1000), now_ms)
     if found is None:
-        raise errors.NotFound(f"no report of the {level} {name!r} in the last {window_s:g} s")
+        raise errors.NotFound(f"no report of the {scope} {name!r} in the last {window_s:g} s")
     return found
 
 

@@ -220,9 +220,9 @@ def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
     return {GROUP_HEADER: name} if plain and pc.all(pc.equal(batch.column("group"), first)).as_py() else {}
 
 
-def result_subject(pipeline: str, level: str, name: str = "") -> str:
-    """Where a pipeline publishes the latest report of a level (``system``, ``group``, ``zone``, ``node``)."""
-    prefix = subjects.from_identity("pipeline", pipeline, "report", level)
+def result_subject(pipeline: str, scope: str, name: str = "") -> str:
+    """Where a pipeline publishes the latest report of a scope (``system``, ``group``, ``zone``, ``node``)."""
+    prefix = subjects.from_identity("pipeline", pipeline, "report", scope)
     # A group may have any name; as the one level of a topic it becomes one token.
     return f"{prefix}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else prefix
 

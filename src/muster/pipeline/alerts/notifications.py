@@ -225,7 +225,9 @@ def mail(
     message = email.message.EmailMessage()
     message["From"] = settings.mail_from
     message["To"] = ", ".join(addresses)
-    message["Subject"] = _one_line(f"[{alert.level.value}] {alert.state.value}: {alert.rule} {alert.about}")
+    message["Subject"] = _one_line(
+        f"[{alert.severity.value}] {alert.state.value}: {alert.rule} {alert.about}"
+    )
     facts: dict[str, Any] = {"value": alert.value, "id": notice.id, **alert.labels}
     lines = [
         _one_line(alert.reason),

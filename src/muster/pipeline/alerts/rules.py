@@ -2,7 +2,7 @@
 
     rules:
       - name: hot
-        level: node                       # node, group, zone or system
+        scope: node                       # node, group, zone or system
         when: cpu_percent > 95            # a predicate over what is known at that level
         until: cpu_percent < 80           # hysteresis; without it: NOT (when)
         for: 30s                          # how long it must hold
@@ -11,10 +11,10 @@
         labels: {team: web}
         notify: [team-web]
       - name: silent
-        level: node
+        scope: node
         when: age_s > 3 * period_s
       - name: no-data
-        level: group
+        scope: group
         only: [web, db]                   # these, whether or not anything was ever heard of them
         when: reports = 0
 
@@ -41,7 +41,7 @@ from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.syntax import parser
 
-Level = Literal["node", "group", "zone", "system"]
+Scope = Literal["node", "group", "zone", "system"]
 
 _STRING, _INT, _FLOAT, _BOOL = (types.parse_type(name) for name in ("string", "int", "float", "bool"))
 
@@ -112,7 +112,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    level: Level
+    scope: Scope
     when: str
     until: str = ""
     for_s: Seconds = 0.0
@@ -125,8 +125,8 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         subjects.token(self.name)
         for text in filter(None, (self.when, self.until)):
-            type_check.require(_parsed(text), MODELS[self.level], text)
-        if self.only and self.level == "system":
+            type_check.require(_parsed(text), MODELS[self.scope], text)
+        if self.only and self.scope == "system":
             raise errors.InvalidInput("`only` names groups, zones or machines; there is one system")
         self.say("x", None)
 
@@ -152,7 +152,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             node.key
             for node in ast.walk(self.condition)
             if isinstance(node, ast.Name)
-            and (known := MODELS[self.level].get(node.key))
+            and (known := MODELS[self.scope].get(node.key))
             and known.kind.is_number
         ]
         return numbers[0] if numbers else None
@@ -206,7 +206,7 @@ def load(path: Path) -> tuple[AlertRule, ...]:
 
 def _rule(entry: Any, where: str) -> AlertRule:
     if not isinstance(entry, dict):
-        raise errors.InvalidInput(f"{where}: expected a mapping with name, level and when")
+        raise errors.InvalidInput(f"{where}: expected a mapping with name, scope and when")
     name = entry.get("name")
     where = f"{where} ({name})" if isinstance(name, str) else where
     settings = {("for_s" if key == "for" else key): value for key, value in entry.items()}

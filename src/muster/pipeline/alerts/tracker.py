@@ -23,25 +23,29 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules
-from muster.predicates import types
+from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
 _STRING = types.parse_type("string")
-#: What a silence may ask about.
-SILENCE_MODEL = dict.fromkeys(("rule", "about", "level", "severity", "group"), _STRING)
+#: The attributes that a silence may use.
+SILENCE_MODEL = dict.fromkeys(("rule", "about", "scope", "severity", "group"), _STRING)
 
 REMEMBER_S = 3600.0  # a resolved alert is remembered so long, lest a repeated judgement bring it back
 FORGET_S = 86400.0  # an alert about a group or zone of which nothing was reported for so long ends
 SILENCES_MAX = 10_000
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "scope": get_args(rules.Scope),
+    "severity": tuple(severity.value for severity in messages.Severity),
+}
 
 
 class AlertEvent(enum.Enum):
@@ -235,7 +239,7 @@ class AlertTracker:
         return outcome
 
     def silence(self, silence: Silence, now_ms: int) -> AlertUpdates:
-        type_check.require(parser.parse(silence.covers), SILENCE_MODEL, silence.covers)
+        _require_valid(silence.covers)
         for name, time_ms in (("begin", silence.from_ms), ("end", silence.until_ms)):
             if not 0 <= time_ms <= messages.TIME_MS_MAX:
                 raise errors.InvalidInput(
@@ -267,7 +271,7 @@ class AlertTracker:
             if entry.state is AlertState.RESOLVED:
                 if self._now_ms - entry.judged_ms > REMEMBER_S * 1000:
                     del self._entries[key]
-            elif rule.level in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
+            elif rule.scope in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
                 entry.on = False
                 self._step(entry, AlertEvent.ENDS, self._now_ms, outcome)
             elif entry.state is AlertState.PENDING:
@@ -303,7 +307,7 @@ class AlertTracker:
         facts = {
             "rule": entry.rule,
             "about": entry.about,
-            "level": rule.level,
+            "scope": rule.scope,
             "severity": rule.severity.value,
             "group": entry.group,
         }
@@ -323,7 +327,7 @@ class AlertTracker:
         return messages.Alert(
             rule=entry.rule,
             about=entry.about,
-            level=rule.severity,
+            severity=rule.severity,
             state=entry.state,
             since_ms=entry.since_ms,
             at_ms=max(entry.judged_ms, entry.since_ms),
@@ -331,3 +335,28 @@ class AlertTracker:
             reason=rule.say(entry.about, entry.value),
             labels=labels,
         )
+
+
+def _require_valid(covers: str) -> None:
+    """A silence that can never match an alert is rejected, because its author relies on it."""
+    condition = parser.parse(covers)
+    if any(name.key == "level" for name in ast.names(condition)):
+        options = " or ".join(f"{name} ({', '.join(values)})" for name, values in reversed(_CHOICES.items()))
+        raise errors.InvalidInput("an alert has no attribute level", hint=f"did you mean {options}?")
+    type_check.require(condition, SILENCE_MODEL, covers)
+    for node in ast.walk(condition):
+        match node:
+            case ast.Comparison(left=ast.Name() as name, right=ast.Literal(value=str() as word)):
+                words: Sequence[str] = (word,)
+            case ast.In(name=name, words=words):
+                pass
+            case _:
+                continue
+        for word in words:
+            if word not in _CHOICES.get(name.key, (word,)):
+                other = next(
+                    (f"did you mean {key}?" for key, known in _CHOICES.items() if word in known), None
+                )
+                raise errors.InvalidInput(
+                    f"{name.key} is one of {', '.join(_CHOICES[name.key])}, not {word!r:.40}", hint=other
+                )

@@ -93,8 +93,8 @@ def bounds(month: str) -> tuple[int, int]:
 def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
     """Of each hour: the most machines, the most stale, and the mean of each metric."""
     query = search.HistorySearch(
-        "levels",
-        "level = 'system'",
+        "rollups",
+        "scope = 'system'",
         from_ms,
         to_ms,
         ("from", "machines", "stale", "metric", "count", "sum"),
@@ -130,8 +130,8 @@ def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
 def _groups(root: Path, from_ms: int, to_ms: int) -> str:
     """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
     query = search.HistorySearch(
-        "levels",
-        "level = 'group' AND metric = 'cpu_percent'",
+        "rollups",
+        "scope = 'group' AND metric = 'cpu_percent'",
         from_ms,
         to_ms,
         ("name", "machines", "stale", "count", "sum", "p95"),

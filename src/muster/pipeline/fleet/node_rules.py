@@ -68,7 +68,7 @@ class Changes:
 
 class NodeRuleEvaluator:
     def __init__(self, known: Iterable[rules.AlertRule]) -> None:
-        self._rules = [rule for rule in known if rule.level == "node"]
+        self._rules = [rule for rule in known if rule.scope == "node"]
         self._about_silence = [rule for rule in self._rules if rule.names <= rules.ALWAYS_KNOWN]
         self._about_reports = [rule for rule in self._rules if not rule.names <= rules.ALWAYS_KNOWN]
         self._scored = sorted(
@@ -90,9 +90,9 @@ class NodeRuleEvaluator:
                 f"{what} {name}": kind
                 for name in self._scored
                 for what, kind in (
-                    ("level", (np.float32, 0.0)),
+                    ("mean", (np.float32, 0.0)),
                     ("spread", (np.float32, 0.0)),
-                    ("taught", (np.uint8, 0)),
+                    ("samples", (np.uint8, 0)),
                 )
             },
         }
@@ -209,14 +209,14 @@ class NodeRuleEvaluator:
         """How far each value is from what its machine mostly says, in standard deviations; and learn it."""
         values = block.metrics[cells.METRICS.index(metric)]
         scores = np.full(len(values), np.nan)
-        level, spread, taught = (known.of[f"{what} {metric}"] for what in ("level", "spread", "taught"))
+        mean, spread, samples = (known.of[f"{what} {metric}"] for what in ("mean", "spread", "samples"))
         for rows in rounds:
             value, at = values[rows], place[rows]
             good = np.isfinite(value)
             value, at = value[good].astype(np.float32), at[good]
-            times = taught[at].astype(np.float32)
-            away = value - level[at]
-            floor = np.maximum(np.abs(level[at]) * _LEAST_SPREAD, 1e-6)
+            times = samples[at].astype(np.float32)
+            away = value - mean[at]
+            floor = np.maximum(np.abs(mean[at]) * _LEAST_SPREAD, 1e-6)
             sigma = np.maximum(spread[at] * _TO_SIGMA, floor)
             settled = times >= _LEAST
             here = np.full(len(good), np.nan)
@@ -224,9 +224,9 @@ class NodeRuleEvaluator:
             scores[rows] = here
             away = np.where(settled, np.clip(away, -_EDGE * sigma, _EDGE * sigma), away)
             pull = np.maximum(1 / (times + 1), np.float32(1 / _MEMORY))
-            level[at] += pull * away
+            mean[at] += pull * away
             spread[at] += np.where(times > 0, pull * (np.abs(away) - spread[at]), 0)
-            taught[at] = np.minimum(times + 1, _MEMORY)
+            samples[at] = np.minimum(times + 1, _MEMORY)
         return scores
 
     def _compare(

@@ -30,9 +30,9 @@ _LEAST_SPREAD = 0.01  # of the median: what never changed at all would make any 
 
 @dataclass(slots=True)
 class ScopeTotals:
-    """A level's sums over one window."""
+    """A scope's sums over one window."""
 
-    level: str
+    scope: str
     name: str
     from_ms: int
     cell: cells.WindowCell = field(default_factory=cells.WindowCell)
@@ -44,7 +44,7 @@ class ScopeTotals:
 
     @property
     def about(self) -> str:
-        return self.level if self.level == "system" else f"{self.level}:{self.name}"
+        return self.scope if self.scope == "system" else f"{self.scope}:{self.name}"
 
     @property
     def figures(self) -> cells.Floats:
@@ -61,14 +61,14 @@ class ScopeTotals:
             self.top[name] = sorted([*self.top.get(name, ()), *ranked], reverse=True)[:most]
 
 
-def levels(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
+def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
     """Groups, zones and the system, for each window in turn."""
     totals: dict[tuple[int, str, str], ScopeTotals] = {}
     for window in closed:
-        key = (window.from_ms, window.level, window.name)
+        key = (window.from_ms, window.scope, window.name)
         many = totals.get(key)
         if many is None:
-            many = totals[key] = ScopeTotals(window.level, window.name, window.from_ms, gone=window.gone)
+            many = totals[key] = ScopeTotals(window.scope, window.name, window.from_ms, gone=window.gone)
         many.gone &= window.gone
         many.add(window, top)
     return [totals[key] for key in sorted(totals)]
@@ -87,9 +87,9 @@ class Baselines:
         self._kept: dict[tuple[str, str], collections.deque[np.ndarray[Any, Any]]] = {}
         self._last_ms: dict[tuple[str, str], int] = {}
 
-    def scores(self, level: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def scores(self, scope: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """How odd each of ``means`` is; and remember them. NaN where it cannot be said."""
-        key = (level, name)
+        key = (scope, name)
         kept = self._kept.setdefault(key, collections.deque(maxlen=self._length))
         scores = np.full(len(means), np.nan)
         if len(kept) >= self._least:
@@ -107,10 +107,10 @@ class Baselines:
 
 
 def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
-    """What rules may ask about this level: the attributes of `rules.MODELS`."""
+    """What rules may ask about this scope: the attributes of `rules.MODELS`."""
     cell = many.cell
     attributes: dict[str, Any] = {
-        "name": many.name or many.level,
+        "name": many.name or many.scope,
         "machines": cell.machine_count(),
         "reports": cell.total,
         "known": many.known,
@@ -178,10 +178,10 @@ class ScopeRuleEvaluator:
         self._rules = [
             (rule, python.compile(rule.condition), python.compile(rule.release))
             for rule in known
-            if rule.level != "node"
+            if rule.scope != "node"
         ]
         self.scored = {  # levels of which a rule asks for scores
-            rule.level for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
+            rule.scope for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
         }
         self._baselines = baselines
         self._window_ms = window_ms
@@ -197,8 +197,8 @@ class ScopeRuleEvaluator:
             if not applying:
                 continue
             scores = None
-            if many.level in self.scored:
-                scores = self._baselines.scores(many.level, many.name, many.from_ms, means(many.cell))
+            if many.scope in self.scored:
+                scores = self._baselines.scores(many.scope, many.name, many.from_ms, means(many.cell))
             known = facts(many, scores)
             for rule, when, until in applying:
                 key = (rule.name, many.about)
@@ -215,29 +215,29 @@ class ScopeRuleEvaluator:
                         on,
                         many.from_ms + self._window_ms,
                         None if value is None else float(value),
-                        many.name if many.level == "group" else "",
+                        many.name if many.scope == "group" else "",
                     )
                 )
         return judgements
 
     def _expected(self, totals: Sequence[ScopeTotals]) -> list[ScopeTotals]:
         """With those that rules name and of which nothing was heard."""
-        there = {(many.level, many.name, many.from_ms) for many in totals}
+        there = {(many.scope, many.name, many.from_ms) for many in totals}
         windows = {many.from_ms for many in totals}
         missing = {
-            (rule.level, name, from_ms)
+            (rule.scope, name, from_ms)
             for rule, _, _ in self._rules
             for name in rule.only
             for from_ms in windows
         } - there
         return sorted(
-            [*totals, *(ScopeTotals(level, name, from_ms) for level, name, from_ms in missing)],
-            key=lambda many: (many.from_ms, many.level, many.name),
+            [*totals, *(ScopeTotals(scope, name, from_ms) for scope, name, from_ms in missing)],
+            key=lambda many: (many.from_ms, many.scope, many.name),
         )
 
 
 def _applies(rule: rules.AlertRule, many: ScopeTotals) -> bool:
-    return rule.level == many.level and (not rule.only or many.name in rule.only)
+    return rule.scope == many.scope and (not rule.only or many.name in rule.only)
 
 
 def of_machines(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.RuleVerdict]:
@@ -250,7 +250,7 @@ def of_machines(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.Ru
 
 
 def group_report(many: ScopeTotals, window_ms: int) -> columns.GroupReport:
-    zone = many.name if many.level == "zone" else None
+    zone = many.name if many.scope == "zone" else None
     return columns.GroupReport(
         group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many, window_ms)
     )

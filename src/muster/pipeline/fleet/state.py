@@ -70,7 +70,7 @@ class FleetStatePlan:
 class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A window that is over: of a group, whole; of a zone or the system, this shard's share of it."""
 
-    level: str
+    scope: str
     name: str
     from_ms: int
     known: int
@@ -114,7 +114,7 @@ class FleetState:
         self._closed_ms = 0  # windows that end here or before are closed
         self._open: dict[
             tuple[int, str, int], cells.WindowCell
-        ] = {}  # by window's start, level, code in the roll
+        ] = {}  # by window's start, scope, code in the roll
         self._heard = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
@@ -188,12 +188,12 @@ class FleetState:
             block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
         if len(block):
             self._judge.reports(self.roll, block, place, words, changes, judged_ms=judged_ms)
-            for level, code in (("group", block.group), ("zone", block.zone)):
-                self._roll_up(level, block, code, window, place, new, words)
+            for scope, code in (("group", block.group), ("zone", block.zone)):
+                self._roll_up(scope, block, code, window, place, new, words)
 
     def _roll_up(
         self,
-        level: str,
+        scope: str,
         block: blocks.ReportBlock,
         code: Ints,
         window: Ints,
@@ -201,7 +201,7 @@ class FleetState:
         new: npt.NDArray[np.bool_],
         words: Sequence[str],
     ) -> None:
-        """Into the cells of one level: rows in the order of their cells, then all cells at once."""
+        """Into the cells of one scope: rows in the order of their cells, then all cells at once."""
         stride = int(code.max()) + 1
         key = window * stride + code
         metrics, reported, state, partial = block.metrics, block.reported_ms, block.state, block.partial
@@ -212,7 +212,7 @@ class FleetState:
             reported, state, partial = reported[order], state[order], partial[order]
         starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
         targets = [
-            self._open.setdefault((code_ // stride, level, code_ % stride), cells.WindowCell())
+            self._open.setdefault((code_ // stride, scope, code_ % stride), cells.WindowCell())
             for code_ in key[starts].tolist()
         ]
         cells.aggregate(targets, metrics, starts)
@@ -241,7 +241,7 @@ class FleetState:
         if len(block.extra_row):
             row = block.extra_row if order is None else np.argsort(order)[block.extra_row]
             _fold_extra(targets, cell_of[row], block.extra_word, block.extra_value, words)
-        if level == "group" and self._plan.top:
+        if scope == "group" and self._plan.top:
             self._rank(targets, metrics, cell_of, place)
         for first, facts in block.dropped:
             at = first if order is None else int(np.flatnonzero(order == first)[0])
@@ -290,8 +290,8 @@ class FleetState:
                 output.count(LATE, 1)
             else:
                 output.count("summaries", 1)
-                for level, code in (("group", group_code), ("zone", zone_code)):
-                    cell = self._open.setdefault((window, level, code), cells.WindowCell())
+                for scope, code in (("group", group_code), ("zone", zone_code)):
+                    cell = self._open.setdefault((window, scope, code), cells.WindowCell())
                     row.add_to(cell)
                     cell.partial |= facts.partial
                     cells.add_counts(cell.dropped, lost)
@@ -308,27 +308,27 @@ class FleetState:
         gone = self._forget(changes)
         of = self.roll.of
         stale = self._clock_ms - of["heard_ms"] > of["period_ms"] * self._plan.stale_after
-        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+        for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
             names = list(words)
-            known = np.bincount(of[level], minlength=len(names))
-            silent = np.bincount(of[level][stale], minlength=len(names))
+            known = np.bincount(of[scope], minlength=len(names))
+            silent = np.bincount(of[scope][stale], minlength=len(names))
             # The last window, whether or not anything was reported in it.
             if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
                 for code in np.flatnonzero(known).tolist():
-                    self._open.setdefault((last, level, code), cells.WindowCell())
-            ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
+                    self._open.setdefault((last, scope, code), cells.WindowCell())
+            ready = sorted(key for key in self._open if key[0] <= last and key[1] == scope)
             system: dict[int, _Whole] = {}
             for key in ready:
                 cell = self._open.pop(key)
                 start_ms, _, code = key
                 top = self._named(cell)
                 counts = (int(known[code]), int(silent[code]))
-                if level == "group":
+                if scope == "group":
                     system.setdefault(start_ms, _Whole()).add(cell, counts, top, self._plan.top)
-                output.closed.append(_closed(level, names[code], start_ms, counts, cell, top))
-            for name in gone[level]:
-                output.closed.append(_closed(level, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
-            if level == "group" and gone[level]:
+                output.closed.append(_closed(scope, names[code], start_ms, counts, cell, top))
+            for name in gone[scope]:
+                output.closed.append(_closed(scope, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
+            if scope == "group" and gone[scope]:
                 system.setdefault(last, _Whole())  # an empty system is one, too
             for start_ms, share in system.items():
                 counts = (
@@ -350,15 +350,15 @@ class FleetState:
         return ranks
 
     def _forget(self, changes: node_rules.Changes) -> dict[str, list[str]]:
-        """Forget machines; the names of the groups and zones of which none is left, by level."""
+        """Forget machines; the names of the groups and zones of which none is left, by scope."""
         gone = self._clock_ms - self.roll.of["heard_ms"] > self._plan.forget_s * 1000
         if not gone.any():
             return {"group": [], "zone": []}
         self._judge.forget(self.roll, gone, self._clock_ms, changes)
-        left = {level: np.unique(self.roll.of[level][gone]).tolist() for level in ("group", "zone")}
+        left = {scope: np.unique(self.roll.of[scope][gone]).tolist() for scope in ("group", "zone")}
         names = {
-            level: [list(words)[code] for code in left[level]]
-            for level, words in (("group", self.roll.groups), ("zone", self.roll.zones))
+            scope: [list(words)[code] for code in left[scope]]
+            for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones))
         }
         moved = self.roll.keep(~gone)
         for cell in self._open.values():
@@ -373,18 +373,18 @@ class FleetState:
 
     def _renumber(self) -> None:
         """Groups and zones of which nobody is left free their codes."""
-        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+        for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
             used = sorted(
-                {*np.unique(self.roll.of[level]).tolist(), *(key[2] for key in self._open if key[1] == level)}
+                {*np.unique(self.roll.of[scope]).tolist(), *(key[2] for key in self._open if key[1] == scope)}
             )
             names = list(words)
             words.clear()
             words.update((names[old], code) for code, old in enumerate(used))
             table = np.zeros(len(names) + 1, np.int32)
             table[used] = np.arange(len(used))
-            self.roll.of[level] = table[self.roll.of[level]]
+            self.roll.of[scope] = table[self.roll.of[scope]]
             self._open = {
-                (start, kind, int(table[code]) if kind == level else code): cell
+                (start, kind, int(table[code]) if kind == scope else code): cell
                 for (start, kind, code), cell in self._open.items()
             }
 
@@ -422,7 +422,7 @@ class FleetState:
             _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )
         fleet._open = {
-            (start, level, code): cells.WindowCell.unpack(cell) for start, level, code, cell in open_cells
+            (start, scope, code): cells.WindowCell.unpack(cell) for start, scope, code, cell in open_cells
         }
         return fleet
 
@@ -450,7 +450,7 @@ class _Whole:
 
 
 def _closed(
-    level: str,
+    scope: str,
     name: str,
     start_ms: int,
     counts: tuple[int, int],
@@ -461,7 +461,7 @@ def _closed(
 ) -> ClosedWindow:
     known, stale = counts
     return ClosedWindow(
-        level=level,
+        scope=scope,
         name=name,
         from_ms=start_ms,
         known=known,

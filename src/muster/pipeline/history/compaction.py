@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 BATCHES_MAX = 2000  # in one turn
-_TIMES = {tables.LEVELS: "from", tables.ALERTS: "at"}
+_TIMES = {tables.ROLLUPS: "from", tables.ALERTS: "at"}
 
 
 def run(spark: SparkSession, root: Path, now_ms: int, *, grace_s: float = 300.0) -> dict[str, int]:

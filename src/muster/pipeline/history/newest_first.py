@@ -27,7 +27,7 @@ EVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 #: What tells rows of one time apart, so that there is one order.
 TELLING = {
     tables.NODES: ("machine", "boot", "sequence"),
-    tables.LEVELS: ("level", "name", "metric"),
+    tables.ROLLUPS: ("scope", "name", "metric"),
     tables.ALERTS: ("rule", "about", "state"),
     tables.DAYS: ("machine", "metric"),
 }

@@ -20,7 +20,7 @@ _TIME = pa.timestamp("ms", tz="UTC")
 
 SCHEMA = pa.schema(
     [
-        ("level", pa.string()),
+        ("scope", pa.string()),
         ("name", pa.string()),
         ("from", _TIME),
         ("to", _TIME),
@@ -57,7 +57,7 @@ ALERT_SCHEMA = pa.schema(
 
 def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     """One row for each metric; one without a metric where nothing was reported."""
-    figures = np.stack([many.figures for many in totals])  # level by figure by metric
+    figures = np.stack([many.figures for many in totals])  # scope by figure by metric
     which, metric = np.nonzero(figures[:, 0])
     extra = [
         (number, name, extra_metric)
@@ -82,7 +82,7 @@ def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     of = pa.array(listed)
     from_ms = pa.array([many.from_ms for many in totals])
     heads: dict[str, pa.Array] = {
-        "level": pa.array([many.level for many in totals]),
+        "scope": pa.array([many.scope for many in totals]),
         "name": pa.array([many.name for many in totals]),
         "from": from_ms.cast(_TIME),
         "to": pc.add(from_ms, window_ms).cast(_TIME),
@@ -103,7 +103,7 @@ def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
 
 def write(totals: Sequence[rollups.ScopeTotals], window_ms: int, root: Path, run: str, batch: int) -> None:
     if totals:
-        folder = tables.batch_folder(root, tables.LEVELS, run, batch)
+        folder = tables.batch_folder(root, tables.ROLLUPS, run, batch)
         tables.write(rows(totals, window_ms), folder / "part-0.parquet")
 
 
@@ -113,7 +113,7 @@ def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch:
             (
                 alert.rule,
                 alert.about,
-                alert.level.value,
+                alert.severity.value,
                 alert.state.value,
                 alert.since_ms,
                 alert.at_ms,
@@ -135,18 +135,18 @@ def load_baselines(
         return
     history: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
     place = {name: row for row, name in enumerate(cells.METRICS)}
-    paths = sorted(tables.files(root, tables.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
+    paths = sorted(tables.files(root, tables.ROLLUPS), key=lambda path: path.stat().st_mtime)[-files:]
     for path in paths:
-        table = pq.read_table(path, columns=["level", "name", "from", "metric", "count", "sum"])
-        table = table.filter(pc.is_in(table.column("level"), pa.array(sorted(scopes))))
+        table = pq.read_table(path, columns=["scope", "name", "from", "metric", "count", "sum"])
+        table = table.filter(pc.is_in(table.column("scope"), pa.array(sorted(scopes))))
         table = table.filter(pc.is_in(table.column("metric"), pa.array(cells.METRICS)))
-        columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
+        columns = [table.column(name).to_pylist() for name in ("scope", "name", "metric", "count", "sum")]
         from_ms = table.column("from").cast(pa.int64()).to_pylist()
-        for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):
-            means = history.setdefault((at_ms, level, name), np.full(len(place), np.nan))
+        for at_ms, scope, name, metric, count, total in zip(from_ms, *columns, strict=True):
+            means = history.setdefault((at_ms, scope, name), np.full(len(place), np.nan))
             means[place[metric]] = total / count
-    for at_ms, level, name in sorted(history):
-        baselines.scores(level, name, at_ms, history[at_ms, level, name])
+    for at_ms, scope, name in sorted(history):
+        baselines.scores(scope, name, at_ms, history[at_ms, scope, name])
 
 
 def _table(listed: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:

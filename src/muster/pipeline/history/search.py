@@ -25,7 +25,7 @@ from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
 
 #: What is searched, and its column of time.
-KINDS = {tables.NODES: "reported_at", tables.LEVELS: "from", tables.ALERTS: "at", tables.DAYS: "hour"}
+KINDS = {tables.NODES: "reported_at", tables.ROLLUPS: "from", tables.ALERTS: "at", tables.DAYS: "hour"}
 
 STATISTICS = ("count", "mean", "min", "max")
 

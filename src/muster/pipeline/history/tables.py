@@ -1,9 +1,9 @@
 """The history: Parquet files that anything can read, written exactly once.
 
     nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
-    levels/run=<run>/batch=<n>/part-0.parquet      group, zone and system reports, one row for each metric
+    rollups/run=<run>/batch=<n>/part-0.parquet     group, zone and system reports, one row for each metric
     alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
-    levels/turn=<n>/day=<date>/…, alerts/turn=…    the same of finished hours and days, joined
+    rollups/turn=<n>/day=<date>/…, alerts/turn=…   the same of finished hours and days, joined
     hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, each once, in order
     days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, least, greatest
     compacted.json                                 what compaction has taken in, and what it has made
@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from muster.core import errors
 from muster.core.reports import columns
 
-NODES, LEVELS, ALERTS, HOURS, DAYS = "nodes", "levels", "alerts", "hours", "days"
+NODES, ROLLUPS, ALERTS, HOURS, DAYS = "nodes", "rollups", "alerts", "hours", "days"
 SEQUENCE = "stream_sequence"
 
 _DONE = "_done"  # in the folder of a run of node reports; begins so that readers of Parquet pass over it
@@ -49,7 +49,7 @@ class HistoryFull(errors.LimitExceeded):
 
 
 class BatchInventory(msgspec.Struct):
-    """Of levels and of alerts: batches that were taken in and are still there, and the files made of them."""
+    """Compacted batches of a table that still exist, and the files made from them."""
 
     batches: list[str] = msgspec.field(default_factory=list)
     files: list[str] = msgspec.field(default_factory=list)
@@ -62,11 +62,11 @@ class CompactedFiles(msgspec.Struct):
     batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
     hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
     days: list[str] = msgspec.field(default_factory=list)
-    levels: BatchInventory = msgspec.field(default_factory=BatchInventory)
+    rollups: BatchInventory = msgspec.field(default_factory=BatchInventory)
     alerts: BatchInventory = msgspec.field(default_factory=BatchInventory)
 
     def kept(self, kind: str) -> BatchInventory:
-        return self.levels if kind == LEVELS else self.alerts
+        return self.rollups if kind == ROLLUPS else self.alerts
 
 
 def node_schema() -> pa.Schema:
@@ -198,10 +198,10 @@ def files(root: Path, kind: str) -> list[Path]:
 def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     """Keep to a budget (0: none): the oldest files go first. How many went."""
     done = compacted(root)
-    listed = [root / path for path in (*done.hours, *done.days, *done.levels.files, *done.alerts.files)]
+    listed = [root / path for path in (*done.hours, *done.days, *done.rollups.files, *done.alerts.files)]
     loose = [
         path
-        for kind in (NODES, LEVELS, ALERTS)
+        for kind in (NODES, ROLLUPS, ALERTS)
         for _, folder in batches(root, kind)
         for path in _parts(folder)
     ]
@@ -222,7 +222,7 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     done.sequence = max(done.sequence, highest(gone))
     done.hours = [path for path in done.hours if path not in names]
     done.days = [path for path in done.days if path not in names]
-    for kind in (LEVELS, ALERTS):
+    for kind in (ROLLUPS, ALERTS):
         done.kept(kind).files = [path for path in done.kept(kind).files if path not in names]
     save_compacted(root, done)  # before they go, so that no reader looks for them
     for path in gone:

@@ -36,7 +36,7 @@ MEMORY_NAME = "alerts.json"
 #: The pipeline's own rule: judged here, not by its condition.
 HISTORY = rules.AlertRule(
     name="history-full",
-    level="system",
+    scope="system",
     when="FALSE",
     severity=messages.Severity.CRITICAL,
     summary="{value:.0f} rows of the last batch could not be written to the history",
@@ -95,7 +95,7 @@ class BatchCommitter:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
     def take(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
-        totals = rollups.levels((window for output in outputs for window in output.closed), self._top)
+        totals = rollups.scope_totals((window for output in outputs for window in output.closed), self._top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         judgements = [
             *rollups.of_machines(change for output in outputs for change in output.changes),
@@ -103,13 +103,13 @@ class BatchCommitter:
         ]
         judgements.sort(key=lambda verdict: verdict.at_ms)
         clock_ms = max((output.clock_ms for output in outputs), default=0)
-        gone = [(many.level, many.name) for many in totals if many.gone]
+        gone = [(many.scope, many.name) for many in totals if many.gone]
         totals = [many for many in totals if not many.gone]
         made = self._make(totals)
         try:
             rollup_rows.write(totals, self._window_ms, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
-            counts["levels-not-in-history"] = len(totals)
+            counts["rollups-not-in-history"] = len(totals)
             counts[query.explain_failure(error)] = counts.get(query.explain_failure(error), 0) + 1
             self._log.error("history-not-written", error=error)
         if totals or counts.get("rows"):  # something was to be written
@@ -134,15 +134,15 @@ class BatchCommitter:
     def _make(self, totals: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
         made: list[tuple[str, str, messages.WireMessage]] = []
         for many in totals:
-            if many.level == "system":
+            if many.scope == "system":
                 groups = [
-                    other for other in totals if other.level == "group" and other.from_ms == many.from_ms
+                    other for other in totals if other.scope == "group" and other.from_ms == many.from_ms
                 ]
                 made.append(("system", "", rollups.system_report(many, groups, self._window_ms)))
                 if many.top:
                     made.append(("top", "", rollups.top_nodes(many, self._window_ms)))
             else:
-                made.append((many.level, many.name, rollups.group_report(many, self._window_ms)))
+                made.append((many.scope, many.name, rollups.group_report(many, self._window_ms)))
         return made
 
     async def _finish(
@@ -158,8 +158,8 @@ class BatchCommitter:
         outcome = self.book.judge(judgements, clock_ms)
         await _in_groups(self._publish(*result) for result in made)
         await self.obey(outcome)
-        for level, name, message in made:
-            self.latest[level, name] = message
+        for scope, name, message in made:
+            self.latest[scope, name] = message
         kept, self._unkept = self._unkept, []
         await asyncio.to_thread(self._keep_alerts, kept, number)
         await asyncio.to_thread(self.save)
@@ -169,15 +169,15 @@ class BatchCommitter:
         for reason, count in counts.items():
             self.count(reason, count)
 
-    async def _publish(self, level: str, name: str, message: messages.WireMessage) -> None:
+    async def _publish(self, scope: str, name: str, message: messages.WireMessage) -> None:
         try:
-            subject = columns.result_subject(self._bus.identity, level, name)
+            subject = columns.result_subject(self._bus.identity, scope, name)
             data = messages.encode(message)
         except (errors.InvalidInput, errors.LimitExceeded):  # a name that no subject can hold, or too much
             self.count("unpublished")
             return
         to_ms = message.to_ms  # type: ignore[attr-defined]
-        await self._results.publish(subject, data, message_id=f"{level}:{name}:{to_ms}")
+        await self._results.publish(subject, data, message_id=f"{scope}:{name}:{to_ms}")
 
     def _keep_alerts(self, changed: list[messages.Alert], number: int) -> None:
         try:
@@ -255,7 +255,7 @@ def _load_rules(
 
 
 def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
-    missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "levels-not-in-history"))
+    missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "rollups-not-in-history"))
     return tracker.RuleVerdict(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
 
 

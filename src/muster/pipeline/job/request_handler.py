@@ -83,9 +83,9 @@ class PipelineRequestHandler:
         return server.page(rows, _id, after, limit)
 
     async def _read_latest(
-        self, call: server.RpcCall, level: str, name: str = ""
+        self, call: server.RpcCall, scope: str, name: str = ""
     ) -> messages.WireMessage | None:
-        return self._outcomes.latest.get((level, name))
+        return self._outcomes.latest.get((scope, name))
 
     # Changes
 

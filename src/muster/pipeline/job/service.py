@@ -222,7 +222,7 @@ class PipelineService:
                 forget_s=settings.forget_s,
                 top=settings.top,
                 top_metrics=settings.top_metrics,
-                rules=tuple(rule for rule in self._outcomes.rules if rule.level == "node"),
+                rules=tuple(rule for rule in self._outcomes.rules if rule.scope == "node"),
             ),
             servers=self._places.servers,
             credentials=self._places.credentials,

@@ -35,17 +35,17 @@ def read_page(
     return rows, None if mark is None else str(mark)
 
 
-def levels(level: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:
+def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:
     """What `plot` reads: a metric of a group, or of everything (no name), since then."""
     from muster.pipeline.history import search
 
     where = " AND ".join(
         f"{column} = '{value.replace(chr(39), 2 * chr(39))}'"
-        for column, value in (("level", level), ("name", name), ("metric", metric))
+        for column, value in (("scope", scope), ("name", name), ("metric", metric))
         if value or column != "name"
     )
     wanted = ("from", "to", "sum", "count", "min", "max", "p95", "machines", "stale")
-    return search.HistorySearch("levels", where, from_ms, None, wanted)
+    return search.HistorySearch("rollups", where, from_ms, None, wanted)
 
 
 def plot(folder: Path, asked: search.HistorySearch, points: int) -> list[dict[str, Any]]:

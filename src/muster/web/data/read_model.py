@@ -97,13 +97,13 @@ class ReadModel(bus_feed.BusFeed):
         return found
 
     async def _latest(
-        self, level: str, name: str
+        self, scope: str, name: str
     ) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
         async def ask(bus: api.Bus) -> reports_columns.SystemReport | reports_columns.GroupReport | None:
             pipeline = pipeline_client.PipelineClient(bus)
-            return await (pipeline.system() if level == "system" else pipeline.group(name))
+            return await (pipeline.system() if scope == "system" else pipeline.group(name))
 
-        found = await self._ask(("latest", level, name), "reports", 5.0, ask)
+        found = await self._ask(("latest", scope, name), "reports", 5.0, ask)
         if found is None:
             return None
         window_ms = max(60_000, 5 * (found.to_ms - found.from_ms))
@@ -115,14 +115,14 @@ class ReadModel(bus_feed.BusFeed):
             raise errors.NotFound(f"no report of the machine {machine!r}", hint="look into the history")
         return found
 
-    async def report_at(self, level: str, name: str, at_ms: int, window_s: float) -> msgspec.Struct:
+    async def report_at(self, scope: str, name: str, at_ms: int, window_s: float) -> msgspec.Struct:
         """As it was then: the pipeline's report if it is still kept, else made from what the stream has."""
 
         async def ask(bus: api.Bus) -> msgspec.Struct | None:
-            if level != "node":
-                kind: Any = reports_columns.SystemReport if level == "system" else reports_columns.GroupReport
+            if scope != "node":
+                kind: Any = reports_columns.SystemReport if scope == "system" else reports_columns.GroupReport
                 made = [
-                    messages.decode(data, kind) async for data in monitor_client.results(bus, level, name)
+                    messages.decode(data, kind) async for data in monitor_client.results(bus, scope, name)
                 ]
                 fitting = [one for one in made if at_ms - window_s * 1000 <= one.to_ms <= at_ms]
                 if fitting:
@@ -131,16 +131,16 @@ class ReadModel(bus_feed.BusFeed):
             then = latest_reports.LatestReports()
             for one in await monitor_client.recent(bus, window_s=window_s, at_ms=at_ms):
                 then.add(one.batch)
-            match level:
+            match scope:
                 case "system":
                     return await then.system()
                 case "group":
                     return await then.group(name)
             return await then.node(name)
 
-        found = await self._ask(("at", level, name, at_ms, window_s), "past", 60.0, ask)
+        found = await self._ask(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
         if found is None:
-            raise errors.NotFound(f"no report of the {level} {name} in the {window_s:g} s before then")
+            raise errors.NotFound(f"no report of the {scope} {name} in the {window_s:g} s before then")
         return found
 
     # Alerts and the pipeline
@@ -212,10 +212,10 @@ class ReadModel(bus_feed.BusFeed):
         )
 
     async def plot(
-        self, level: str, name: str, metric: str, *, from_ms: int, points: int = 240
+        self, scope: str, name: str, metric: str, *, from_ms: int, points: int = 240
     ) -> list[dict[str, Any]]:
-        """A metric of a level over time, thinned: at most ``points`` rows, oldest first."""
-        asked = history_reader.levels(level, name, metric, from_ms)
+        """A metric of a scope over time, thinned: at most ``points`` rows, oldest first."""
+        asked = history_reader.rollup_query(scope, name, metric, from_ms)
         return await self.cache.get(
             ("plot", asked, points),
             "history",
@@ -418,7 +418,7 @@ _SEVERITY = {messages.Severity.CRITICAL: 0, messages.Severity.WARNING: 1, messag
 
 def alert_order(one: messages.Alert) -> tuple[int, int, str, str]:
     """The worst first, then the newest."""
-    return _SEVERITY[one.level], -one.since_ms, one.rule, one.about
+    return _SEVERITY[one.severity], -one.since_ms, one.rule, one.about
 
 
 async def call_dispatcher(

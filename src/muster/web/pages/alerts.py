@@ -15,7 +15,7 @@ async def alert_table(seen: page.PageRequest, found: Sequence[messages.Alert]) -
         return widgets.empty("Every budget has room.", hint)
     rows: list[list[Child]] = [
         [
-            widgets.badge(one.level.value),
+            widgets.badge(one.severity.value),
             widgets.badge(one.state.value),
             one.rule,
             _about(one.about),
@@ -29,7 +29,7 @@ async def alert_table(seen: page.PageRequest, found: Sequence[messages.Alert]) -
         for one in found
     ]
     return widgets.table(
-        ["Level", "State", "Rule", "About", "Since", "#Value", "Reason", ""],
+        ["Severity", "State", "Rule", "About", "Since", "#Value", "Reason", ""],
         rows,
         label="Alerts",
         none=widgets.empty("Nothing is wrong.", "Rules are judged by the pipeline, budgets by the domain."),
@@ -82,7 +82,7 @@ def alerts(seen: page.PageRequest) -> page.DashboardPage:
                     "covers",
                     required=True,
                     placeholder="group = 'web'",
-                    hint="A predicate over rule, about, level, severity and group.",
+                    hint="A predicate over rule, about, scope, severity and group.",
                 ),
                 widgets.field("How long", "for", "1h", required=True),
                 widgets.field("Why", "reason"),

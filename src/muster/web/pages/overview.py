@@ -206,7 +206,7 @@ async def _alerts(source: Any) -> Markup:
         found = [one for one in await source.alerts() if one.state is messages.AlertState.FIRING]
     except errors.Unavailable:
         return widgets.tile("Alerts firing", "–", "nobody answers", href="/alerts")
-    worst = any(one.level is messages.Severity.CRITICAL for one in found)
+    worst = any(one.severity is messages.Severity.CRITICAL for one in found)
     judged = bool(found) or await source.judged()
     return widgets.tile(
         "Alerts firing",

@@ -30,7 +30,7 @@ STAGES = {
     "commitOffsets": "note what is done",
     "triggerExecution": "in all",
 }
-LEVELS = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
+SCOPES = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
 ROWS_SHOWN = 50
 
 
@@ -116,7 +116,7 @@ def progress(seen: page.PageRequest) -> page.DashboardPage:
 
 def history(seen: page.PageRequest) -> page.DashboardPage:
     source = seen.known.source
-    level = seen.asked("level", "system")
+    scope = seen.asked("scope", "system")
     name = seen.asked("name")
     metric = seen.asked("metric", "cpu_percent")
     last = seen.asked("last", "1h")
@@ -126,9 +126,9 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
         return int((time.time() - units.parse_duration_s(last)) * 1000)
 
     async def plot() -> Markup:
-        if level != "system" and not name:
-            return await _which(source, level, metric, last)
-        found = await source.plot(level, name, metric, from_ms=from_ms() // 10_000 * 10_000)
+        if scope != "system" and not name:
+            return await _which(source, scope, metric, last)
+        found = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
         if not found:
             return _none()
         return charts.lines(
@@ -136,14 +136,14 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
                 charts.ChartLine("mean", [(one["at_ms"] / 1000, one["mean"]) for one in found], "line-1"),
                 charts.ChartLine("95 %", [(one["at_ms"] / 1000, one["p95"]) for one in found], "line-2"),
             ],
-            label=f"{metric} of {LEVELS.get(level, level)} {name}",
+            label=f"{metric} of {SCOPES.get(scope, scope)} {name}",
             unit=widgets.unit(metric),
         )
 
     async def machines() -> Markup:
-        if level != "system" and not name:
-            return await _which(source, level, metric, last)
-        found = await source.plot(level, name, metric, from_ms=from_ms() // 10_000 * 10_000)
+        if scope != "system" and not name:
+            return await _which(source, scope, metric, last)
+        found = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
         if not found:
             return _none()
         return charts.lines(
@@ -193,7 +193,7 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
 
     form = widgets.search(
         "/history",
-        widgets.field("Plot", "level", level, options=list(LEVELS.items())),
+        widgets.field("Plot", "scope", scope, options=list(SCOPES.items())),
         widgets.field("Its name", "name", name, placeholder="of the group or zone"),
         widgets.field("Metric", "metric", metric, options=[(one, one) for one in _metrics(source, metric)]),
         widgets.field("Of the last", "last", last, options=list(LASTS.items())),
@@ -231,14 +231,14 @@ def _ms(moment: str) -> int:
     return int(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
 
 
-async def _which(source: source_.ReadModel, level: str, metric: str, last: str) -> Markup:
+async def _which(source: source_.ReadModel, scope: str, metric: str, last: str) -> Markup:
     """Of groups and zones there are many: one has to be named."""
     found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-    names = [one["group"] for one in found["groups"][:20]] if level == "group" else []
+    names = [one["group"] for one in found["groups"][:20]] if scope == "group" else []
     links = [
-        widgets.link(name, "/history", level=level, name=name, metric=metric, last=last) for name in names
+        widgets.link(name, "/history", scope=scope, name=name, metric=metric, last=last) for name in names
     ]
-    return widgets.empty(f"Which {level}? Give its name above.", join(*(join(one, " ") for one in links)))
+    return widgets.empty(f"Which {scope}? Give its name above.", join(*(join(one, " ") for one in links)))
 
 
 def _none() -> Markup:

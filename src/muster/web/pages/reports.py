@@ -160,7 +160,7 @@ def group(seen: page.PageRequest) -> page.DashboardPage:
             _filter(seen, name=name),
         ),
         foot=widgets.more_link(
-            "Its past", page.link_to("/history", level="group", name=name, metric="cpu_percent", last="1h")
+            "Its past", page.link_to("/history", scope="group", name=name, metric="cpu_percent", last="1h")
         ),
     )
 

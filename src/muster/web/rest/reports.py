@@ -56,8 +56,10 @@ async def facts(source: Any) -> dict[str, Any]:
     try:
         alerts = await source.alerts()
         found["alerts"] = {
-            level.value: sum(one.level is level and one.state is messages.AlertState.FIRING for one in alerts)
-            for level in messages.Severity
+            severity.value: sum(
+                one.severity is severity and one.state is messages.AlertState.FIRING for one in alerts
+            )
+            for severity in messages.Severity
         }
     except errors.Unavailable as error:
         found["alerts"] = {"error": error.message}
@@ -162,13 +164,13 @@ async def service(
 
 @router.get(
     "/history/{kind}",
-    summary="Search the history, newest first: reports of nodes and levels, alerts, days",
+    summary="Search the history, newest first: reports of nodes, roll-ups by scope, alerts, days",
     **base.answers(base.items()),
 )
 async def history(
     known: request_state.Known,
     person: request_state.Person,
-    kind: Literal["nodes", "levels", "alerts", "days"],
+    kind: Literal["nodes", "rollups", "alerts", "days"],
     where: base.Where = "",
     from_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
     to_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
@@ -190,17 +192,17 @@ async def history(
     return base.page(rows, next_)
 
 
-@router.get("/history-plot", summary="A metric of a level over time, thinned", **base.answers(base.items()))
+@router.get("/history-plot", summary="A metric of a scope over time, thinned", **base.answers(base.items()))
 async def plot(
     known: request_state.Known,
     person: request_state.Person,
     metric: Annotated[str, Query(min_length=1, max_length=256)],
-    level: Literal["system", "group", "zone"] = "system",
+    scope: Literal["system", "group", "zone"] = "system",
     name: Annotated[str, Query(max_length=256)] = "",
     from_ms: Annotated[int, Query(ge=0, le=(1 << 53) - 1)] = 0,
     points: Annotated[int, Query(ge=2, le=2000)] = 240,
 ) -> Response:
-    return base.page(await known.source.plot(level, name, metric, from_ms=from_ms, points=points))
+    return base.page(await known.source.plot(scope, name, metric, from_ms=from_ms, points=points))
 
 
 @router.get(

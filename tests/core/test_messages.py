@@ -47,7 +47,7 @@ alerts = st.builds(
     messages.Alert,
     rule=name,
     about=name,
-    level=st.sampled_from(messages.Severity),
+    severity=st.sampled_from(messages.Severity),
     state=st.sampled_from(messages.AlertState),
     since_ms=at_ms,
     at_ms=at_ms,

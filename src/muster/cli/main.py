@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import click
 
 from muster.cli import command as cli_command
-from muster.cli import interrupts, output
+from muster.cli import extras, interrupts, output
 from muster.core import errors
 
 INTERRUPTED = 130
@@ -201,6 +201,17 @@ def from_os_error(error: OSError) -> errors.MusterError:
             return errors.MusterError(what)
 
 
+def _known(error: Exception) -> errors.MusterError | None:
+    """The error in our own tree; None for one that only a bug explains."""
+    if isinstance(error, errors.MusterError):
+        return error
+    if isinstance(error, OSError):
+        return from_os_error(error)
+    if isinstance(error, ModuleNotFoundError):
+        return extras.missing(error)
+    return None
+
+
 def _report(invocation: cli_command.Invocation, code: str, message: str, hint: str | None) -> None:
     if invocation.output == "json":
         sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
@@ -239,22 +250,18 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
             raise
         _report(invocation, errors.InvalidInput.code, error.format_message(), hint)
         return errors.InvalidInput.exit_code
-    except (errors.MusterError, OSError) as error:
-        if invocation.debug:
-            raise
-        told = from_os_error(error) if isinstance(error, OSError) else error
-        message = told.message
-        if isinstance(told, errors.ParseError):
-            message += "\n" + "\n".join(f"    {line}" for line in told.pointer().splitlines())
-        _report(invocation, told.code, message, told.hint)
-        return told.exit_code
     except Exception as error:
-        if isinstance(
-            error.__cause__, KeyboardInterrupt
-        ):  # Python wraps one that comes while a class is made
+        if isinstance(error.__cause__, KeyboardInterrupt):  # wrapped while a class was being created
             return INTERRUPTED
         if invocation.debug:
             raise
+        known = _known(error)
+        if known is not None:
+            message = known.message
+            if isinstance(known, errors.ParseError):
+                message += "\n" + "\n".join(f"    {line}" for line in known.pointer().splitlines())
+            _report(invocation, known.code, message, known.hint)
+            return known.exit_code
         broken = errors.InvariantViolation(f"{type(error).__name__}: {error}")
         _report(invocation, broken.code, broken.message, "this is a bug in Muster: run it again with --debug")
         return broken.exit_code

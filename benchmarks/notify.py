@@ -403,7 +403,7 @@ def _rate(held: matcher.Matcher, policies: int) -> harness.Row:
 def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -> list[harness.Row]:
     """Open loop: events and updates are due at their times, whether or not we keep up.
 
-    An update is a message about a thousand parties, by name, as it comes from the bus: decoded, checked,
+    An update is a message about a thousand receivers, by name, as it comes from the bus: decoded, checked,
     looked up, written.  70 % of the events have an address that selects 0.01 %, 25 % one of 1 %, the rest one
     of 50 %.
     """
@@ -421,7 +421,7 @@ def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -
                 protocol.ReceiverChanges(
                     changes=(
                         protocol.UpdateReceivers(
-                            parties=tuple(name.partition("/")[2] for name in names[:batch]),
+                            receivers=tuple(name.partition("/")[2] for name in names[:batch]),
                             values={"load": np.round(numbers.random(batch), 4).tolist()},
                         ),
                     )

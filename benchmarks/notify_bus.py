@@ -51,8 +51,8 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
             took_s = time.perf_counter() - started
             again = await _held_by(notifier)
     for told in (filled, again):
-        if told["parties"] != receivers:
-            raise errors.InvariantViolation(f"{told['parties']} of {receivers} receivers are held")
+        if told["receivers"] != receivers:
+            raise errors.InvariantViolation(f"{told['receivers']} of {receivers} receivers are held")
     of = f"{receivers:,} receivers, {policies:,} policies"
 
     def row(what: str, each: float, goal: float | None = None) -> harness.Row:

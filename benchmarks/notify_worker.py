@@ -1,4 +1,4 @@
-"""The other side of ``bench-notify``: a notifier, and clients with many parties.
+"""The other side of ``bench-notify``: a notifier, and clients with many receivers.
 
 python -m benchmarks.notify_worker memory RECEIVERS POLICIES
 python -m benchmarks.notify_worker notifier URL
@@ -62,7 +62,7 @@ async def notifier(url: str) -> None:
         while await asyncio.to_thread(sys.stdin.readline):
             await asyncio.to_thread(matcher.warm_up)  # so that all there is to load has been
             resident = await steady()
-            say({"parties": len(served.engine), "resident_bytes": resident})
+            say({"receivers": len(served.engine), "resident_bytes": resident})
 
 
 async def steady() -> int:
@@ -77,11 +77,11 @@ async def steady() -> int:
 
 
 async def join(mine: client.NotifyClient, first: int, count: int, groups: int) -> None:
-    """Parties, ten thousand at a time, in columns."""
+    """Receivers, ten thousand at a time, in columns."""
     for start in range(first, first + count, 10_000):
         numbers = range(start, min(start + 10_000, first + count))
         joins = protocol.JoinReceivers(
-            parties=tuple(f"web-{number}" for number in numbers),
+            receivers=tuple(f"web-{number}" for number in numbers),
             model="WebServer",
             values={
                 "region": [f"region{number % groups}" for number in numbers],
@@ -108,7 +108,7 @@ async def fill(url: str, count: int, policies: int) -> None:
             own, which = np.unique(numbers.integers(0, policies, len(some)), return_inverse=True)
             columns = notify_world.columns(numbers, len(some))
             joins = protocol.JoinReceivers(
-                parties=tuple(f"web-{number}" for number in some),
+                receivers=tuple(f"web-{number}" for number in some),
                 model="WebServer",
                 values={name: [protocol.cell(cell) for cell in cells] for name, cells in columns.items()},
                 policies=tuple(texts[one] for one in own.tolist()),

@@ -112,7 +112,7 @@ def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
     """The receivers of these numbers."""
     found: dict[protocol.Shard, list[str]] = {shard: [] for shard in range(protocol.SHARDS)}
     for number in numbers:
-        name = protocol.party_id(PROCESS, f"web-{number}")
+        name = protocol.participant_id(PROCESS, f"web-{number}")
         found[protocol.shard_of(name)].append(name)
     return found
 
@@ -126,7 +126,7 @@ def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = Fals
         which.sort()
     made = matcher.Matcher(kernels=kernels)
     for chunk in np.array_split(np.arange(receivers), protocol.SHARDS):
-        names = [protocol.party_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
+        names = [protocol.participant_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
         mine, local = np.unique(which[chunk], return_inverse=True)
         made.join_many(
             names, WEB_SERVER, columns(numbers, len(chunk)), [listed[one] for one in mine.tolist()], local

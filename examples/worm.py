@@ -176,7 +176,7 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
         await mallory.present(_theirs(manager, now))  # a good grant, of somebody else
         outcome.forged.append(await liar.send("command", {"action": "halt"}))
         # In the regional controller's name: the broker lets nobody speak under another identity.
-        forged = protocol.SendEvent(id="forged", party="control", type="alert", content={"threat_level": 9})
+        forged = protocol.SendEvent(id="forged", sender="control", type="alert", content={"threat_level": 9})
         subject = (
             f"muster.notify.from.northwest-control.event.{protocol.shard_of('northwest-control/control')}"
         )

@@ -55,15 +55,15 @@ class Manager:
 async def obeyed(manager: Manager, *events: Any) -> list[int]:
     """The sequences of the events that were acknowledged."""
     acknowledged: list[int] = []
-    parties: Any = types.SimpleNamespace(
+    receivers: Any = types.SimpleNamespace(
         _receipts=types.SimpleNamespace(
-            acknowledge=lambda shard, sequence, party: acknowledged.append(sequence)
+            acknowledge=lambda shard, sequence, receiver: acknowledged.append(sequence)
         )
     )
-    party = notify.ReceiverHandle(parties, "web-1", 10)
+    receiver = notify.ReceiverHandle(receivers, "web-1", 10)
     for event in events:
-        party._take(event, 0)
-    obeying = asyncio.create_task(commands.execute_command(party, "web-1", manager))  # type: ignore[arg-type]
+        receiver._take(event, 0)
+    obeying = asyncio.create_task(commands.execute_command(receiver, "web-1", manager))  # type: ignore[arg-type]
     await eventually(lambda: not manager._answers, timeout_s=600)
     await asyncio.sleep(0)
     obeying.cancel()
@@ -73,7 +73,7 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
 
 def command(operation: str, sequence: int) -> Any:
     return types.SimpleNamespace(
-        content={"operation": operation}, sender={"party": "x/y"}, id=f"e{sequence}", sequence=sequence
+        content={"operation": operation}, sender={"receiver": "x/y"}, id=f"e{sequence}", sequence=sequence
     )
 
 
@@ -155,14 +155,14 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain_of(**enabled))
         part = running.part(responder.ResponderComponent)
-        parties = await stack.enter_async_context(
+        receivers = await stack.enter_async_context(
             notify.NotifyClient(
                 await stack.enter_async_context(await running.connect("ear", roles.Role.USER))
             )
         )
-        await parties.define(NEWS)
-        await parties.define(LISTENER)
-        await parties.advertise("ear", "Listener", {}, policy="news")
+        await receivers.define(NEWS)
+        await receivers.define(LISTENER)
+        await receivers.advertise("ear", "Listener", {}, policy="news")
 
         async def begun() -> bool:
             return await running.store.get(responder.COLLECTION, responder.POSITION) is not None

@@ -158,7 +158,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                     return "host-b" in {one["name"] for one in await fleet.agents()}
 
                 await eventually(there)
-                # A machine may have done what its own parties accepted, and nothing to the others.
+                # A machine may have done what its own receivers accepted, and nothing to the others.
                 # Both are given the secret that they refer to.
                 await fleet.set_secret("word", "swordfish")
                 await fleet.apply(WITH_SECRET)

@@ -50,7 +50,7 @@ NO_ACTS = {
     *("inform nodes", "inform service find", "inform service show", "inform session status"),
     *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),
     *("message queues", "message receive", "message send", "message subscriptions", "notify check"),
-    *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
+    *("notify explain", "notify listen", "notify models", "notify receivers", "notify who"),
     *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
     *("profile use", "pub", "report", "request", "rollout list", "rollout show"),

@@ -1,8 +1,8 @@
 """The walk: once around the loop, thin and real, in one domain.
 
 A sensor reports this machine; a channel holds and forwards; Spark rolls up and raises an alert; the responder
-turns it into a command, qualified by a grant; the notifier delivers it to the party whose state it addresses
-and whose policy accepts it, and to no other; the resource's manager has its agent carry it out; a context
+turns it into a command, qualified by a grant; the notifier delivers it only to the receiver whose state it
+addresses and whose policy accepts it; the resource's manager has its agent carry it out; a context
 says what is where now, and a message that it was done.
 Everything deeper is tested where it lives; this test says that the parts fit together.
 """
@@ -120,20 +120,20 @@ async def test_once_around_the_loop(tmp_path: Path):
             await fleet.wait(resource, "up")
         pids = {name: host.hosted[name].seen.properties["pid"] for name in ("web", "db")}
 
-        # Notification: both resources are parties that accept commands from the trusted only.
-        parties = await stack.enter_async_context(notify.NotifyClient(host_bus))
+        # Notification: both resources are receivers that accept commands from the trusted only.
+        receivers = await stack.enter_async_context(notify.NotifyClient(host_bus))
         for model in (SERVER, CONTROLLER, COMMAND):
-            await parties.define(model)
+            await receivers.define(model)
         for resource in ("web", "db"):
-            party = await parties.advertise(
+            receiver = await receivers.advertise(
                 resource, "Server", {"application": resource}, policy=POLICY, durable=True
             )
             work = asyncio.create_task(
-                commands.execute_command(party, resource, manage.ManageClient(host_bus))
+                commands.execute_command(receiver, resource, manage.ManageClient(host_bus))
             )
             stack.callback(work.cancel)
         authority = running.trust.root_authority()
-        await parties.present(
+        await receivers.present(
             authority.grant("responder", {"_trust_level": 3}, tier=1, now=time.time(), lifetime_s=3600)
         )
 

@@ -102,7 +102,7 @@ LAUGHS = b'<!DOCTYPE x [<!ENTITY a "ha">' + b"".join(
         (b"<a>" * 5000 + b"</a>" * 5000, "malformed"),
         (b"<a/>" + bytes(report_xml.MAX_BYTES), "too-large"),
         (b'<node-report xmlns="urn:muster:report:2"/>', "wrong-version"),
-        (b'<party xmlns="urn:muster:report:1"/>', "unknown-kind"),
+        (b'<receiver xmlns="urn:muster:report:1"/>', "unknown-kind"),
         (b'<node-report xmlns="urn:muster:report:1" machine="m"/>', "malformed"),
         (
             b'<service-report xmlns="urn:muster:report:1" name="m"><metric name="a">NaN</metric>'

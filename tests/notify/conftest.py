@@ -60,8 +60,8 @@ async def notifier(connect):
 
 
 @pytest.fixture
-async def parties(connect):
-    """A process with its parties: ``await parties("p1")``."""
+async def receivers(connect):
+    """A process with its receivers: ``await receivers("p1")``."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(process, **more):

@@ -38,24 +38,24 @@ async def _both(one: client.NotifyClient, other: client.NotifyClient, name: str)
     )
 
 
-async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_other(notifier, parties):
+async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_other(notifier, receivers):
     first, second = await notifier("n1", serving=False), await notifier("n2", serving=False)
     await eventually(lambda: _see_each_other(first, second))
-    one, other = await parties("p1"), await parties("p2")
+    one, other = await receivers("p1"), await receivers("p2")
     for number in range(TIMES):
         outcomes = await _both(one, other, f"Model{number}")
         assert {type(outcome) for outcome in outcomes} == {type(None), errors.Conflict}
-    assert first.known.vocabulary.parties == second.known.vocabulary.parties
-    assert len(first.known.vocabulary.parties) == TIMES
+    assert first.known.vocabulary.receivers == second.known.vocabulary.receivers
+    assert len(first.known.vocabulary.receivers) == TIMES
     assert not first.counts["bad-record"] + second.counts["bad-record"]
 
 
-async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifier, parties, root):
+async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifier, receivers, root):
     """Whoever was told that a grant is revoked can rely on it."""
     trusts = {"root": root.key.public, "domain": "here", "serving": False}
     first, second = await notifier("n1", **trusts), await notifier("n2", **trusts)
     await eventually(lambda: _see_each_other(first, second))
-    one, other = await parties("p1"), await parties("p2")
+    one, other = await receivers("p1"), await receivers("p2")
     serials: set[str] = set()
     for number in range(1, TIMES + 1):
         new = (f"{number:031d}a", f"{number:031d}b")
@@ -67,11 +67,11 @@ async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifi
             assert served.known.revocations.lists[root.key.public].serials == serials
 
 
-async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect, root, monkeypatch):
+async def test_a_grant_that_is_long_over_is_forgotten(notifier, receivers, connect, root, monkeypatch):
     """Else those who are granted something anew each hour would fill the bucket, and no list fit into it."""
     monkeypatch.setattr(authorities, "SHOWN_S", 1.0)
     served = await notifier(root=root.key.public, domain="here", serving=False)
-    boss = await parties("boss")
+    boss = await receivers("boss")
     await boss.present(root.grant("boss", {"_rank": 1}, tier=1, now=time.time(), lifetime_s=1.0))
     await boss.present(root.grant("boss", {"_rank": 2}, tier=1, now=time.time(), lifetime_s=3e9))
     reader = await connect("reader")
@@ -113,10 +113,10 @@ def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is
         knows.grant_key(chain, now=1002.0)
 
 
-async def test_models_and_grants_are_listed_whole_however_many_there_are(notifier, parties, root):
+async def test_models_and_grants_are_listed_whole_however_many_there_are(notifier, receivers, root):
     """Nobody could send any more, or revoke, if the list of them had to fit into one message."""
     await notifier(root=root.key.public, domain="here", serving=False)
-    boss = await parties("boss")
+    boss = await receivers("boss")
     words = types.set_of(*(f"word-{'x' * 200}-{number}" for number in range(60)))
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))

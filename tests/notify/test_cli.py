@@ -30,7 +30,7 @@ def up(tmp_path_factory):
 
 @pytest.fixture
 def listener(up):
-    """A party that waits for one event."""
+    """A receiver that waits for one event."""
     child = subprocess.Popen(
         driver.command_line(
             *("notify", "listen", "--as", "web", "--model", "WebServer", "--state", "application=IIS"),
@@ -54,10 +54,10 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
         assert told.code == 0, told.err
         return told.json()
 
-    assert ask("notify", "parties")[0]["party"] == "admin/web"
-    assert ask("notify", "who", "load > 0.8")["parties"] == ["admin/web"]
+    assert ask("notify", "receivers")[0]["receiver"] == "admin/web"
+    assert ask("notify", "who", "load > 0.8")["receivers"] == ["admin/web"]
     near = ask("notify", "who", "load > 0.95")
-    assert (near["count"], near["near"][0]["party"]) == (0, "admin/web")
+    assert (near["count"], near["near"][0]["receiver"]) == (0, "admin/web")
 
     why = ask("notify", "explain", "alert threat_level=4", "admin/web")
     assert (why["delivered"], why["sender"]["holds"]) == (False, False)
@@ -118,13 +118,13 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
     listener.terminate()
     listener.communicate(timeout=30)
     assert listener.returncode == 130
-    assert driver.quick("notify", "parties", "-o", "json", home=up).json() == []  # it has left
-    # A durable party stays, until somebody ends it.
+    assert driver.quick("notify", "receivers", "-o", "json", home=up).json() == []  # it has left
+    # A durable receiver stays, until somebody ends it.
     kept = ("--as", "kept", "--model", "WebServer", "--policy", "alert", "--durable", "--timeout", "0")
     assert driver.quick("notify", "listen", *kept, home=up).code == errors.TimedOut.exit_code
     left = driver.quick("notify", "leave", "admin/kept", home=up)
     assert left.code == 0, left.err
-    assert driver.quick("notify", "parties", "-o", "json", home=up).json() == []
+    assert driver.quick("notify", "receivers", "-o", "json", home=up).json() == []
     assert driver.quick("notify", "leave", "kept", home=up).code == errors.NotFound.exit_code
 
 

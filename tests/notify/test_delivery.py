@@ -15,9 +15,9 @@ IIS = {"application": "IIS", "load": 0.9, "services": {"docs", "cgi"}}
 APACHE = {"application": "Apache", "load": 0.2}
 
 
-async def test_an_event_reaches_exactly_those_whose_state_and_policy_agree(notifier, parties):
+async def test_an_event_reaches_exactly_those_whose_state_and_policy_agree(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     keen = await mine.advertise("keen", "WebServer", IIS, policy="alert AND threat_level >= 4")
@@ -27,15 +27,15 @@ async def test_an_event_reaches_exactly_those_whose_state_and_policy_agree(notif
     await sender.send("alert", {"threat_level": 5}, to="application = 'IIS' AND load > 0.8")
     await sender.send("alert", {"threat_level": 9, "text": "second"}, to="TRUE")
     first, second = await keen.next(timeout_s=30), await keen.next(timeout_s=30)
-    assert (first.type, first["threat_level"], first.sender["party"]) == ("alert", 5, "farm/watch")
+    assert (first.type, first["threat_level"], first.sender["_id"]) == ("alert", 5, "farm/watch")
     assert second["text"] == "second"
     assert (await calm.next(timeout_s=30))["threat_level"] == 9
     assert (await other.next(timeout_s=30))["threat_level"] == 9
 
 
-async def test_a_change_holds_for_every_event_after_its_acknowledgement(notifier, parties):
+async def test_a_change_holds_for_every_event_after_its_acknowledgement(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     web = await mine.advertise("web", "WebServer", IIS, policy="alert")
@@ -68,10 +68,10 @@ async def test_a_change_holds_for_every_event_after_its_acknowledgement(notifier
     ],
 )
 async def test_what_does_not_fit_is_refused_where_it_is_registered(
-    notifier, parties, state, policy, error, words
+    notifier, receivers, state, policy, error, words
 ):
     served = await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     with pytest.raises(error) as refused:
@@ -81,9 +81,9 @@ async def test_what_does_not_fit_is_refused_where_it_is_registered(
     assert served.counts[refused.value.code] == 1
 
 
-async def test_a_misspelt_attribute_is_pointed_at_and_the_right_one_suggested(notifier, parties):
+async def test_a_misspelt_attribute_is_pointed_at_and_the_right_one_suggested(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     with pytest.raises(errors.ParseError) as refused:
@@ -94,10 +94,10 @@ async def test_a_misspelt_attribute_is_pointed_at_and_the_right_one_suggested(no
 
 
 async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_again_at_the_notifier(
-    notifier, parties, connect
+    notifier, receivers, connect
 ):
     served = await notifier()
-    mine, other = await parties("farm"), await parties("other")
+    mine, other = await receivers("farm"), await receivers("other")
     for model in MODELS:
         await mine.define(model)
     for content, words in (({"threat_level": "high"}, "of type int"), ({"thread": 1}, "no attribute thread")):
@@ -106,7 +106,7 @@ async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_agai
     assert served.counts["invalid-input"] == 0  # it never got there
     bus = await connect("rogue")
     subject = subjects.from_identity("notify", "rogue", "event", str(protocol.shard_of("rogue/x")))
-    bad = protocol.SendEvent(id="1", party="x", type="alert", content={"threat_level": "high"})
+    bad = protocol.SendEvent(id="1", sender="x", type="alert", content={"threat_level": "high"})
     answer = messages.decode((await bus.request(subject, messages.encode(bad))).data, protocol.NotifyReply)
     assert answer.refused[0][1].code == "invalid-input"
     assert served.counts["admitted"] == 0
@@ -116,10 +116,10 @@ async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_agai
     await other.sender("x").send("alert", {"more": 1})
 
 
-async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notifier, parties, connect):
+async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notifier, receivers, connect):
     """JSON has whole numbers of any size and no infinity; MessagePack is the other way round."""
     served = await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in (*MODELS, models.Model("reading", {"value": types.FLOAT}, models.ModelKind.EVENT)):
         await mine.define(model)
     web = await mine.advertise("web", "WebServer", {"load": 0.5}, policy="reading")
@@ -134,10 +134,10 @@ async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notif
 
     for number, form in ((huge, "json"), (2**64, "json"), (endless, "msgpack")):
         for kind in ("reading", "untyped"):
-            bad = protocol.SendEvent(id="1", party="x", type=kind, content={"value": number})
+            bad = protocol.SendEvent(id="1", sender="x", type=kind, content={"value": number})
             assert await say("event", bad, form) == "invalid-input"
-        join = protocol.JoinReceiver(party="x", model="WebServer", state={"load": number})
-        joins = protocol.JoinReceivers(parties=("x",), model="WebServer", values={"load": [number]})
+        join = protocol.JoinReceiver(receiver="x", model="WebServer", state={"load": number})
+        joins = protocol.JoinReceivers(receivers=("x",), model="WebServer", values={"load": [number]})
         for change in (join, joins):
             assert await say("change", protocol.ReceiverChanges(changes=(change,)), form) == "invalid-input"
     with pytest.raises(errors.InvalidInput, match="infinite"):
@@ -151,9 +151,9 @@ async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notif
     assert (await web.next(timeout_s=10))["value"] == float(2**63 - 1)
 
 
-async def test_a_party_receives_in_a_loop_until_it_leaves(notifier, parties):
+async def test_a_party_receives_in_a_loop_until_it_leaves(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     web = await mine.advertise("web", "WebServer", IIS, policy="alert", durable=True)
@@ -168,22 +168,22 @@ async def test_a_party_receives_in_a_loop_until_it_leaves(notifier, parties):
     assert seen == [0, 1, 2]
 
 
-async def test_an_event_that_is_too_large_is_refused(notifier, parties):
+async def test_an_event_that_is_too_large_is_refused(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     with pytest.raises(errors.LimitExceeded, match="at most"):
         await mine.sender("x").send("alert", {"text": "x" * 300_000}, durable=True)
 
 
-async def test_many_join_at_once_in_columns(notifier, parties):
+async def test_many_join_at_once_in_columns(notifier, receivers):
     served = await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     joins = protocol.JoinReceivers(
-        parties=tuple(f"web-{number}" for number in range(100)),
+        receivers=tuple(f"web-{number}" for number in range(100)),
         model="WebServer",
         values={"load": [number / 100 for number in range(100)]},
         policies=("alert", "command"),
@@ -200,13 +200,13 @@ async def test_many_join_at_once_in_columns(notifier, parties):
         "farm/web-4",
     ]
     for wrong in (
-        {"parties": ("a", "a")},
-        {"parties": ("a",), "which": [1]},
-        {"parties": ("a",), "which": [0, 0]},
-        {"parties": ("a",), "durable": [1]},
-        {"parties": ("a",), "values": {"load": []}},
-        {"parties": ("a",), "values": {"load": ["x"]}},
-        {"parties": ("a",), "policies": ("threat_levle > 1",)},
+        {"receivers": ("a", "a")},
+        {"receivers": ("a",), "which": [1]},
+        {"receivers": ("a",), "which": [0, 0]},
+        {"receivers": ("a",), "durable": [1]},
+        {"receivers": ("a",), "values": {"load": []}},
+        {"receivers": ("a",), "values": {"load": ["x"]}},
+        {"receivers": ("a",), "policies": ("threat_levle > 1",)},
     ):
         with pytest.raises(errors.InvalidInput):
             await mine.change([protocol.JoinReceivers(model="WebServer", **wrong)])

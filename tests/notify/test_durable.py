@@ -30,10 +30,10 @@ async def _define(mine: client.NotifyClient) -> None:
 
 
 async def test_a_durable_event_is_kept_until_acknowledged_and_survives_its_notifier(
-    notifier, parties, connect
+    notifier, receivers, connect
 ):
     first = await notifier("n1")
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     await mine.sender("watch").send("alert", {"threat_level": 1}, durable=True)
@@ -51,9 +51,9 @@ async def test_a_durable_event_is_kept_until_acknowledged_and_survives_its_notif
     assert (await web.next(timeout_s=30))["threat_level"] == 2
 
 
-async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier, parties):
+async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier, receivers):
     first = await notifier("n1")
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     await mine.advertise("late", "WebServer", STATE, policy="command", durable=True)
@@ -64,15 +64,20 @@ async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier,
     await first.stop()
     second = await notifier("n2")
     await eventually(lambda: second.counts["redelivered"] > 0)
-    assert second.known.vocabulary.parties
-    owed = [party for held in second.held.values() for owing in held.pending.owed.values() for party in owing]
+    assert second.known.vocabulary.receivers
+    owed = [
+        receiver
+        for held in second.held.values()
+        for owing in held.pending.owed.values()
+        for receiver in owing
+    ]
     assert owed == ["farm/web"]
     assert not late._queue
 
 
-async def test_a_repeated_send_is_one_event(notifier, parties):
+async def test_a_repeated_send_is_one_event(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for level in (1, 1, 2):
@@ -156,11 +161,11 @@ def _settled(served: notifier_notifier.Notifier, number: int) -> bool:
     return served.counts["acknowledged"] == number
 
 
-async def test_what_was_settled_is_not_remembered_for_ever(notifier, parties):
+async def test_what_was_settled_is_not_remembered_for_ever(notifier, receivers):
     """Whatever the shard says will not come again needs no place in the receiver's memory."""
     settings = settings_.NotifySettings(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
     served = await notifier(settings=settings)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for number in range(200):
@@ -171,9 +176,9 @@ async def test_what_was_settled_is_not_remembered_for_ever(notifier, parties):
     assert len(mine._receipts) < 20
 
 
-async def test_events_are_forgotten_when_everybody_has_acknowledged(notifier, parties, connect):
+async def test_events_are_forgotten_when_everybody_has_acknowledged(notifier, receivers, connect):
     served = await notifier()
-    mine = await parties("farm", on_event=lambda names, event: None)
+    mine = await receivers("farm", on_event=lambda names, event: None)
     await _define(mine)
     await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for number in range(50):
@@ -187,9 +192,9 @@ async def test_events_are_forgotten_when_everybody_has_acknowledged(notifier, pa
     await eventually(is_empty)
 
 
-async def test_a_slow_receiver_is_given_durable_events_again(notifier, parties):
+async def test_a_slow_receiver_is_given_durable_events_again(notifier, receivers):
     await notifier()
-    mine = await parties("farm", queue_max=5)
+    mine = await receivers("farm", queue_max=5)
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for number in range(12):
@@ -200,9 +205,9 @@ async def test_a_slow_receiver_is_given_durable_events_again(notifier, parties):
     assert not web.dropped
 
 
-async def test_a_durable_event_reaches_a_transient_party_once(notifier, parties):
+async def test_a_durable_event_reaches_a_transient_party_once(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     for number in range(3):
@@ -211,16 +216,16 @@ async def test_a_durable_event_reaches_a_transient_party_once(notifier, parties)
     assert not web._queue
 
 
-async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, parties):
+async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, receivers):
     """Two that come in the same moment: neither may make the other miss what is between their positions."""
     served = await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     names = {protocol.shard_of(f"farm/web-{number}"): f"web-{number}" for number in range(300)}
     far, near = sorted(names)[:2]
     for shard in (far, near):
         await mine.advertise(names[shard], "WebServer", STATE, policy="alert", durable=True)
-    mine._parties.clear()  # nobody acknowledges
+    mine._receivers.clear()  # nobody acknowledges
     for number in range(20):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     await eventually(lambda: {held.recorded for held in served.held.values()} == {20})
@@ -248,11 +253,11 @@ def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
     assert came == set(range(1, 91))
 
 
-async def test_an_event_that_cannot_be_read_at_once_ends_nothing(notifier, parties, monkeypatch):
+async def test_an_event_that_cannot_be_read_at_once_ends_nothing(notifier, receivers, monkeypatch):
     """It was put out of mind, and its stream does not answer for a moment."""
     monkeypatch.setattr(durable_events, "EVENTS_REMEMBERED", 0)
     served = await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     real = served._durable._events.get

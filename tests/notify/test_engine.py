@@ -28,7 +28,7 @@ def test_random_worlds_are_decided_as_the_reference_decides_them(kernels):
 @hypothesis.given(strategies.integers(min_value=0))
 @hypothesis.settings(max_examples=25, deadline=None)
 def test_any_world(seed):
-    worlds.play(random.Random(seed), kernels_numpy, parties=25, steps=25)
+    worlds.play(random.Random(seed), kernels_numpy, receivers=25, steps=25)
 
 
 def test_many_at_once_are_the_same_as_one_by_one(kernels):
@@ -98,7 +98,7 @@ def test_both_sides_find_the_same_receivers(kernels):
 
 
 def _alike(kernels: Any) -> tuple[matcher.Matcher, reference.ReferenceMatcher]:
-    """300 parties of as many loads, who take anything."""
+    """300 receivers of as many loads, who take anything."""
     ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     always = parser.parse("TRUE")
     for number in range(300):

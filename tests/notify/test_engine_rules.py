@@ -34,7 +34,7 @@ def ours() -> matcher.Matcher:
 
 
 def everybody(made: matcher.Matcher) -> list[str]:
-    return sorted(made.parties())
+    return sorted(made.receivers())
 
 
 # Who is here.
@@ -64,7 +64,7 @@ def test_parties_are_known_by_name_whatever_their_model(ours: matcher.Matcher):
     ],
 )
 def test_a_party_that_is_not_here_is_named(ours: matcher.Matcher, ask: Any):
-    with pytest.raises(errors.NotFound, match="no party 'x'"):
+    with pytest.raises(errors.NotFound, match="no receiver 'x'"):
         ask(ours)
     assert len(ours) == 4
 
@@ -94,9 +94,9 @@ def test_of_many_that_join_those_that_were_here_leave_first(ours: matcher.Matche
 
 
 def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(ours: matcher.Matcher):
-    for party in ("w1", "new"):
+    for receiver in ("w1", "new"):
         with pytest.raises(errors.MusterError):
-            ours.join(party, WEB, {"load": 0.9}, "level >")
+            ours.join(receiver, WEB, {"load": 0.9}, "level >")
     assert everybody(ours) == ["d1", "d2", "w1", "w2"]
     assert ours.state_of("w1") == {"load": 0.1}
 
@@ -122,7 +122,7 @@ def test_a_shard_leaves_at_once(ours: matcher.Matcher):
     assert ours.match(ALERT, EVERYBODY) == ["w1"]
     ours.join_many(["w5"], WEB, {}, ["alert"], np.array([0]))
     assert ours.changed_s("w5") == 0
-    ours.leave_shard(0)  # where parties are unless another is given
+    ours.leave_shard(0)  # where receivers are unless another is given
     assert (everybody(ours), len(ours.policies)) == (["d2"], 1)
     ours.leave_shard(9)
     assert len(ours) == 1
@@ -152,8 +152,8 @@ def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Matcher):
     assert (sorted(ours.match(ALERT, EVERYBODY)), ours.changed_s("w2")) == (["d1", "w1", "w2"], 7)
     ours.set_policy("w2", None)
     assert (sorted(ours.match(ALERT, EVERYBODY)), ours.changed_s("w2")) == (["d1", "w1"], 0)
-    for party in ("w1", "d1", "d2"):
-        ours.set_policy(party, "other")
+    for receiver in ("w1", "d1", "d2"):
+        ours.set_policy(receiver, "other")
     assert len(ours.policies) == 1
     ours.set_policy("w1", "other")
     assert len(ours.policies) == 1
@@ -161,25 +161,25 @@ def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Matcher):
 
 
 def test_who_is_durable_is_known(ours: matcher.Matcher):
-    assert [party for party in everybody(ours) if ours.is_durable(party)] == ["d1"]
+    assert [receiver for receiver in everybody(ours) if ours.is_durable(receiver)] == ["d1"]
     ours.join_many(["a", "b"], WEB, {}, [None], np.array([0, 0]), durable=np.array([False, True]), shard=2)
-    assert [ours.is_durable(party) for party in "ab"] == [False, True]
+    assert [ours.is_durable(receiver) for receiver in "ab"] == [False, True]
     assert sorted(ours.tables[0].rows_of(2).tolist()) == sorted(ours.places(["a", "b"])[0][2].tolist())
     ours.join_many(["c"], WEB, {}, [None], np.array([0]), durable=np.array([False]))
     assert not ours.is_durable("c")
 
 
 def test_when_a_party_changed_is_known(ours: matcher.Matcher):
-    assert [ours.changed_s(party) for party in ("w1", "w2")] == [5, 0]
+    assert [ours.changed_s(receiver) for receiver in ("w1", "w2")] == [5, 0]
     ours.update(["w1", "d1"], {"load": [0.5, 0.6]}, at_s=8)
-    assert [ours.changed_s(party) for party in ("w1", "w2", "d1")] == [8, 0, 8]
+    assert [ours.changed_s(receiver) for receiver in ("w1", "w2", "d1")] == [8, 0, 8]
     ours.update(["w1"], {"load": [0.7]})
     assert ours.changed_s("w1") == 8, "without a time it keeps the last"
 
 
-def test_an_update_reaches_parties_of_several_models_and_the_last_value_counts(ours: matcher.Matcher):
+def test_an_update_reaches_receivers_of_several_models_and_the_last_value_counts(ours: matcher.Matcher):
     ours.update(["d1", "w1", "d2", "w1"], {"load": [1.0, 2.0, 3.0, 4.0]})
-    loads = {party: ours.state_of(party)["load"] for party in everybody(ours)}
+    loads = {receiver: ours.state_of(receiver)["load"] for receiver in everybody(ours)}
     assert loads == {"d1": 1.0, "d2": 3.0, "w1": 4.0, "w2": 0.2}
     ours.update(["w2", "w1"], {"load": [5.0, 6.0]})
     assert (ours.state_of("w1")["load"], ours.state_of("w2")["load"]) == (6.0, 5.0)
@@ -254,14 +254,14 @@ def test_which_receivers_accept_an_event_is_known_row_by_row(ours: matcher.Match
 @pytest.mark.parametrize("number", [1, 64, 65, 200])
 def test_a_bitmap_has_a_bit_for_each_receiver(number):
     made = matcher.Matcher(kernels=kernels_numpy)
-    parties = [f"p{place}" for place in range(number)]
+    receivers = [f"p{place}" for place in range(number)]
     which = np.arange(number) % 2
-    made.join_many(parties, WEB, {"port": list(range(number))}, ["alert", "level > 2"], which)
+    made.join_many(receivers, WEB, {"port": list(range(number))}, ["alert", "level > 2"], which)
     bits, count = made.find_bits(ALERT, EVERYBODY)
     assert len(bits) == (number + 63) // 64
     assert count == int(np.bitwise_count(bits).sum()) == (number + 1) // 2
     rows = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-    assert sorted(made.names([matcher.MatchResult(0, rows)])) == sorted(parties[::2])
+    assert sorted(made.names([matcher.MatchResult(0, rows)])) == sorted(receivers[::2])
     nothing, count = made.find_bits({}, EVERYBODY)
     assert (count, int(nothing.sum()), len(nothing)) == (0, 0, len(bits))
 
@@ -296,13 +296,13 @@ def test_a_match_is_worked_out_from_the_smaller_side(hits, true, side):
     """A hundred receivers with as many policies of one conjunction: of these one or all are true."""
     kernels = Counted()
     made = matcher.Matcher(kernels=kernels)
-    parties = [f"p{place}" for place in range(100)]
+    receivers = [f"p{place}" for place in range(100)]
     policies = [f"level >= {place}" for place in range(100)]
-    made.join_many(parties, WEB, {"port": list(range(100))}, policies, np.arange(100))
+    made.join_many(receivers, WEB, {"port": list(range(100))}, policies, np.arange(100))
     kernels.asked.clear()
     address = parser.parse(f"port < {hits}")
     result = made.match({"level": 0 if true == 1 else 99}, address)
-    assert sorted(result) == sorted(parties[: min(hits, true)])
+    assert sorted(result) == sorted(receivers[: min(hits, true)])
     assert kernels.asked == [side]
 
 
@@ -310,8 +310,8 @@ def test_where_both_sides_cost_the_same_receivers_ask_for_their_policies():
     """Two conjunctions of four members each: one true costs 6 + 2 * 4 = 14, as do 3.5 receivers."""
     kernels = Counted()
     made = matcher.Matcher(kernels=kernels)
-    parties = [f"p{place}" for place in range(8)]
-    made.join_many(parties, WEB, {"port": list(range(8))}, ["alert", "level > 2"], np.arange(8) % 2)
+    receivers = [f"p{place}" for place in range(8)]
+    made.join_many(receivers, WEB, {"port": list(range(8))}, ["alert", "level > 2"], np.arange(8) % 2)
     for hits, side in ((3, "by_address"), (4, "by_policy"), (7, "by_policy")):
         kernels.asked.clear()
         made.match(ALERT, parser.parse(f"port < {hits}"))
@@ -324,10 +324,10 @@ def test_where_both_sides_cost_the_same_receivers_ask_for_their_policies():
 
 def test_more_receivers_than_there_is_room_for_are_found():
     made = matcher.Matcher(kernels=kernels_numpy)
-    parties = [f"p{place}" for place in range(3000)]
-    made.join_many(parties, WEB, {}, ["alert"], np.zeros(3000, np.int64))
+    receivers = [f"p{place}" for place in range(3000)]
+    made.join_many(receivers, WEB, {}, ["alert"], np.zeros(3000, np.int64))
     assert len(made._ids) < 3000
-    assert sorted(made.match(ALERT, EVERYBODY)) == sorted(parties)
+    assert sorted(made.match(ALERT, EVERYBODY)) == sorted(receivers)
     assert len(made._ids) >= 3000 + opcodes.SPARE
     room = made._ids
     made.match(ALERT, EVERYBODY)

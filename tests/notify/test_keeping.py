@@ -24,16 +24,21 @@ POLICY = "alert AND threat_level > 2"
 
 
 def _names(shard: protocol.Shard, process: str, count: int) -> list[str]:
-    """Names of parties that all belong to one shard."""
+    """Names of receivers that all belong to one shard."""
     numbered = (f"web-{number}" for number in itertools.count())
-    mine = (name for name in numbered if protocol.shard_of(protocol.party_id(process, name)) == shard)
+    mine = (name for name in numbered if protocol.shard_of(protocol.participant_id(process, name)) == shard)
     return list(itertools.islice(mine, count))
 
 
 def _held(made: matcher.Matcher) -> dict[str, Any]:
     return {
-        party: (made.state_of(party), made.policy_of(party), made.is_durable(party), made.changed_s(party))
-        for party in made.parties()
+        receiver: (
+            made.state_of(receiver),
+            made.policy_of(receiver),
+            made.is_durable(receiver),
+            made.changed_s(receiver),
+        )
+        for receiver in made.receivers()
     }
 
 
@@ -51,7 +56,7 @@ def test_a_snapshot_brings_back_what_there_was(knows):
     policies = [POLICY, "command", ""]
     for number in range(3000):
         join = protocol.JoinReceiver(
-            party=f"web-{number}",
+            receiver=f"web-{number}",
             model="WebServer",
             state={"load": dice.random(), "services": ("docs",)} if number % 3 else {"application": "IIS"},
             policy=dice.choice(policies),
@@ -75,7 +80,7 @@ def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
     )
     assert len(policy) <= models.POLICY_LIMITS.text_length < len(knows.vocabulary.policy_text(policy))
     made = matcher.Matcher(kernels=kernels_numpy)
-    join = protocol.JoinReceiver(party="web", model="WebServer", state={"load": 0.5}, policy=policy)
+    join = protocol.JoinReceiver(receiver="web", model="WebServer", state={"load": 0.5}, policy=policy)
     snapshots.apply(made, knows, 5, "farm", join, 1)
     replay = snapshots.ShardReplay(matcher.Matcher(kernels=kernels_numpy), knows, 5)
     for data in snapshots.snapshot(made, 5, epoch=1):
@@ -90,8 +95,8 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
     made.join("p/other", WEB_SERVER, {"load": 0.1}, None)
     parts = list(snapshots.snapshot(made, 0, epoch=1))
     assert len(parts) == 3
-    joined = protocol.JoinReceiver(party="web", model="WebServer", state={"load": 0.5})
-    changed = protocol.UpdateReceivers(parties=("web",), values={"load": [0.7]})
+    joined = protocol.JoinReceiver(receiver="web", model="WebServer", state={"load": 0.5})
+    changed = protocol.UpdateReceivers(receivers=("web",), values={"load": [0.7]})
     before, after = (
         snapshots.encode_applied([("p", [joined])], 1),
         snapshots.encode_applied([("p", [changed])], 2),
@@ -106,21 +111,23 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
         for data in log:
             replay.take(data)
         replay.finish()
-        found = {party: replay._engine.state_of(party)["load"] for party in replay._engine.parties()}
+        found = {
+            receiver: replay._engine.state_of(receiver)["load"] for receiver in replay._engine.receivers()
+        }
         assert found == expected
 
 
-async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, connect, monkeypatch):
+async def test_the_log_of_a_large_shard_is_replaced_too(notifier, receivers, connect, monkeypatch):
     """A snapshot of more messages than the broker takes at once."""
-    monkeypatch.setattr(snapshots, "PARTIES", 1)
+    monkeypatch.setattr(snapshots, "RECEIVERS", 1)
     settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     names = _names(3, "farm", 1200)
     joins = protocol.JoinReceivers(
-        parties=tuple(names),
+        receivers=tuple(names),
         model="WebServer",
         values={"load": [0.5] * len(names)},
         policies=(POLICY, ""),
@@ -131,7 +138,7 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
     for number in range(12):
         await mine.update(names[:2], load=[number / 100, 0.9])
     await eventually(lambda: first.counts["snapshots"] == 1)
-    stream = await (await connect("reader")).open_stream(protocol.STREAM_PARTIES)
+    stream = await (await connect("reader")).open_stream(protocol.STREAM_RECEIVERS)
     state = await stream.state()
     held = first.held[3]
     kept = [one async for one in stream.read(state.first_sequence, subject=held.subject)]
@@ -148,12 +155,12 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
     assert second.engine.changed_s(f"farm/{names[5]}") > 0
 
 
-async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, parties):
+async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, receivers):
     settings = settings_.NotifySettings(
         lease_s=3.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000
     )
     served = await notifier("n1", settings)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     [name] = _names(0, "farm", 1)
@@ -174,9 +181,9 @@ async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifie
     assert served.counts["shard-lost"] == 0
 
 
-async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, parties, connect):
+async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, receivers, connect):
     first = await notifier("n1")
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
     [name] = _names(7, "farm", 1)
@@ -186,7 +193,7 @@ async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, parties
     await notifier("n2")
     bus = await connect("n1-again")
     for stream_name, subject, sequence in (
-        (protocol.STREAM_PARTIES, old.subject, old.sequence),
+        (protocol.STREAM_RECEIVERS, old.subject, old.sequence),
         (protocol.STREAM_MATCHES, old.matched_subject, old.matched_sequence),
     ):
         stream = await bus.open_stream(stream_name)
@@ -222,13 +229,13 @@ def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
     assert made.floor == 5
 
 
-async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(notifier, parties):
+async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(notifier, receivers):
     """The streams are common to all shards: what one takes from the front must not end another's reading."""
     first = await notifier("n1")
-    mine = await parties("farm")
+    mine = await receivers("farm")
     for model in MODELS:
         await mine.define(model)
-    await mine.change([protocol.JoinReceiver(party=f"web-{n}", model="WebServer") for n in range(200)])
+    await mine.change([protocol.JoinReceiver(receiver=f"web-{n}", model="WebServer") for n in range(200)])
     await first.stop()
     second = await notifier("n2")
     assert second.counts["shard-lost"] == 0

@@ -43,14 +43,16 @@ def knows() -> authorities.AuthorityView:
 
 
 def rank(
-    knows: authorities.AuthorityView, party: str = "p", *, now: float = NOW + 1, process: str = "boss"
+    knows: authorities.AuthorityView, receiver: str = "p", *, now: float = NOW + 1, process: str = "boss"
 ) -> Any:
-    held = knows.believed(process, party, now=now).everywhere.get("_rank")
+    held = knows.believed(process, receiver, now=now).everywhere.get("_rank")
     return None if held is None else held.value
 
 
-def rank_in(knows: authorities.AuthorityView, region: str, *, party: str = "p", now: float = NOW + 1) -> Any:
-    return knows.of_receiver("boss", party, region, now=now)[0].get("_rank")
+def rank_in(
+    knows: authorities.AuthorityView, region: str, *, receiver: str = "p", now: float = NOW + 1
+) -> Any:
+    return knows.of_receiver("boss", receiver, region, now=now)[0].get("_rank")
 
 
 def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -71,8 +73,8 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_record_tells_of_whom_something_else_may_be_believed(knows: authorities.AuthorityView):
     chain = granted()
     define = protocol.DefineModel(name="M", attributes={"x": "int"})
-    assert knows.take("model.party.M", msgspec.json.encode(define)) == set()
-    assert knows.vocabulary.parties["M"].attributes == {"x": types.INT}
+    assert knows.take("model.receiver.M", msgspec.json.encode(define)) == set()
+    assert knows.vocabulary.receivers["M"].attributes == {"x": types.INT}
     assert take(knows, chain) == {"boss"}
     assert knows.take("something.else", b"?") == set()
     listed = ROOT.revoke([documents.serial_of(chain[0])], number=1, now=NOW)
@@ -114,9 +116,9 @@ def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.Authorit
 def test_the_key_of_a_model_says_what_it_is_of(knows: authorities.AuthorityView):
     event = protocol.DefineModel(name="alert", attributes={"level": "int"}, of="event")
     assert knows.model_key(event) == "model.event.alert"
-    party = protocol.DefineModel(name="M", attributes={"x": "int"})
-    assert knows.model_key(party) == "model.party.M"
-    knows.take("model.party.M", msgspec.json.encode(party))
+    receiver = protocol.DefineModel(name="M", attributes={"x": "int"})
+    assert knows.model_key(receiver) == "model.receiver.M"
+    knows.take("model.receiver.M", msgspec.json.encode(receiver))
     with pytest.raises(errors.Conflict):
         knows.model_key(protocol.DefineModel(name="M", attributes={"x": "string"}))
     made = models.Model("M", {"x": types.INT, "s": types.set_of("a", "b")})
@@ -282,7 +284,12 @@ def test_the_highest_tier_prevails_and_of_equals_the_last_handed_in(knows: autho
 
 def test_a_grant_for_some_parties_counts_for_those_below_its_prefix(knows: authorities.AuthorityView):
     take(knows, granted(scope={"prefix": "fire"}))
-    assert [rank(knows, party) for party in ("fire", "fire.7", "flood", "firewall")] == [1, 1, None, None]
+    assert [rank(knows, receiver) for receiver in ("fire", "fire.7", "flood", "firewall")] == [
+        1,
+        1,
+        None,
+        None,
+    ]
 
 
 def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities.AuthorityView):

@@ -156,11 +156,11 @@ def test_the_xml_keeps_to_its_schema():
         "W = { float load } state w = W { load = 1e999 }",
         f"W = {{ float load }} state w = W {{ load = {'9' * 5000} }}",
         f"""{{"models": [{{"name": "W", "attributes": {{"load": "float"}}}}],
-            "states": [{{"party": "w", "model": "W", "values": {{"load": {"9" * 400}}}}}]}}""",
+            "states": [{{"receiver": "w", "model": "W", "values": {{"load": {"9" * 400}}}}}]}}""",
         "policies: {a b: alert}",
-        "states: [{party: w, model: a b, values: {}}]",
-        "states: [{party: w, model: W, values: {'a=1; b': 2}}]",
-        "states: [{party: w, model: W, values: {load: .inf}}]",
+        "states: [{receiver: w, model: a b, values: {}}]",
+        "states: [{receiver: w, model: W, values: {'a=1; b': 2}}]",
+        "states: [{receiver: w, model: W, values: {load: .inf}}]",
     ],
 )
 def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):

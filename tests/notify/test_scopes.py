@@ -41,9 +41,9 @@ def _grant(root: grants.Authority, level: int, *, tier: int = 1, **scope: Any) -
 
 
 @pytest.fixture
-async def sites(notifier, parties, root):
+async def sites(notifier, receivers, root):
     await notifier(root=root.key.public, domain="earth")
-    farm = await parties("farm")
+    farm = await receivers("farm")
     for model in (SITE, COMMAND):
         await farm.define(model)
     return {
@@ -66,8 +66,8 @@ async def _reached(sites, boss) -> set[str]:
     return found
 
 
-async def test_a_regional_grant_counts_with_receivers_in_that_region_only(sites, parties, root):
-    boss = await parties("boss")
+async def test_a_regional_grant_counts_with_receivers_in_that_region_only(sites, receivers, root):
+    boss = await receivers("boss")
     assert await _reached(sites, boss) == set()
     await boss.present(_grant(root, 4, region="west"))
     assert await _reached(sites, boss) == {"coast", "west"}
@@ -75,11 +75,11 @@ async def test_a_regional_grant_counts_with_receivers_in_that_region_only(sites,
     assert await _reached(sites, boss) == {"coast", "west", "east"}
 
 
-async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties, root, connect):
-    boss = await parties("boss")
+async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, receivers, root, connect):
+    boss = await receivers("boss")
     await boss.present(_grant(root, 4, audience=("farm/east", "elsewhere")))
     assert await _reached(sites, boss) == {"east"}
-    event = protocol.SendEvent(id="1", party="control", type="command", content={"action": "act"})
+    event = protocol.SendEvent(id="1", sender="control", type="command", content={"action": "act"})
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
         told = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
@@ -89,13 +89,13 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties
             "audience": ["farm/east", "elsewhere"],
         }
     found = await queries.match_receivers(bus, "TRUE", event=event, sender="boss/control")
-    assert [one["party"] for one in found.parties] == ["farm/east"]
+    assert [one["receiver"] for one in found.receivers] == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
 
 
-async def test_of_grants_in_several_scopes_the_highest_tier_prevails(sites, parties, root):
-    boss = await parties("boss")
+async def test_of_grants_in_several_scopes_the_highest_tier_prevails(sites, receivers, root):
+    boss = await receivers("boss")
     await boss.present(_grant(root, 4, tier=1, region="west"))
     await boss.present(_grant(root, 1, tier=2, region="west/coast"))
     assert await _reached(sites, boss) == {"west"}
@@ -105,9 +105,9 @@ async def test_of_grants_in_several_scopes_the_highest_tier_prevails(sites, part
 
 @pytest.mark.parametrize("scope", [{"region": "west"}, {"audience": ("farm/west", "farm/coast")}])
 async def test_of_grants_of_equal_tier_the_last_handed_in_prevails_also_inside_a_scope(
-    sites, parties, root, scope
+    sites, receivers, root, scope
 ):
-    boss = await parties("boss")
+    boss = await receivers("boss")
     await boss.present(_grant(root, 4, **scope))
     assert await _reached(sites, boss) == {"coast", "west"}
     await boss.present(_grant(root, 1))  # lowers trust for everyone
@@ -116,15 +116,15 @@ async def test_of_grants_of_equal_tier_the_last_handed_in_prevails_also_inside_a
     assert await _reached(sites, boss) == {"coast", "west"}
 
 
-async def test_a_grant_for_another_domain_or_party_of_the_holder_counts_nowhere(sites, parties, root):
-    boss = await parties("boss")
+async def test_a_grant_for_another_domain_or_party_of_the_holder_counts_nowhere(sites, receivers, root):
+    boss = await receivers("boss")
     await boss.present(_grant(root, 4, domain="earth", prefix="other"))
     assert await _reached(sites, boss) == set()
     await boss.present(_grant(root, 4, domain="earth", prefix="control"))
     assert await _reached(sites, boss) == set(sites)
 
 
-async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, parties, root):
+async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, receivers, root):
     farm = sites["coast"]._all
     chain = root.grant(
         "farm",
@@ -138,7 +138,7 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
 
     async def trusted() -> list[str]:
         found = await queries.list_receivers(farm._bus, where="_trust_level = 5")
-        return [one["party"] for one in found.parties]
+        return [one["receiver"] for one in found.receivers]
 
     assert await trusted() == ["farm/coast", "farm/west"]
     await sites["west"].update(region="east")
@@ -146,31 +146,33 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
     assert await trusted() == ["farm/coast", "farm/lost"]
 
 
-async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, parties, root, monkeypatch):
+async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, receivers, root, monkeypatch):
     monkeypatch.setattr(notifier_grants, "AT_ONCE", 7)
     served = await notifier(root=root.key.public, domain="earth")
     dice = random.Random(5)
     held = {f"{dice.choice(['boss', 'farm'])}/{number}": dice.choice(REGIONS) for number in range(60)}
-    one, other = [party[5:] for party, region in held.items() if party.startswith("boss/") and region][:2]
-    for party, region in held.items():
-        served.engine.join(party, SITE, {} if region is None else {"region": region}, None)
-    boss = await parties("boss")
+    one, other = [
+        receiver[5:] for receiver, region in held.items() if receiver.startswith("boss/") and region
+    ][:2]
+    for receiver, region in held.items():
+        served.engine.join(receiver, SITE, {} if region is None else {"region": region}, None)
+    boss = await receivers("boss")
     seen = set()
     there = held[f"boss/{other}"]
     granted: list[dict[str, Any]] = [{}, {"region": "a"}, {"prefix": one}, {"region": there, "prefix": other}]
     for level, scope in enumerate(granted):
         await boss.present(_grant(root, level, **scope))
-        for party, region in held.items():
-            process, _, name = party.partition("/")
+        for receiver, region in held.items():
+            process, _, name = receiver.partition("/")
             wanted, _ = served.known.of_receiver(process, name, region or "", now=time.time())
-            found = served.engine.state_of(party).get("_trust_level")
-            assert found == wanted.get("_trust_level"), party
+            found = served.engine.state_of(receiver).get("_trust_level")
+            assert found == wanted.get("_trust_level"), receiver
             seen.add(found)
     assert seen >= {None, 0, 1, 2, 3}
 
 
-async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, parties, root):
-    """Summaries tell of what parties say: what authorities say may begin and end between them."""
+async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, receivers, root):
+    """Summaries tell of what receivers say: what authorities say may begin and end between them."""
     trusts: dict[str, Any] = {"root": root.key.public, "domain": "earth"}
     settings = settings_.NotifySettings(lease_s=5.0, beat_s=1.0)
     first = await notifier("n1", settings, **trusts)
@@ -178,7 +180,7 @@ async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifi
     await eventually(
         lambda: len(first.members.shards()) == len(second.members.shards()) == 16 and second.held
     )
-    farm, boss = await parties("farm"), await parties("boss")
+    farm, boss = await receivers("farm"), await receivers("boss")
     await farm.define(models.Model("Guard", {"region": types.STRING, "_r": types.STRING, "_b": types.BOOL}))
     await farm.define(COMMAND)
     guards = [
@@ -210,9 +212,9 @@ def test_random_scopes_are_decided_as_each_receiver_would():
         policies.append(parser.parse("sender._l IS NULL"))
         held: dict[str, tuple[dict[str, types.Value], ast.Condition]] = {}
         for number in range(60):
-            party, region = f"p{number % 5}/{number}", dice.choice(REGIONS)
-            held[party] = ({} if region is None else {"region": region}, dice.choice(policies))
-            made.join(party, SITE, *held[party])
+            receiver, region = f"p{number % 5}/{number}", dice.choice(REGIONS)
+            held[receiver] = ({} if region is None else {"region": region}, dice.choice(policies))
+            made.join(receiver, SITE, *held[receiver])
         within = tuple(
             protocol.ScopedAttributes(
                 attributes={"_l": dice.randrange(4)},
@@ -225,9 +227,9 @@ def test_random_scopes_are_decided_as_each_receiver_would():
         address = parser.parse(dice.choice(["TRUE", "region IS NOT NULL", "region = 'a'"]))
         asks = python.compile(address)
         wanted = {
-            party
-            for party, (state, policy) in held.items()
+            receiver
+            for receiver, (state, policy) in held.items()
             if asks(state.get)
-            and python.compile(policy)(grant_scopes.attributes_seen_by(event, party, state).get)
+            and python.compile(policy)(grant_scopes.attributes_seen_by(event, receiver, state).get)
         }
         assert set(made.names(grant_scopes.find(made, event, address))) == wanted

@@ -45,9 +45,9 @@ def root():
     return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
 
 
-async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, root):
+async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, receivers, root):
     served = await notifier(root=root.key.public, domain="here")
-    mine, boss = await parties("farm"), await parties("boss")
+    mine, boss = await receivers("farm"), await receivers("boss")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="command AND sender._trust_level >= 3")
     sender = boss.sender("control")
@@ -109,9 +109,9 @@ async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
             regional.grant("x", attributes, tier=tier, now=now, lifetime_s=60)
 
 
-async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, parties, root, monkeypatch):
+async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, receivers, root, monkeypatch):
     served = await notifier(root=root.key.public)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     one = await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
     await mine.sender("s").send("command", {"action": "1"}, to="_trust_level > 1")
@@ -142,16 +142,16 @@ async def test_a_flooding_sender_waits_for_itself():
     assert not queue.put("large", "y", 1)
 
 
-async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties, connect):
+async def test_a_flood_from_one_sender_does_not_starve_another(notifier, receivers, connect):
     settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, sender_pending=50)
     served = await notifier(settings=settings)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     flood = await connect("flood")
     shard = protocol.shard_of("flood/x")
     subject = subjects.from_identity("notify", "flood", "event", str(shard))
-    noise = messages.encode(protocol.SendEvent(id="n", party="x", type="noise"))
+    noise = messages.encode(protocol.SendEvent(id="n", sender="x", type="noise"))
     for number in range(3000):
         await flood.publish(subject, noise, reply=f"_R.@notify.flood.s.{number}")
     await flood.flush()
@@ -160,9 +160,9 @@ async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties
     await eventually(lambda: served.counts["overloaded"] > 0)
 
 
-async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifier, parties):
+async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifier, receivers):
     await notifier()
-    mine = await parties("farm", queue_max=5)
+    mine = await receivers("farm", queue_max=5)
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     for number in range(12):
@@ -175,7 +175,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 
 
 async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
-    notifier, parties, connect, monkeypatch
+    notifier, receivers, connect, monkeypatch
 ):
     write, go_on, waiting = shard_manager.ShardManager._write_some, asyncio.Event(), []
 
@@ -185,12 +185,12 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
         await write(self, held, said)
 
     served = await notifier()
-    await _define(await parties("boss"))
+    await _define(await receivers("boss"))
     monkeypatch.setattr(shard_manager.ShardManager, "_write_some", write_later)
     bus = await connect("farm")
-    join = protocol.JoinReceiver(party="web", model="WebServer", state=protocol.to_wire(STATE))
+    join = protocol.JoinReceiver(receiver="web", model="WebServer", state=protocol.to_wire(STATE))
     data, headers = messages.encode(protocol.ReceiverChanges(changes=(join,))), {requests.REQUEST_ID: "one"}
-    shard = protocol.shard_of(protocol.party_id("farm", "web"))
+    shard = protocol.shard_of(protocol.participant_id("farm", "web"))
     subject = subjects.from_identity(protocol.PART, "farm", "change", str(shard))
     for _ in range(2):
         with pytest.raises(errors.TimedOut):
@@ -208,26 +208,26 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
-    everyone = [one["party"] for one in (await queries.list_receivers(bus)).parties]
+    everyone = [one["receiver"] for one in (await queries.list_receivers(bus)).receivers]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)
     monkeypatch.setattr(query_handler, "PAGE_BYTES", 500)  # two or three of them
-    assert [one["party"] for one in (await queries.list_receivers(bus, limit=100)).parties] == everyone
+    assert [one["receiver"] for one in (await queries.list_receivers(bus, limit=100)).receivers] == everyone
     found, after = list[str](), ""
     while True:
         page = await queries.list_receivers(bus, limit=7, after=after)
         assert page.count == 20
-        found += [one["party"] for one in page.parties]
+        found += [one["receiver"] for one in page.receivers]
         if page.next is None:
             break
-        assert len(page.parties) == 7
+        assert len(page.receivers) == 7
         after = page.next
     assert found == everyone
 
 
-async def test_receivers_spread_move_and_come_back(notifier, parties, connect, monkeypatch):
+async def test_receivers_spread_move_and_come_back(notifier, receivers, connect, monkeypatch):
     first = await notifier("n1", PATIENT)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     webs = [await mine.advertise(f"web-{n}", "WebServer", STATE, policy="alert") for n in range(20)]
     second = await notifier("n2", PATIENT, serving=False)
@@ -258,12 +258,12 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect, m
     await everybody_hears(2)
 
 
-async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifier, parties):
+async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifier, receivers):
     first = await notifier("n1", PATIENT)
     second = await notifier("n2", PATIENT, serving=False)
     await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
     await eventually(lambda: _shards_known_to(first) == _shards_known_to(second) == protocol.SHARDS)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
 
@@ -316,7 +316,7 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         await served.serving()
         await _define(mine)
         web = await mine.advertise("web", "WebServer", STATE, policy="alert")
-        send = protocol.SendEvent(id="1", party="s", type="alert", content={"threat_level": 1})
+        send = protocol.SendEvent(id="1", sender="s", type="alert", content={"threat_level": 1})
         event, address = served.deciding.admit("farm", send)
         net.unplug("n1")
         await eventually(lambda: not served.common.deciding().any())
@@ -331,14 +331,14 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
 # -- what is kept
 
 
-async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
+async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, receivers):
     settings = settings_.NotifySettings(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     state = {**STATE, "services": frozenset({"docs"})}
     await mine.advertise("web", "WebServer", state, policy="alert AND threat_level > 2", durable=True)
-    web = mine._parties["web"]
+    web = mine._receivers["web"]
     for number in range(25):
         await web.update(load=number / 100)
     assert first.counts["snapshots"] >= 2
@@ -349,9 +349,9 @@ async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
     assert second.engine.is_durable("farm/web")
 
 
-async def test_models_changes_and_decisions_are_kept_as_history(notifier, parties, connect):
+async def test_models_changes_and_decisions_are_kept_as_history(notifier, receivers, connect):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     await mine.advertise("web", "WebServer", STATE, policy="alert")
     passing = await mine.sender("s").send("alert", {"threat_level": 3}, to="load > 0.1")
@@ -375,14 +375,14 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, partie
         (one := messages.decode(data, protocol.DecisionRecord)).event.id: one for data in found["decision"]
     }
     assert set(decided) == {passing, lasting}
-    for one in decided.values():  # a durable event's too, to a party that did not ask for durable delivery
+    for one in decided.values():  # a durable event's too, to a receiver that did not ask for durable delivery
         assert (one.to, one.count, one.event.attributes["_process"]) == (("farm/web",), 1, "farm")
     assert decided[lasting].sequence > decided[passing].sequence == 0
 
 
-async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties, connect, root):
+async def test_what_receivers_were_granted_is_kept_as_history(notifier, receivers, connect, root):
     await notifier(root=root.key.public)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
     now = time.time()
@@ -402,7 +402,7 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties,
     assert isinstance(join, protocol.JoinReceiver)
     assert granted == [
         protocol.UpdateReceivers(
-            parties=("one",), values={"_command_region": [None], "_trust_level": [level]}
+            receivers=("one",), values={"_command_region": [None], "_trust_level": [level]}
         )
         for level in (4, None)
     ]
@@ -411,20 +411,20 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties,
 # -- questions
 
 
-async def test_who_explain_and_check(notifier, parties, connect, root):
+async def test_who_explain_and_check(notifier, receivers, connect, root):
     await notifier(root=root.key.public)
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     policy = "alert AND threat_level >= 4 AND sender._trust_level >= 2"
     await mine.advertise("busy", "WebServer", {"application": "IIS", "load": 0.9}, policy=policy)
     await mine.advertise("calm", "WebServer", {"application": "IIS", "load": 0.1}, policy=policy)
     bus = await connect("asker")
     event = protocol.SendEvent(
-        id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8"
+        id="e", sender="p", type="alert", content={"threat_level": 3}, address="load > 0.8"
     )
 
     found = await queries.match_receivers(bus, "load > 0.8")
-    assert (found.count, [one["party"] for one in found.parties]) == (1, ["farm/busy"])
+    assert (found.count, [one["receiver"] for one in found.receivers]) == (1, ["farm/busy"])
     assert "load is 0.1" in str(found.near)
     refused = await queries.match_receivers(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
@@ -436,7 +436,7 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert any("load is 0.1" in why for why in told["address"]["because"])
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
     loud = protocol.SendEvent(
-        id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8"
+        id="e", sender="p", type="alert", content={"threat_level": 4}, address="load > 0.8"
     )
     told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
     assert told["delivered"]
@@ -453,7 +453,7 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert told["sender"]["because"] == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
-    trusted = protocol.SendEvent(id="e", party="p", type="alert", address="_trust_level > 7")
+    trusted = protocol.SendEvent(id="e", sender="p", type="alert", address="_trust_level > 7")
     told = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
     assert "_trust_level is 7" in str(told["address"]["because"])
     assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
@@ -465,9 +465,9 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert (await queries.list_receivers(bus, where="load < 0.5")).count == 1
 
 
-async def test_hostile_policies_are_refused_quickly(notifier, parties):
+async def test_hostile_policies_are_refused_quickly(notifier, receivers):
     await notifier()
-    mine = await parties("farm")
+    mine = await receivers("farm")
     await _define(mine)
     wide = " AND ".join(f"(threat_level = {n} OR threat_level = {n + 1})" for n in range(100))
     hostile = ["x" * 900_000, " OR ".join(["alert"] * 9_000), "NOT " * 5000 + "alert", "(" * 9000]
@@ -492,21 +492,21 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
     served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
     read, shown = list[str](), query_handler._shown
 
-    def counted(by: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
-        read.append(party)
-        return shown(by, party)
+    def counted(by: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
+        read.append(receiver)
+        return shown(by, receiver)
 
     monkeypatch.setattr(query_handler, "_shown", counted)
-    told = query_handler.QUESTIONS["parties"](served, protocol.NotifyQuery(limit=10**9))
-    assert len(read) == len(told.parties) < 10_000
+    told = query_handler.QUESTIONS["receivers"](served, protocol.NotifyQuery(limit=10**9))
+    assert len(read) == len(told.receivers) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
-    assert told.facts["next"] == told.parties[-1]["party"] == names[len(read) - 1]
+    assert told.facts["next"] == told.receivers[-1]["receiver"] == names[len(read) - 1]
     assert told.count == 20_000
 
 
-async def test_many_changes_of_one_party_are_made_in_their_order(notifier, parties, connect, monkeypatch):
+async def test_many_changes_of_one_party_are_made_in_their_order(notifier, receivers, connect, monkeypatch):
     await notifier()
-    farm = await parties("farm")
+    farm = await receivers("farm")
     await _define(farm)
     await farm.advertise("a", "WebServer", {"load": 0.0}, policy="TRUE")
     ask = farm._ask
@@ -523,10 +523,10 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, parti
             under_way.pop()
 
     monkeypatch.setattr(farm, "_ask", counted)
-    changes = [protocol.UpdateReceivers(parties=("a",), values={"load": [float(n)]}) for n in range(1201)]
-    refused = protocol.UpdateReceivers(parties=("a",), values={"nonsense": [1]})
+    changes = [protocol.UpdateReceivers(receivers=("a",), values={"load": [float(n)]}) for n in range(1201)]
+    refused = protocol.UpdateReceivers(receivers=("a",), values={"nonsense": [1]})
     with pytest.raises(errors.InvalidInput, match="nonsense"):
         await farm.change([refused, *changes])
     assert most == 1  # of one shard
     found = await queries.match_receivers(await connect("asker"), "load = 1200")
-    assert [one["party"] for one in found.parties] == ["farm/a"]
+    assert [one["receiver"] for one in found.receivers] == ["farm/a"]

@@ -1,4 +1,4 @@
-"""Random worlds: parties of unlike models that come, change and go, and events at them."""
+"""Random worlds: receivers of unlike models that come, change and go, and events at them."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ def expression(dice: random.Random, names: tuple[str, ...], depth: int = 3) -> s
     return f"({join.join(parts)})"
 
 
-def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 120) -> tuple[int, int]:
+def play(dice: random.Random, kernels: Any, *, receivers: int = 150, steps: int = 120) -> tuple[int, int]:
     """Do the same to the engine and to the reference; events asked, deliveries found."""
     ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     there: list[str] = []
     known = list(MODELS)
     policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]
     asked = delivered = 0
-    for step in range(parties + steps):
-        if step == parties + steps // 2:
+    for step in range(receivers + steps):
+        if step == receivers + steps // 2:
             known = [models.Model(one.name, {**one.attributes, "g": types.STRING}) for one in known]
             for model in known:
                 ours.define(model)
         action = dice.random()
-        if step < parties or action < 0.1:
-            # Some come again before they have left, as another kind of party perhaps.
-            party = dice.choice(there) if there and dice.random() < 0.1 else f"p{step}"
+        if step < receivers or action < 0.1:
+            # Some come again before they have left, as another kind of receiver perhaps.
+            receiver = dice.choice(there) if there and dice.random() < 0.1 else f"p{step}"
             model = dice.choice(known)
             state = {
                 name: value(dice, name, declared)
@@ -124,23 +124,23 @@ def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 
                 if dice.random() < 0.2
                 else dice.choice([*policies, None])
             )
-            ours.join(party, model, state, own)
-            plainly.join(party, state, own)
-            there += [party] if party not in there else []
+            ours.join(receiver, model, state, own)
+            plainly.join(receiver, state, own)
+            there += [receiver] if receiver not in there else []
         elif action < 0.3:
-            party = dice.choice(there)
-            name, declared = dice.choice(list(ours.model_of(party).attributes.items()))
+            receiver = dice.choice(there)
+            name, declared = dice.choice(list(ours.model_of(receiver).attributes.items()))
             cell = value(dice, name, declared)
-            ours.update([party], {name: [cell]})
-            plainly.update(party, {name: cell})
+            ours.update([receiver], {name: [cell]})
+            plainly.update(receiver, {name: cell})
         elif action < 0.4:
-            party, own = dice.choice(there), dice.choice([*policies, None])
-            ours.set_policy(party, own)
-            plainly.set_policy(party, own)
+            receiver, own = dice.choice(there), dice.choice([*policies, None])
+            ours.set_policy(receiver, own)
+            plainly.set_policy(receiver, own)
         elif action < 0.5:
-            party = there.pop(dice.randrange(len(there)))
-            ours.leave(party)
-            plainly.leave(party)
+            receiver = there.pop(dice.randrange(len(there)))
+            ours.leave(receiver)
+            plainly.leave(receiver)
         else:
             attributes = {name: dice.choice(CELLS) for name in EVENT if dice.random() < 0.8}
             address = parser.parse(expression(dice, STATE))

@@ -46,7 +46,7 @@ class World:
             "load": self.chance.random(),
         }
         await self.farm.change(
-            [protocol.JoinReceiver(party=name, model="WebServer", state=state, policy=POLICY)]
+            [protocol.JoinReceiver(receiver=name, model="WebServer", state=state, policy=POLICY)]
         )
         self.state[name] = state
 
@@ -57,7 +57,7 @@ class World:
             self.state[name]["load"] = load
 
     async def leave(self, name: str) -> None:
-        await self.farm.change([protocol.LeaveReceiver(party=name)])
+        await self.farm.change([protocol.LeaveReceiver(receiver=name)])
         del self.state[name]
 
     async def send(self, sender: str, level: int, address: str) -> None:

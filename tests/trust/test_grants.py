@@ -12,7 +12,11 @@ NOW = 1_800_000_000
 DAY_S = 86400
 NOBODY = grants.Revocations()
 HERE = documents.GrantSituation(
-    holder="controller", domain="earth/north", region="northwest/coast", party="fire.7", audience="web-1"
+    holder="controller",
+    domain="earth/north",
+    region="northwest/coast",
+    participant="fire.7",
+    audience="web-1",
 )
 
 
@@ -102,7 +106,7 @@ def reason(answer: grants.VerifiedGrant | grants.GrantRefused) -> str:
 
 
 def elsewhere(**changes: str) -> documents.GrantSituation:
-    words = {name: getattr(HERE, name) for name in ("holder", "domain", "region", "party", "audience")}
+    words = {name: getattr(HERE, name) for name in ("holder", "domain", "region", "receiver", "audience")}
     return documents.GrantSituation(**(words | changes))
 
 
@@ -188,8 +192,8 @@ def test_parties_and_audiences():
     )
     chain = REGIONAL.grant("controller", {"_trust_level": 1}, tier=1, now=NOW, lifetime_s=60, scope=scope)
     assert isinstance(ask(chain), grants.VerifiedGrant)
-    assert reason(ask(chain, elsewhere(party="flood.1"))) == "out-of-scope"
-    assert reason(ask(chain, elsewhere(party=""))) == "out-of-scope"
+    assert reason(ask(chain, elsewhere(participant="flood.1"))) == "out-of-scope"
+    assert reason(ask(chain, elsewhere(participant=""))) == "out-of-scope"
     assert reason(ask(chain, elsewhere(audience="web-3"))) == "out-of-scope"
 
 

@@ -47,7 +47,7 @@ MAY: dict[roles.Role, set[str]] = {
     R.NOTIFIER: SPEAKS
     | SERVICE
     | CONNECTED
-    | {"notify parties", "reply for notify", "acknowledge events", "write notify's leases"}
+    | {"notify receivers", "reply for notify", "acknowledge events", "write notify's leases"}
     | {"write notify's bucket"},
     R.CHANNEL: SPEAKS
     | SERVICE

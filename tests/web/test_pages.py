@@ -37,7 +37,7 @@ PAGES = {
 
 @pytest.fixture(scope="session")
 def furnished(lab: Any) -> Any:
-    """Something on every page: resources, contexts, queues, parties' models; with script in every name."""
+    """Something on every page: resources, contexts, queues, receivers' models; with script in every name."""
     with Api(lab, "olga") as olga:
         manifest = (
             "resources:\n"
@@ -55,7 +55,7 @@ def furnished(lab: Any) -> Any:
         model = lab.place / "furnished.yaml"
         model.write_text(
             "models:\n"
-            "  - {name: Server, of: party, attributes: {load: float, kind: string}}\n"
+            "  - {name: Server, of: receiver, attributes: {load: float, kind: string}}\n"
             "  - {name: alert, of: event, attributes: {level: int}}\n"
         )
         lab.muster("notify", "define", str(model))

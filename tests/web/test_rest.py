@@ -44,7 +44,7 @@ READS = [
     "/contexts",
     "/information-nodes",
     "/services",
-    "/parties",
+    "/receivers",
     "/models",
     "/queues",
     "/subscriptions",
@@ -284,7 +284,7 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
     model = lab.place / "models.yaml"
     model.write_text(
         "models:\n"
-        "  - {name: Server, of: party, attributes: {load: float, kind: string}}\n"
+        "  - {name: Server, of: receiver, attributes: {load: float, kind: string}}\n"
         "  - {name: alert, of: event, attributes: {level: int}}\n"
     )
     defined = lab.muster("notify", "define", str(model))

@@ -133,9 +133,9 @@ class Outbreak:
 
     async def _qualify(self) -> None:
         """A trust manager ranks the controllers; without that, no server would listen to them."""
-        async with notify.NotifyClient(self._admin) as parties:
+        async with notify.NotifyClient(self._admin) as receivers:
             for model in scenario.MODELS:
-                await parties.define(model)
+                await receivers.define(model)
         root = await asyncio.to_thread(self._running.trust.root_authority)
         key, now = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT), time.time()
         regions = self._wishes.plan.regions
@@ -154,12 +154,12 @@ class Outbreak:
         for region in regions:
             name = f"{region}-control"
             bus = await self._connect(name, roles.Role.RESPONDER)
-            parties = await self._stack.enter_async_context(notify.NotifyClient(bus))
-            await parties.present(
+            receivers = await self._stack.enter_async_context(notify.NotifyClient(bus))
+            await receivers.present(
                 manager.grant(name, {"_command_region": region, **RANK}, tier=1, now=now, lifetime_s=HOUR_S)
             )
             self._tasks.append(
-                asyncio.create_task(self._controllers.run(region, bus, parties.sender(name)), name=name)
+                asyncio.create_task(self._controllers.run(region, bus, receivers.sender(name)), name=name)
             )
         self._say("trust", f"the trust manager ranks {len(regions)} regional controllers", {})
 
@@ -255,8 +255,8 @@ class Outbreak:
             {},
         )
         mallory = await self._connect("mallory", roles.Role.USER)
-        async with notify.NotifyClient(mallory) as parties:
-            self._forged = await parties.sender("mallory").send(
+        async with notify.NotifyClient(mallory) as receivers:
+            self._forged = await receivers.sender("mallory").send(
                 "command", {"operation": "isolate"}, durable=True
             )
 

@@ -1,12 +1,12 @@
-"""A share of a fleet of web servers that are not there, as a process: ``python -m muster.demo.web_farm``.
+"""A process that simulates a share of a fleet of web servers: ``python -m muster.demo.web_farm``.
 
-To the domain each of them is a real one: a resource with an adapter, which an agent hosts and a manager
-manages; a party that advertises its state and accepts commands by its policy; a machine in the reports of a
-first-level channel.  What is played is only the servers themselves, and the worm among them, which goes from
-one process to another as messages on a topic.
+To the domain each server is real: a resource with an adapter, which an agent hosts and a manager manages; a
+receiver that advertises its state and accepts commands by its policy; a machine in the reports of a
+first-level channel.  Only the servers and the worm are simulated.  The worm moves between processes as
+messages on a topic.
 
-It reads a `Task` from its first line of input, says a line when all its servers stand, and lives until the
-input ends: whoever started it holds the other end.
+The process reads a `FarmConfig` from the first line of its input, writes a line when all its servers are up,
+and ends when its input ends: the parent process holds the other end of the pipe.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from muster.manage.adapters import memory
 from muster.manage.agent import agent
 from muster.monitor import protocol as monitor
 from muster.notify import client as notify
-from muster.notify import protocol as parties_
+from muster.notify import protocol as notify_protocol
 from muster.simulate import fleet
 from muster.trust import credentials
 
@@ -84,7 +84,7 @@ class FarmStatistics(messages.WireMessage, frozen=True, kw_only=True, tag="worm-
     first_accepted_at: float
     done: dict[str, int]  # operations that were carried out
     not_done: int
-    repeated: int  # events that a party was handed twice; there should be none
+    repeated: int  # events that a receiver was handed twice; there should be none
     up: int
     managers: dict[str, int]  # who manages the servers here
     commanded: int = 0  # servers that accepted a command which is not carried out yet
@@ -109,7 +109,7 @@ class WebServer(memory.MemoryAdapter):
 
 @dataclass
 class AcceptedCommands:
-    """Commands that parties accepted and their managers have not been asked for yet."""
+    """Commands that receivers accepted and their managers have not been asked for yet."""
 
     names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (operation, id) -> servers
     pending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -122,7 +122,7 @@ class WebFarm:
         self.farm = worm.WormFarm(task.plan, first, count)
         self._names = self.farm.names
         self._bus, self._channel, self._worm = agent_bus, channel_bus, worm_bus
-        self._parties = notify.NotifyClient(agent_bus, on_event=self._accepted)
+        self._receivers = notify.NotifyClient(agent_bus, on_event=self._accepted)
         here = type("WebServerHere", (WebServer,), {"farm": self.farm})
         self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here)
         self._manager = manage.ManageClient(agent_bus)
@@ -152,7 +152,7 @@ class WebFarm:
 
     async def run(self, ready: Any, stop: asyncio.Event) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(self._parties)
+            await stack.enter_async_context(self._receivers)
             await stack.enter_async_context(self._agent)
             attempts = topics.Topic.parse(f"{ATTACKS}/{self.task.name}").subject
             await self._worm.subscribe(attempts, handler=self._attacked)
@@ -173,7 +173,7 @@ class WebFarm:
                     task.cancel()
                 await asyncio.gather(*work, ended, return_exceptions=True)
 
-    # Parties
+    # Receivers
 
     async def _join(self) -> None:
         plan, farm = self.task.plan, self.farm
@@ -181,8 +181,8 @@ class WebFarm:
             names = tuple(self._names[start : start + JOINS_MAX])
             versions = farm.version[start : start + JOINS_MAX].tolist()
             regions = farm.region[start : start + JOINS_MAX].tolist()
-            joins = parties_.JoinReceivers(
-                parties=names,
+            joins = notify_protocol.JoinReceivers(
+                receivers=names,
                 model=MODEL,
                 values={
                     "application": ["IIS"] * len(names),
@@ -197,9 +197,9 @@ class WebFarm:
             while not await self._joined(joins):
                 pass  # said again until it is heard: who started us knows how long to wait
 
-    async def _joined(self, joins: parties_.JoinReceivers) -> bool:
+    async def _joined(self, joins: notify_protocol.JoinReceivers) -> bool:
         try:
-            await self._parties.change([joins])
+            await self._receivers.change([joins])
         except errors.Unavailable as error:
             events.warning("not-joined", farm=self.task.name, error=error)
             await asyncio.sleep(STEP_S)
@@ -220,7 +220,7 @@ class WebFarm:
                 continue
             words = [WORDS[code] for code in now[changed].tolist()]
             try:
-                await self._parties.update(
+                await self._receivers.update(
                     [self._names[place] for place in changed.tolist()], condition=words
                 )
             except errors.Unavailable as error:
@@ -239,7 +239,7 @@ class WebFarm:
         operation = event.content.get("operation")
         if isinstance(operation, str):
             np.add.at(self._commanded, self._places(names), 1)
-            key = (operation, f"{event.sender['party']}:{event.id}")
+            key = (operation, f"{event.sender['_id']}:{event.id}")
             self._ordered.names.setdefault(key, []).extend(names)
             self._ordered.pending.set()
 

@@ -24,7 +24,7 @@ REGION = "region"  # the attribute in which a receiver says where it is; scopes 
 
 @dataclass(frozen=True, slots=True)
 class GrantedAttribute:
-    """A restricted attribute of a party, and why it is believed."""
+    """A restricted attribute of a receiver, and why it is believed."""
 
     value: types.Value
     granted: grants.VerifiedGrant
@@ -32,7 +32,7 @@ class GrantedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveAttributes:
-    """Of one party: what everybody believes, and what only some receivers do, the prevailing ones last."""
+    """Of one receiver: what everybody believes, and what only some receivers do, the prevailing ones last."""
 
     everywhere: dict[str, GrantedAttribute]
     within: tuple[protocol.ScopedAttributes, ...] = ()
@@ -52,7 +52,7 @@ class AuthorityView:
         self._domain = domain
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
         self._regional: set[str] = set()  # holders with a grant that holds in some region only
-        self._particular: set[str] = set()  # holders with a grant for some of their parties only
+        self._particular: set[str] = set()  # holders with a grant for some of their receivers only
         self._authorities = {root} if root else set()
         self._believed: dict[tuple[str, str], tuple[float, EffectiveAttributes]] = {}
         self._verdicts: dict[
@@ -156,7 +156,7 @@ class AuthorityView:
             holder=grant.holder,
             domain=self._domain,
             region=grant.scope.region,
-            party=grant.scope.prefix,
+            participant=grant.scope.prefix,
             audience=next(iter(grant.scope.audience), ""),
         )
 
@@ -165,16 +165,16 @@ class AuthorityView:
     ) -> grants.VerifiedGrant | grants.GrantRefused:
         return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
 
-    def believed(self, process: str, party: str, *, now: float) -> EffectiveAttributes:
-        """The restricted attributes of a party at this moment."""
+    def believed(self, process: str, receiver: str, *, now: float) -> EffectiveAttributes:
+        """The restricted attributes of a receiver at this moment."""
         if process not in self._chains:
             return NOTHING
-        known = self._believed.get((process, party))
+        known = self._believed.get((process, receiver))
         if known is not None and now < known[0]:
             return known[1]
         everywhere: dict[str, GrantedAttribute] = {}
         scoped: list[tuple[documents.GrantScope, dict[str, GrantedAttribute]]] = []
-        listed, until = self._granted(process, party, now)
+        listed, until = self._granted(process, receiver, now)
         for scope, granted in listed:
             held = {
                 name: GrantedAttribute(_value(value), granted) for name, value in granted.attributes.items()
@@ -191,27 +191,27 @@ class AuthorityView:
         effective = EffectiveAttributes(everywhere, *_in_scopes(scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
-        self._believed[process, party] = (min(until, now + 60.0), effective)
+        self._believed[process, receiver] = (min(until, now + 60.0), effective)
         return effective
 
     def of_receiver(
-        self, process: str, party: str, region: str, *, now: float
+        self, process: str, receiver: str, region: str, *, now: float
     ) -> tuple[dict[str, types.Value], float]:
-        """What addresses may find in a party that is in this region, and until when.
+        """What addresses may find in a receiver that is in this region, and until when.
 
         A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
         """
         attributes: dict[str, types.Value] = {}
-        listed, until = self._granted(process, party, now, region)
+        listed, until = self._granted(process, receiver, now, region)
         for scope, granted in listed:
             if not scope.audience:
                 attributes.update((name, _value(value)) for name, value in granted.attributes.items())
         return attributes, until
 
     def _granted(
-        self, process: str, party: str, now: float, region: str | None = None
+        self, process: str, receiver: str, now: float, region: str | None = None
     ) -> tuple[list[tuple[documents.GrantScope, grants.VerifiedGrant]], float]:
-        """The grants that hold for a party (without a region, in any), the prevailing last; until when."""
+        """The grants that hold for a receiver (without a region, in any), the prevailing last; until when."""
         applicable: list[tuple[documents.GrantScope, grants.VerifiedGrant]] = []
         until = float("inf")
         for serial, chain in self._chains.get(process, {}).items():
@@ -220,7 +220,7 @@ class AuthorityView:
             where = documents.GrantSituation(
                 holder=process,
                 domain=self._domain,
-                party=party,
+                participant=receiver,
                 region=scope.region if region is None else region,
                 audience=next(iter(scope.audience), ""),
             )
@@ -234,7 +234,7 @@ class AuthorityView:
     ) -> tuple[float, documents.GrantScope, grants.VerifiedGrant | None]:
         """Until when, where, and what.
 
-        Remembered: signatures take long, and a process may have a million parties.
+        Remembered: signatures take long, and a process may have a million receivers.
         """
         known = self._verdicts.get(serial)
         if known is None or now >= known[0]:

@@ -1,8 +1,8 @@
-"""What users call: the parties of a process. Questions about all there are: `muster.notify.queries`.
+"""What users call: the receivers of a process. Questions about all there are: `muster.notify.queries`.
 
-    async with client.Parties(bus) as parties:
-        await parties.define(model)
-        web = await parties.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND level >= 4")
+    async with client.Receivers(bus) as receivers:
+        await receivers.define(model)
+        web = await receivers.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND level >= 4")
         await web.update(load=0.8)
         await web.send("alert", {"level": 5}, to="application = 'IIS'")
         async for event in web:
@@ -63,9 +63,9 @@ OnEvent = Callable[[Sequence[str], ReceivedEvent], None]
 
 
 class NotifyClient:
-    """The parties that one process speaks for.
+    """The receivers that one process speaks for.
 
-    ``on_event`` is called with the names of receivers and an event, in place of iterating each party; its
+    ``on_event`` is called with the names of receivers and an event, in place of iterating each receiver; its
     return is the acknowledgement.
     """
 
@@ -73,7 +73,7 @@ class NotifyClient:
         self._bus = bus
         self._on_event = on_event
         self._queue_max = queue_max
-        self._parties: dict[str, ReceiverHandle] = {}
+        self._receivers: dict[str, ReceiverHandle] = {}
         self._vocabulary: models.Vocabulary | None = None
         self._receipts = receipts.EventReceipts(bus)
         self._subscription: api.Subscription | None = None
@@ -89,13 +89,13 @@ class NotifyClient:
         if self._subscription is not None:
             await self._subscription.close()
         await self._receipts.close()
-        for party in self._parties.values():
-            party._close()
+        for receiver in self._receivers.values():
+            receiver._close()
 
     # -- saying
 
     async def define(self, model: models.Model) -> None:
-        """Make a model of parties or of events known to the domain."""
+        """Make a model of receivers or of events known to the domain."""
         await self._ask(
             subjects.from_identity(PART, self._bus.identity, "define"), authorities.define_of(model)
         )
@@ -126,21 +126,21 @@ class NotifyClient:
     ) -> ReceiverHandle:
         """Join, or join again with all of this in place of what was."""
         join = protocol.JoinReceiver(
-            party=subjects.token(name),
+            receiver=subjects.token(name),
             model=model,
             state=protocol.to_wire(state or {}),
             policy=policy,
             delivery="durable" if durable else "transient",
         )
-        party = self._parties.get(name)
-        if party is None:
-            party = self._parties[name] = ReceiverHandle(self, name, self._queue_max)
+        receiver = self._receivers.get(name)
+        if receiver is None:
+            receiver = self._receivers[name] = ReceiverHandle(self, name, self._queue_max)
         await self.change([join])
-        return party
+        return receiver
 
     def sender(self, name: str) -> ReceiverHandle:
-        """A party that only sends: it advertises nothing, and has what authorities granted."""
-        return self._parties.setdefault(subjects.token(name), ReceiverHandle(self, name, self._queue_max))
+        """A receiver that only sends: it advertises nothing, and has what authorities granted."""
+        return self._receivers.setdefault(subjects.token(name), ReceiverHandle(self, name, self._queue_max))
 
     async def change(self, changes: Sequence[protocol.Change]) -> None:
         """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
@@ -155,7 +155,7 @@ class NotifyClient:
             if isinstance(change, protocol.JoinReceiver):
                 for name, value in change.state.items():
                     models.require_finite(name, (value,))
-            by_shard.setdefault(self._shard(change.party), []).append(change)
+            by_shard.setdefault(self._shard(change.receiver), []).append(change)
         turns = asyncio.Semaphore(CHANGING_MAX)
         await asyncio.gather(*(self._change(turns, shard, in_shard) for shard, in_shard in by_shard.items()))
 
@@ -175,20 +175,20 @@ class NotifyClient:
         if refusal is not None:
             raise refusal
 
-    async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
-        """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""
+    async def update(self, receivers: Sequence[str], **values: Sequence[types.Value]) -> None:
+        """New values for many receivers: ``update(["a", "b"], load=[0.1, 0.7])``."""
         columns = {name: [protocol.cell(value) for value in cells] for name, cells in values.items()}
-        await self.change([protocol.UpdateReceivers(parties=tuple(parties), values=columns)])
+        await self.change([protocol.UpdateReceivers(receivers=tuple(receivers), values=columns)])
 
-    def _shard(self, party: str) -> int:
-        return protocol.shard_of(protocol.party_id(self._bus.identity, party))
+    def _shard(self, receiver: str) -> int:
+        return protocol.shard_of(protocol.participant_id(self._bus.identity, receiver))
 
     def _split(
         self, change: protocol.UpdateReceivers | protocol.JoinReceivers
     ) -> Mapping[int, protocol.UpdateReceivers | protocol.JoinReceivers]:
         places: dict[int, list[int]] = {}
-        for place, party in enumerate(change.parties):
-            places.setdefault(self._shard(party), []).append(place)
+        for place, receiver in enumerate(change.receivers):
+            places.setdefault(self._shard(receiver), []).append(place)
         if len(places) == 1:
             return {next(iter(places)): change}
         return {shard: _some(change, chosen) for shard, chosen in places.items()}
@@ -208,7 +208,7 @@ class NotifyClient:
         await self._check(kind, content or {})
         event = protocol.SendEvent(
             id=id or secrets.token_hex(12),
-            party=subjects.token(name),
+            sender=subjects.token(name),
             type=kind,
             content=protocol.to_wire(content or {}),
             address=to,
@@ -281,7 +281,7 @@ class NotifyClient:
             came.id,
             came.type,
             protocol.from_wire(came.content),
-            {**protocol.from_wire(came.attributes), "party": came.sender},
+            {**protocol.from_wire(came.attributes), "_id": came.sender},
             came.at_ms,
             delivered.sequence,
         )
@@ -289,15 +289,15 @@ class NotifyClient:
             self._call(delivered, event)
             return
         for name in delivered.to:
-            party = self._parties.get(name)
-            if party is None:
-                self.counts["unknown-party"] += 1
+            receiver = self._receivers.get(name)
+            if receiver is None:
+                self.counts["unknown-receiver"] += 1
             elif not event.sequence:
-                party._take(event, delivered.shard)
+                receiver._take(event, delivered.shard)
             elif not self._is_repeat(name, delivered):
-                if party._take(event, delivered.shard):
+                if receiver._take(event, delivered.shard):
                     self._receipts.add(name, delivered)
-            elif not party._has(event.sequence):
+            elif not receiver._has(event.sequence):
                 self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
 
     def _call(self, delivered: protocol.EventDelivery, event: ReceivedEvent) -> None:
@@ -321,11 +321,11 @@ class NotifyClient:
 
 
 class ReceiverHandle:
-    """One party: iterate it to receive."""
+    """One receiver: iterate it to receive."""
 
-    def __init__(self, parties: NotifyClient, name: str, queue_max: int) -> None:
+    def __init__(self, receivers: NotifyClient, name: str, queue_max: int) -> None:
         self.name = name
-        self._all = parties
+        self._all = receivers
         self._queue: collections.deque[tuple[ReceivedEvent, int]] = collections.deque()
         self._queue_max = queue_max
         self._waiting: set[int] = set()  # durable events that were not handled yet
@@ -336,17 +336,17 @@ class ReceiverHandle:
 
     @property
     def id(self) -> str:
-        return protocol.party_id(self._all._bus.identity, self.name)
+        return protocol.participant_id(self._all._bus.identity, self.name)
 
     async def update(self, **values: types.Value) -> None:
         await self._all.update([self.name], **{name: [value] for name, value in values.items()})
 
     async def policy(self, text: str) -> None:
-        await self._all.change([protocol.SetReceiverPolicy(party=self.name, policy=text)])
+        await self._all.change([protocol.SetReceiverPolicy(receiver=self.name, policy=text)])
 
     async def leave(self) -> None:
-        await self._all.change([protocol.LeaveReceiver(party=self.name)])
-        self._all._parties.pop(self.name, None)
+        await self._all.change([protocol.LeaveReceiver(receiver=self.name)])
+        self._all._receivers.pop(self.name, None)
         self._close()
 
     async def send(
@@ -423,19 +423,19 @@ class ReceiverHandle:
 def _some(
     change: protocol.UpdateReceivers | protocol.JoinReceivers, places: Sequence[int]
 ) -> protocol.UpdateReceivers | protocol.JoinReceivers:
-    """The part of a change that is about the parties at these places."""
-    parties = tuple(change.parties[place] for place in places)
+    """The part of a change that is about the receivers at these places."""
+    receivers = tuple(change.receivers[place] for place in places)
     values = {name: [cells[place] for place in places] for name, cells in change.values.items()}
     if isinstance(change, protocol.UpdateReceivers):
-        return protocol.UpdateReceivers(parties=parties, values=values)
+        return protocol.UpdateReceivers(receivers=receivers, values=values)
     durable = set(change.durable)
     which = [change.which[place] for place in places] if change.which else []
     if not all(0 <= number < len(change.policies) for number in which):
         raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
-    # Only the policies that are theirs: there may be as many as parties.
+    # Only the policies that are theirs: there may be as many as receivers.
     own = {policy: number for number, policy in enumerate(dict.fromkeys(which))}
     return protocol.JoinReceivers(
-        parties=parties,
+        receivers=receivers,
         model=change.model,
         values=values,
         policies=tuple(change.policies[policy] for policy in own) if which else change.policies,

@@ -41,7 +41,7 @@ _REAL: Final = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class StateDocument:
-    party: str
+    receiver: str
     model: str
     values: Mapping[str, types.Value]
 
@@ -53,9 +53,9 @@ class NotifyDocument:
     policies: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (*(state.party for state in self.states), *self.policies):
+        for name in (*(state.receiver for state in self.states), *self.policies):
             subjects.token(name)
-        known = {model.name: model for model in self.models if model.kind is models.ModelKind.PARTY}
+        known = {model.name: model for model in self.models if model.kind is models.ModelKind.RECEIVER}
         for state in self.states:
             for name, held in ((state.model, None), *state.values.items()):
                 models.require_name(name)
@@ -144,11 +144,11 @@ def _loaded(text: str, *, is_json: bool) -> Any:
 class _Model(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     attributes: dict[str, str]
-    of: Literal["party", "event"] = "party"
+    of: Literal["receiver", "event"] = "receiver"
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
-    party: str
+    receiver: str
     model: str
     values: dict[str, str | bool | int | float | list[str] | None]
 
@@ -168,7 +168,7 @@ def _plain(tree: Any) -> NotifyDocument:
         tuple(_model(model.name, model.attributes, model.of) for model in document.models),
         tuple(
             StateDocument(
-                state.party,
+                state.receiver,
                 state.model,
                 {
                     name: frozenset(held) if isinstance(held, list) else held
@@ -202,16 +202,16 @@ class _Notation:
             word = self._take("word")
             if self._peek() == "=":  # also of one that is called `policy`
                 self._mark("=")
-                declared.append(_model(word, self._attributes(), "party"))
+                declared.append(_model(word, self._attributes(), "receiver"))
             elif word == "policy":
                 name = self._take("word")
                 self._mark("=")
                 policies[name] = self._expression()
             elif word == "state":
-                party = self._take("word")
+                receiver = self._take("word")
                 self._mark("=")
                 kind = self._take("word")
-                states.append(StateDocument(party, kind, self._values()))
+                states.append(StateDocument(receiver, kind, self._values()))
             elif word == "event":
                 name = self._take("word")
                 self._mark("=")
@@ -326,7 +326,7 @@ def _tree(document: NotifyDocument) -> dict[str, Any]:
         ],
         "states": [
             {
-                "party": state.party,
+                "receiver": state.receiver,
                 "model": state.model,
                 "values": {
                     name: sorted(held) if isinstance(held, frozenset) else held
@@ -371,7 +371,7 @@ def _notation(document: NotifyDocument) -> str:
             for name, held in state.values.items()
             if not types.is_null(held)
         )
-        lines.append(f"state {state.party} = {state.model} {{\n{inside}\n}}")
+        lines.append(f"state {state.receiver} = {state.model} {{\n{inside}\n}}")
     for name, text in document.policies.items():
         if not _EXPRESSION.fullmatch(text):
             raise errors.InvalidInput(

@@ -52,14 +52,14 @@ def read(text: str) -> documents.NotifyDocument:
         match child.name:
             case "model":
                 declared = {attribute.get("name"): _type(attribute) for attribute in child.named("attribute")}
-                of = child.attributes.get("of", "party")
-                if of not in ("party", "event"):
-                    raise errors.InvalidInput(f"a model is of a party or an event, not of {of[:80]!r}")
+                of = child.attributes.get("of", "receiver")
+                if of not in ("receiver", "event"):
+                    raise errors.InvalidInput(f"a model is of a receiver or an event, not of {of[:80]!r}")
                 declared_models.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
             case "state":
                 pairs = ((element.get("name"), _value(element)) for element in child.named("value"))
                 values = {name: held for name, held in pairs if not types.is_null(held)}
-                states.append(documents.StateDocument(child.get("party"), child.get("model"), values))
+                states.append(documents.StateDocument(child.get("receiver"), child.get("model"), values))
             case "policy":
                 policies[child.get("name")] = child.text.strip()
             case _:
@@ -142,7 +142,7 @@ def write(document: documents.NotifyDocument) -> str:
             lines.append(_element("attribute", name, declared.kind.value, declared.domain))
         lines.append("  </model>")
     for state in document.states:
-        lines.append(f"  <state party={_quoted(state.party)} model={_quoted(state.model)}>")
+        lines.append(f"  <state receiver={_quoted(state.receiver)} model={_quoted(state.model)}>")
         for name, held in state.values.items():
             kind = types.kind_of(held)
             if kind is None or types.is_null(held):

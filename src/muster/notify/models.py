@@ -1,13 +1,13 @@
-"""What parties and events are described with: models, and the vocabulary that all models of a domain make up.
+"""Models of receivers and events, and the vocabulary that all models of a domain form.
 
-A *model* names typed attributes.  A party's state is an instance of one; so is the content of an event, whose
-model bears the name of the event's type.  Names that begin with an underscore are *restricted*: a model may
-declare them, so that policies are typed, but only an authority can give them a value.
+A *model* declares typed attributes.  A receiver's state is an instance of a model; so is the content of an
+event, whose model has the name of the event's type.  Names that begin with an underscore are *restricted*: a
+model may declare them, so that policies are type-checked, but only an authority can assign them a value.
 
-A condition is checked where it is registered.  A policy speaks of events and, under ``sender.``, of whoever
-sent them, so it is checked against everything events and senders can be; an address speaks of one kind of
-receiver at least, so one model has to fit it.  Two models may give one name unlike types; then only what is
-wrong under each of them is refused.
+A condition is checked when it is registered.  A policy refers to events and, under ``sender.``, to senders,
+so it is checked against the attributes of all events and senders.  An address must fit at least one receiver
+model. Two models may declare one name with different types; then only a condition that is invalid for each of
+them is rejected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT_LIMITS: Final = limits.PredicateLimits(
 )
 
 # Known of every sender, from the broker's subject.
-IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
+IDENTITY: Final = {"sender._process": types.STRING, "sender._id": types.STRING}
 
 _just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: what is checked is often held next
 
@@ -50,12 +50,12 @@ State = Mapping[str, types.Value]
 
 
 class ModelKind(enum.Enum):
-    PARTY = "party"
+    RECEIVER = "receiver"
     EVENT = "event"
 
 
 class RestrictedAttributeClaimed(errors.Forbidden):
-    """A party said of itself what only an authority can say of it."""
+    """A receiver said of itself what only an authority can say of it."""
 
     code = "restricted-claim"
 
@@ -68,7 +68,7 @@ def restricted(name: str) -> bool:
 class Model:
     name: str
     attributes: Mapping[str, types.AttributeType] = field(hash=False)
-    kind: ModelKind = ModelKind.PARTY
+    kind: ModelKind = ModelKind.RECEIVER
 
     def __post_init__(self) -> None:
         if len(self.attributes) > ATTRIBUTES_MAX:
@@ -142,7 +142,7 @@ class Vocabulary:
     """Every model of a domain."""
 
     def __init__(self) -> None:
-        self.parties: dict[str, Model] = {}
+        self.receivers: dict[str, Model] = {}
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
         self._checked = policy_cache.PolicyCache()
@@ -165,15 +165,15 @@ class Vocabulary:
                     )
 
     def of_kind(self, kind: ModelKind) -> dict[str, Model]:
-        return self.parties if kind is ModelKind.PARTY else self.events
+        return self.receivers if kind is ModelKind.RECEIVER else self.events
 
-    def party_model(self, name: str) -> Model:
-        if name not in self.parties:
+    def receiver_model(self, name: str) -> Model:
+        if name not in self.receivers:
             raise errors.NotFound(
                 f"there is no model {name[:80]}",
-                hint=type_check.closest_name(name, self.parties) or "define it first",
+                hint=type_check.closest_name(name, self.receivers) or "define it first",
             )
-        return self.parties[name]
+        return self.receivers[name]
 
     def policy(self, text: str) -> ast.Condition:
         """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
@@ -205,7 +205,7 @@ class Vocabulary:
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
         rejected: list[tuple[type_check.TypeProblem, ...]] = []
-        for model in self.parties.values():
+        for model in self.receivers.values():
             if not (problems := type_check.check(condition, model.attributes)):
                 return condition
             rejected.append(problems)
@@ -236,8 +236,8 @@ class Vocabulary:
                 choices.setdefault(event.name, []).append(types.BOOL)
                 for name, declared in event.attributes.items():
                     choices.setdefault(name, []).append(declared)
-            for party in self.parties.values():
-                for name, declared in party.attributes.items():
+            for receiver in self.receivers.values():
+                for name, declared in receiver.attributes.items():
                     choices.setdefault(f"sender.{name}", []).append(declared)
             distinct = {key: list(dict.fromkeys(declared_types)) for key, declared_types in choices.items()}
             # The sets of one name are one to a policy: it may ask for any of their words.

@@ -1,6 +1,6 @@
 """The wire of selective notification: subjects, messages, streams.
 
-    party says     muster.notify.from.<process>.change.<shard>     Changes    -> Answer, when they hold
+    receiver says     muster.notify.from.<process>.change.<shard>     Changes    -> Answer, when they hold
                    muster.notify.from.<process>.event.<shard>      Send       -> Answer, admitted or stored
                    muster.notify.from.<process>.ack.<shard>        Acked
                    muster.notify.from.<process>.define             Define     -> Answer
@@ -9,13 +9,13 @@
     delivered      muster.notify.to.<process>.event                Delivered
     notifiers      muster.notify.all.{notifier,summary,known}      each other's summaries, and what is known
                    muster.notify.log.match.<shard>                 an admitted event, to a shard it may match
-    kept           muster.notify.log.party.<shard>    stream ``parties``: changes, and snapshots of them
+    kept           muster.notify.log.receiver.<shard>    stream ``receivers``: changes, and snapshots of them
                    muster.notify.log.event            stream ``events``: durable events
                    muster.notify.log.matched.<shard>  stream ``matches``: who gets them, who acknowledged
                    muster.notify.log.history.<what>   stream ``notifications``: what was decided, for replay
 
-A party is called ``<process>/<name>``, where the broker vouches for the process; within its own process's
-messages it goes by its name.  The party's full name decides its *shard*; one notifier at a time holds a
+A receiver is called ``<process>/<name>``, where the broker vouches for the process; within its own process's
+messages it goes by its name.  The receiver's full name decides its *shard*; one notifier at a time holds a
 shard, under a lease.  An event goes to the shard of its sender, whose state is there.
 """
 
@@ -44,27 +44,27 @@ Shard = int
 Delivery = Literal["transient", "durable"]
 
 
-def shard_of(party: str) -> Shard:
-    return zlib.crc32(party.encode()) % SHARDS
+def shard_of(receiver: str) -> Shard:
+    return zlib.crc32(receiver.encode()) % SHARDS
 
 
-def party_id(process: str, name: str) -> ids.PartyId:
-    return ids.PartyId(f"{process}/{name}")
+def participant_id(process: str, name: str) -> ids.ParticipantId:
+    return ids.ParticipantId(f"{process}/{name}")
 
 
 def lease_of(shard: Shard) -> str:
     return f"{PART}.shard-{shard}"
 
 
-# -- what parties say
+# -- what receivers say
 
 
 class JoinReceiver(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join", tag_field="change"
 ):
-    """A party advertises itself, anew or again: this is then all there is of it."""
+    """A receiver advertises itself, anew or again: this is then all there is of it."""
 
-    party: Name
+    receiver: Name
     model: Name
     state: Values = msgspec.field(default_factory=dict)
     policy: Expression = ""  # empty: it accepts nothing
@@ -74,31 +74,31 @@ class JoinReceiver(
 class UpdateReceivers(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update", tag_field="change"
 ):
-    """New values of some attributes of many parties, in columns: ``values[name][i]`` is ``parties[i]``'s."""
+    """New attribute values of many receivers, in columns: ``values[name][i]`` belongs to ``receivers[i]``."""
 
-    parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+    receivers: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
     values: dict[Name, list[Value]]
 
 
 class SetReceiverPolicy(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="policy", tag_field="change"
 ):
-    party: Name
+    receiver: Name
     policy: Expression
 
 
 class LeaveReceiver(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leave", tag_field="change"
 ):
-    party: Name
+    receiver: Name
 
 
 class JoinReceivers(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joins", tag_field="change"
 ):
-    """Many parties of one model join, in columns: ``policies[which[i]]`` is ``parties[i]``'s policy."""
+    """Many receivers of one model join, in columns: ``policies[which[i]]`` is ``receivers[i]``'s policy."""
 
-    parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+    receivers: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
     model: Name
     values: dict[Name, list[Value]] = msgspec.field(default_factory=dict)
     policies: Annotated[tuple[Expression, ...], msgspec.Meta(min_length=1)] = ("",)
@@ -120,7 +120,7 @@ class ReceiverChanges(
 
 class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):
     id: Name  # the sender's choice; a repeat of a durable event is stored once
-    party: Name
+    sender: Name  # its name in its process
     type: Name
     content: Values = msgspec.field(default_factory=dict)
     address: Expression = "TRUE"
@@ -129,7 +129,7 @@ class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-sen
 
 
 class EventAcks(messages.WireMessage, frozen=True, kw_only=True, tag="notify-acked/1"):
-    """These parties have handled these durable events: sequence -> parties."""
+    """These receivers have handled these durable events: sequence -> receivers."""
 
     events: dict[int, tuple[Name, ...]]
 
@@ -137,7 +137,7 @@ class EventAcks(messages.WireMessage, frozen=True, kw_only=True, tag="notify-ack
 class DefineModel(messages.WireMessage, frozen=True, kw_only=True, tag="notify-model/1", omit_defaults=True):
     name: Name
     attributes: Annotated[dict[Name, str], msgspec.Meta(max_length=1024)]
-    of: Literal["party", "event"] = "party"
+    of: Literal["receiver", "event"] = "receiver"
 
 
 class PresentGrant(messages.WireMessage, frozen=True, kw_only=True, tag="notify-trust/1", omit_defaults=True):
@@ -149,11 +149,11 @@ class PresentGrant(messages.WireMessage, frozen=True, kw_only=True, tag="notify-
 
 class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
     expression: Expression = ""
-    party: str = ""  # a full name; of models and grants, after which one to go on
+    receiver: str = ""  # a full name; of models and grants, after which one to go on
     event: SendEvent | None = None
     sender: str = ""
     state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it
-    after: str = ""  # of parties: those whose names come after this
+    after: str = ""  # of receivers: those whose names come after this
     limit: int = 100
 
 
@@ -165,7 +165,7 @@ class NotifyQueryResult(
     notifier: str
     shards: tuple[Shard, ...] = ()
     count: int = 0
-    parties: tuple[dict[str, Any], ...] = ()
+    receivers: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
     fault: error_replies.ErrorReply | None = None
 
@@ -186,7 +186,7 @@ class ScopedAttributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     attributes: Values
     region: str = ""
-    audience: tuple[str, ...] = ()  # processes, or parties by their full names; empty: everybody
+    audience: tuple[str, ...] = ()  # processes, or receivers by their full names; empty: everybody
 
 
 class AdmittedEvent(
@@ -214,7 +214,7 @@ class AdmittedEvent(
 class EventDelivery(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-delivered/1", omit_defaults=True
 ):
-    """One event to some parties of one process."""
+    """One event to some receivers of one process."""
 
     to: tuple[str, ...]
     event: AdmittedEvent
@@ -259,7 +259,7 @@ class MatchRecord(
     epoch: int
     matched: dict[int, tuple[str, ...]] = msgspec.field(
         default_factory=dict
-    )  # sequence of an event -> parties
+    )  # sequence of an event -> receivers
     acked: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     reset: bool = False
 
@@ -267,7 +267,7 @@ class MatchRecord(
 class DecisionRecord(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-decided/1", omit_defaults=True
 ):
-    """For the history: an event, and to how many of whose parties it went."""
+    """For the history: an event, and to how many of whose receivers it went."""
 
     event: AdmittedEvent
     at_ms: messages.TimeMs
@@ -295,7 +295,7 @@ class ShardSummary(
     accepts: tuple[str, ...] | None = None  # event types; None: any
 
 
-STREAM_PARTIES: Final = "parties"
+STREAM_RECEIVERS: Final = "receivers"
 STREAM_EVENTS: Final = "events"
 STREAM_MATCHES: Final = "matches"
 STREAM_HISTORY: Final = "notifications"
@@ -305,7 +305,7 @@ def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, .
     refuse: dict[str, Any] = {"on_full": api.FullPolicy.REFUSE, "max_age_s": 0.0, "replicas": replicas}
     return (
         api.StreamSettings(
-            STREAM_PARTIES, (subjects.log_subject(PART, "party", "*"),), max_bytes=max_bytes, **refuse
+            STREAM_RECEIVERS, (subjects.log_subject(PART, "receiver", "*"),), max_bytes=max_bytes, **refuse
         ),
         api.StreamSettings(
             STREAM_EVENTS, (subjects.log_subject(PART, "event"),), max_bytes=max_bytes, **refuse

@@ -1,7 +1,7 @@
-"""What people ask about parties, models and grants; the notifiers answer
+"""What people ask about receivers, models and grants; the notifiers answer
 (`muster.notify.notifier.query_handler`).
 
-Each notifier answers for the parties that it holds, so most questions go to all of them.
+Each notifier answers for the receivers that it holds, so most questions go to all of them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _anybody(bus: api.Bus, question: str, ask: protocol.NotifyQuery) -> pr
 @dataclass(frozen=True, slots=True)
 class ReceiverList:
     count: int  # of all that fit, whatever is listed
-    parties: list[dict[str, Any]]
+    receivers: list[dict[str, Any]]
     near: list[dict[str, Any]]
     next: str | None = None  # the name after which to go on; None: all are listed
 
@@ -82,16 +82,16 @@ async def list_receivers(
     limit: int = 100,
     timeout_s: float = ANSWER_S,
 ) -> ReceiverList:
-    """Parties in the order of their names, asked for in pages that fit into messages."""
+    """Receivers in the order of their names, asked for in pages that fit into messages."""
     listed: list[dict[str, Any]] = []
     while True:
         room = limit - len(listed)
-        ask = protocol.NotifyQuery(expression=where, party=prefix, after=after, limit=room)
-        results = await _everybody(bus, "parties", ask, timeout_s)
-        # A notifier that has more may hold parties between its last and another's.
+        ask = protocol.NotifyQuery(expression=where, receiver=prefix, after=after, limit=room)
+        results = await _everybody(bus, "receivers", ask, timeout_s)
+        # A notifier that has more may hold receivers between its last and another's.
         ends = [str(result.facts["next"]) for result in results if "next" in result.facts]
-        page = sorted((party for result in results for party in result.parties), key=_name)
-        page = [party for party in page if not ends or _name(party) <= min(ends)]
+        page = sorted((receiver for result in results for receiver in result.receivers), key=_name)
+        page = [receiver for receiver in page if not ends or _name(receiver) <= min(ends)]
         listed += page[:room]
         more = bool(page) and (bool(ends) or len(page) > room)
         after = _name(listed[-1]) if listed else ""
@@ -99,8 +99,8 @@ async def list_receivers(
             return ReceiverList(sum(result.count for result in results), listed, [], after if more else None)
 
 
-def _name(party: dict[str, Any]) -> str:
-    return str(party["party"])
+def _name(receiver: dict[str, Any]) -> str:
+    return str(receiver["receiver"])
 
 
 async def match_receivers(
@@ -116,7 +116,7 @@ async def match_receivers(
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
     ask = protocol.NotifyQuery(expression=address, event=event, sender=sender, state=state, limit=limit)
     results = await _everybody(bus, "who", ask, timeout_s)
-    listed = sorted((party for result in results for party in result.parties), key=_name)
+    listed = sorted((receiver for result in results for receiver in result.receivers), key=_name)
     near = [miss for result in results for miss in result.facts.get("near", ())]
     return ReceiverList(sum(result.count for result in results), listed[:limit], near)
 
@@ -125,18 +125,18 @@ async def explain(
     bus: api.Bus, event: protocol.SendEvent, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
 ) -> dict[str, Any]:
     state = await _state_of(bus, sender, timeout_s)
-    ask = protocol.NotifyQuery(event=event, sender=sender, state=state, party=receiver)
+    ask = protocol.NotifyQuery(event=event, sender=sender, state=state, receiver=receiver)
     for result in await _everybody(bus, "explain", ask, timeout_s):
         if result.count:
             return dict(result.facts)
     raise errors.NotFound(
-        f"there is no party {receiver[:160]}", hint="PROCESS/PARTY, as `muster notify parties` lists them"
+        f"there is no receiver {receiver[:160]}", hint="PROCESS/NAME, as `muster notify receivers` lists them"
     )
 
 
-async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
-    """What a party says of itself; nothing if it only sends."""
-    for result in await _everybody(bus, "sender", protocol.NotifyQuery(party=party), timeout_s):
+async def _state_of(bus: api.Bus, receiver: str, timeout_s: float) -> protocol.Values:
+    """What a receiver says of itself; nothing if it only sends."""
+    for result in await _everybody(bus, "sender", protocol.NotifyQuery(receiver=receiver), timeout_s):
         if result.count:
             return msgspec.convert(result.facts["state"], protocol.Values)
     return {}
@@ -147,10 +147,10 @@ async def _pages(bus: api.Bus, question: str) -> list[dict[str, Any]]:
     ask = protocol.NotifyQuery()
     while True:
         result = await _anybody(bus, question, ask)
-        rows += result.parties
+        rows += result.receivers
         if "next" not in result.facts:
             return rows
-        ask = protocol.NotifyQuery(party=result.facts["next"])
+        ask = protocol.NotifyQuery(receiver=result.facts["next"])
 
 
 async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
@@ -159,7 +159,7 @@ async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
 
 
 async def defined(bus: api.Bus) -> list[dict[str, Any]]:
-    """The models there are: those of parties, then those of events."""
+    """The models there are: those of receivers, then those of events."""
     return sorted(await _pages(bus, "models"), key=lambda model: str(model["of"]), reverse=True)
 
 

@@ -20,7 +20,7 @@ class EventReceipts:
     def __init__(self, bus: api.Bus) -> None:
         self._bus = bus
         self._fences = collections.defaultdict[int, leases.EpochFence](leases.EpochFence)
-        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> parties
+        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> receivers
         self._acks: dict[int, dict[int, list[str]]] = {}
         self._acking: asyncio.Task[None] | None = None
 

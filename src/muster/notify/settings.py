@@ -16,7 +16,7 @@ class NotifySettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = True
     stream_bytes: Annotated[
         int,
-        field_doc("Budget of each of its streams. `parties` and `events` refuse writers when full.", gt=0),
+        field_doc("Budget of each of its streams. `receivers` and `events` refuse writers when full.", gt=0),
     ] = 256 << 20
     lease_s: Annotated[
         float,

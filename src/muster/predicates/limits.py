@@ -1,6 +1,6 @@
 """What an expression may cost, said beforehand.
 
-Predicates come from outside: every subscriber, party and search brings one.  A bound on the text bounds the
+Predicates come from outside: every subscriber, receiver and search has one.  A bound on the text bounds the
 work of parsing; a bound on nesting lets every later pass recurse without fear of Python's stack; the bounds
 on LIKE bound matching, whose time is at most the length of the value times the length of the pattern.
 """

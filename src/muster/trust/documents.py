@@ -47,7 +47,7 @@ class GrantSituation:
     holder: str
     domain: str
     region: str = ""
-    party: str = ""
+    participant: str = ""
     audience: str = ""
 
 
@@ -55,7 +55,7 @@ class GrantScope(_Document, frozen=True, kw_only=True):
     """Where it holds. An empty field: everywhere.
 
     The first three are paths, and cover what is below them: the domain, the region of the world one acts in,
-    and which of the holder's parties or resources.  ``audience`` names the receivers it is meant for.
+    and which of the holder's receivers or resources.  ``audience`` names the receivers it is meant for.
     """
 
     domain: Text = ""
@@ -76,7 +76,7 @@ class GrantScope(_Document, frozen=True, kw_only=True):
         return (
             _below(situation.domain, self.domain)
             and _below(situation.region, self.region)
-            and _below(situation.party, self.prefix)
+            and _below(situation.participant, self.prefix)
             and (not self.audience or situation.audience in self.audience)
         )
 

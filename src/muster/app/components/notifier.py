@@ -19,7 +19,7 @@ SERVING_TIMEOUT_S = 5.0  # longer than that, another notifier holds some of the 
 
 
 class NotifierComponent:
-    """Holds the domain's parties, or its share of them where there are more notifiers."""
+    """Holds the domain's receivers, or its share of them where there are more notifiers."""
 
     name = "notify"
     depends_on: Sequence[str] = ()
@@ -58,5 +58,5 @@ class NotifierComponent:
     def health(self) -> component.ComponentHealth:
         if self._notifier is None:
             return component.ComponentHealth(health.HealthState.STARTING)
-        facts = {"shards": len(self._notifier.held), "parties": len(self._notifier.engine)}
+        facts = {"shards": len(self._notifier.held), "receivers": len(self._notifier.engine)}
         return component.ComponentHealth(facts=facts)

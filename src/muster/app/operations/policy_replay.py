@@ -1,7 +1,7 @@
 """A notification policy over the past: what notifiers kept, asked by the pipeline's Spark.
 
-Neither knows the other: the models of parties and events come from the notifiers, which also say whether the
-policy makes sense, and go to Spark as plain types.
+The two are independent: the models of receivers and events come from the notifiers, which also check
+the policy, and go to Spark as plain types.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def replay_notifications(
     if address is not None:
         words.address(address)
     told = policy_replay.ReplayModels(
-        {model.name: model.attributes for model in words.parties.values()},
+        {model.name: model.attributes for model in words.receivers.values()},
         {model.name: model.attributes for model in words.events.values()},
     )
     return policy_replay.replay(

@@ -1,7 +1,7 @@
 """What becomes of a command that a resource's policy accepted: a request to the resource's manager.
 
-The party stands for the resource and lives with its agent, but the agent does not act on the resource behind
-the manager's back: the manager knows the desired state and holds the epoch.
+The receiver represents the resource and runs with its agent.  The agent does not act on the resource itself:
+the manager has the desired state and the epoch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ OPERATION = "operation"
 RETRY_S, RETRY_S_MAX = 0.5, 30.0
 
 
-async def execute_command(party: notify.ReceiverHandle, resource: str, manager: manage.ManageClient) -> None:
-    """Ask for the operation that each accepted event names, for as long as the party lives.
+async def execute_command(
+    receiver: notify.ReceiverHandle, resource: str, manager: manage.ManageClient
+) -> None:
+    """Ask for the operation that each accepted event names, for as long as the receiver lives.
 
     A durable event is acknowledged when its request has been answered: done, failed, refused, or in doubt for
     good, as its agent cannot know the outcome itself.  While no manager answers, or the agent's answer is
     lost, the request is repeated under the same id, and is carried out once.  The events behind it wait, so
     commands are carried out in their order.  What is not durable is asked for once.
     """
-    async for event in party:
+    async for event in receiver:
         operation = event.content.get(OPERATION)
         if not isinstance(operation, str):
             continue  # news, not a command
@@ -43,7 +45,7 @@ async def _carry_out(
 ) -> bool:
     """Whether the request was answered."""
     try:
-        answers = await manager.exec(operation, resource, id=f"{event.sender['party']}:{event.id}")
+        answers = await manager.exec(operation, resource, id=f"{event.sender['_id']}:{event.id}")
     except errors.MusterError as error:
         events.warning("command-not-carried-out", resource=resource, operation=operation, error=str(error))
         return not isinstance(error, errors.Unavailable)

@@ -85,8 +85,8 @@ class ResponderComponent:
 
     async def _respond(self, context: context_.ComponentContext) -> None:
         position = await self._begin(context)
-        async with notify.NotifyClient(self._bus) as parties:
-            sender = parties.sender(IDENTITY)
+        async with notify.NotifyClient(self._bus) as receivers:
+            sender = receivers.sender(IDENTITY)
             while True:
                 try:
                     await self._bus.open_stream(protocol.ALERTS_STREAM)

@@ -44,7 +44,7 @@ END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
 MAY_NOT_ASK = (roles.Role.AGENT, roles.Role.LINK)
 AGENTS_MAY = (
-    "exec",  # a command that a party accepted
+    "exec",  # a command that a receiver accepted
     protocol.SECRET,
 )  # for their own resources, which the registry sees to
 ONLY = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}

@@ -120,7 +120,7 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
 @click.option(
     "--notifications",
     is_flag=True,
-    help="Play it over the events and the parties' states that the domain's notifiers kept.",
+    help="Play it over the events and the receivers' states that the domain's notifiers kept.",
 )
 @_history_option
 @connection.options
@@ -196,7 +196,7 @@ def _replay_notifications(
         invocation.printer.facts(msgspec.to_builtins(found))
         return
     invocation.printer.note(
-        f"{found.events} events would have reached {found.receivers:,} parties, {found.deliveries:,} times "
+        f"{found.events} events would have reached {found.receivers:,} receivers, {found.deliveries:,} times "
         f"in all; they did so {found.reached:,} times"
     )
     rows = [

@@ -52,12 +52,14 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
 @command.duration("--lifetime", "30d", "How long it holds.")
-@click.option("--party", "prefix", default="", help="Only for this party of the holder, or those below it.")
+@click.option(
+    "--participant", "prefix", default="", help="Only for this participant of the holder, or those below it."
+)
 @click.option(
     "--region", default="", help="Only with receivers whose state has this region, or one below it."
 )
 @click.option(
-    "--audience", multiple=True, metavar="PROCESS[/PARTY]", help="Only with these receivers; may be repeated."
+    "--audience", multiple=True, metavar="PROCESS[/NAME]", help="Only with these receivers; may be repeated."
 )
 @by_option
 @connection.options

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from muster.predicates import types
 
 LEAVE_S = 2.0
-PARTY = "cli"  # as which a person sends and listens, unless another name is given
+PARTICIPANT = "cli"  # as which a person sends and listens, unless another name is given
 
-party_option = click.option("--as", "party", default=PARTY, show_default=True, help="The party's name.")
+name_option = click.option(
+    "--as", "name", default=PARTICIPANT, show_default=True, help="The name of the sender or receiver."
+)
 
 
 @click.group(
@@ -51,23 +53,23 @@ def _sender(bus: api.Bus, given: str | None) -> str:
     from muster.core import errors
 
     if given is None:
-        return f"{bus.identity}/{PARTY}"
-    process, _, party = given.partition("/")
-    if not process or not party:
+        return f"{bus.identity}/{PARTICIPANT}"
+    process, _, name = given.partition("/")
+    if not process or not name:
         raise errors.InvalidInput(
-            f"{given[:80]!r} is no sender: PROCESS/PARTY", hint=f"for example {bus.identity}/{PARTY}"
+            f"{given[:80]!r} is no sender: PROCESS/NAME", hint=f"for example {bus.identity}/{PARTICIPANT}"
         )
     return given
 
 
-def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool) -> protocol.SendEvent:
+def _event(kind: str, pairs: tuple[str, ...], to: str, name: str, durable: bool) -> protocol.SendEvent:
     import secrets
 
     from muster.notify import protocol
 
     return protocol.SendEvent(
         id=secrets.token_hex(12),
-        party=party,
+        sender=name,
         type=kind,
         content=protocol.to_wire(values_of(pairs)),
         address=to,
@@ -86,7 +88,7 @@ def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool
 @click.option("--event", "kind", required=True, metavar="TYPE", help="The event's type.")
 @click.option("--durable", is_flag=True, help="Keep it until each receiver has acknowledged it.")
 @click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
-@party_option
+@name_option
 @connection.options
 @command.pass_invocation
 def send(
@@ -95,12 +97,12 @@ def send(
     kind: str,
     durable: bool,
     content: tuple[str, ...],
-    party: str,
+    name: str,
     to: connection.ConnectionOptions,
 ) -> None:
     """Send an event.
 
-    The event reaches a party if EXPR is true of its state, and its policy of the event and of the sender.
+    The event reaches a receiver if EXPR is true of its state, and its policy of the event and of the sender.
     """
     values = values_of(content)
 
@@ -108,8 +110,8 @@ def send(
         from muster.notify import client
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
-            sent = await mine.send(party, kind, values, to=address, durable=durable, timeout_s=10.0)
-            return {"id": sent, "type": kind, "sender": f"{bus.identity}/{party}", "durable": durable}
+            sent = await mine.send(name, kind, values, to=address, durable=durable, timeout_s=10.0)
+            return {"id": sent, "type": kind, "sender": f"{bus.identity}/{name}", "durable": durable}
 
     told = command.run(work())
     invocation.printer.item(told, f"sent {kind} as {told['sender']} ({told['id']})")
@@ -123,13 +125,13 @@ def send(
         )
     ]
 )
-@click.option("--model", required=True, help="The model of this party's state.")
+@click.option("--model", required=True, help="The model of this receiver's state.")
 @click.option("--state", "state", multiple=True, metavar="NAME=VALUE", help="Its state; may be repeated.")
 @click.option("--policy", required=True, metavar="EXPR", help="What it accepts, from whom.")
-@click.option("--durable", is_flag=True, help="Durable events wait for this party while it is away.")
+@click.option("--durable", is_flag=True, help="Durable events wait for this receiver while it is away.")
 @click.option("-n", "--count", type=click.IntRange(1), help="End after so many events.")
 @command.duration("--timeout", None, "How long to wait for each event.", may_be_zero=True)
-@party_option
+@name_option
 @connection.options
 @command.pass_invocation
 def listen(
@@ -140,10 +142,10 @@ def listen(
     durable: bool,
     count: int | None,
     timeout_s: float | None,
-    party: str,
+    name: str,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Be a party, and print the events that reach it."""
+    """Be a receiver, and print the events that reach it."""
     values = values_of(state)
 
     async def work() -> None:
@@ -153,7 +155,7 @@ def listen(
         from muster.notify import client, protocol
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
-            me = await mine.advertise(party, model, values, policy=policy, durable=durable)
+            me = await mine.advertise(name, model, values, policy=policy, durable=durable)
             invocation.printer.note(f"listening as {me.id}")
             seen = 0
             try:
@@ -167,7 +169,7 @@ def listen(
                         "sender": protocol.to_wire(event.sender),
                         "at_ms": event.at_ms,
                     }
-                    line = f"{event.type} {_pairs(record['content'])} from {event.sender['party']}"
+                    line = f"{event.type} {_pairs(record['content'])} from {event.sender['_id']}"
                     invocation.printer.item(record, line)
                 me.acknowledge()
             finally:
@@ -181,14 +183,14 @@ def listen(
 
 
 @notify.command(
-    acts=("leave", "{party}"),
+    acts=("leave", "{receiver}"),
     examples=[("muster notify leave web-1", "nothing is kept for it any more")],
 )
-@click.argument("party")
+@click.argument("receiver")
 @connection.options
 @command.pass_invocation
-def leave(invocation: command.Invocation, party: str, to: connection.ConnectionOptions) -> None:
-    """End a party of yours whose process is gone, and throw away what waits for it.
+def leave(invocation: command.Invocation, receiver: str, to: connection.ConnectionOptions) -> None:
+    """End a receiver of yours whose process is gone, and throw away what waits for it.
 
     A durable one stays until it is ended; so does any whose process was killed.
     """
@@ -197,16 +199,18 @@ def leave(invocation: command.Invocation, party: str, to: connection.ConnectionO
         from muster.core import errors
         from muster.notify import client, protocol, queries
 
-        name = party.removeprefix(f"{bus.identity}/")
-        full = protocol.party_id(bus.identity, name)
-        if full not in [one["party"] for one in (await queries.list_receivers(bus, prefix=full)).parties]:
-            raise errors.NotFound(f"there is no party {full[:160]}", hint="see `muster notify parties`")
+        name = receiver.removeprefix(f"{bus.identity}/")
+        full = protocol.participant_id(bus.identity, name)
+        if full not in [
+            one["receiver"] for one in (await queries.list_receivers(bus, prefix=full)).receivers
+        ]:
+            raise errors.NotFound(f"there is no receiver {full[:160]}", hint="see `muster notify receivers`")
         async with client.NotifyClient(bus) as mine:
-            await mine.change([protocol.LeaveReceiver(party=name)])
+            await mine.change([protocol.LeaveReceiver(receiver=name)])
         return full
 
     left = command.run(_with(invocation, to, ask))
-    invocation.printer.done({"party": left}, f"there is no party {left} any more")
+    invocation.printer.done({"receiver": left}, f"there is no receiver {left} any more")
 
 
 def format_time(seconds: float) -> str:
@@ -239,13 +243,15 @@ async def _with(invocation: command.Invocation, to: connection.ConnectionOptions
         return await question(bus)
 
 
-@notify.command(examples=[('muster notify parties --where "load > 0.8"', "")])
+@notify.command(examples=[('muster notify receivers --where "load > 0.8"', "")])
 @click.option("--where", default="", metavar="EXPR", help="Only those of whom this is true.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @connection.options
 @command.pass_invocation
-def parties(invocation: command.Invocation, where: str, limit: int, to: connection.ConnectionOptions) -> None:
-    """List parties with their states and policies."""
+def receivers(
+    invocation: command.Invocation, where: str, limit: int, to: connection.ConnectionOptions
+) -> None:
+    """List receivers with their states and policies."""
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
@@ -253,20 +259,22 @@ def parties(invocation: command.Invocation, where: str, limit: int, to: connecti
         return await queries.list_receivers(bus, where=where, limit=limit)
 
     found = command.run(_with(invocation, to, ask))
-    listed = found.parties
+    listed = found.receivers
     if invocation.printer.for_people:
         listed = [{**one, "state": _pairs(one["state"], ", ")} for one in listed]
-    columns = ["party", "model", "state", "policy", "delivery"]
-    invocation.printer.rows(listed, columns, empty="no such party is there" if where else "no party is there")
-    if found.count > len(found.parties):
-        invocation.printer.note(f"{len(found.parties)} of {found.count}")
+    columns = ["receiver", "model", "state", "policy", "delivery"]
+    invocation.printer.rows(
+        listed, columns, empty="no such receiver is there" if where else "no receiver is there"
+    )
+    if found.count > len(found.receivers):
+        invocation.printer.note(f"{len(found.receivers)} of {found.count}")
 
 
 @notify.command(examples=[('muster notify who "load > 0.8" --event alert threat_level=4', "")])
 @click.argument("expression", metavar="EXPR")
 @click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--event", "kind", metavar="TYPE", help="Only those who would accept this event.")
-@click.option("--from", "sender", metavar="PROCESS/PARTY", help="…from this sender (default: yourself).")
+@click.option("--from", "sender", metavar="PROCESS/NAME", help="…from this sender (default: yourself).")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Show so many.")
 @connection.options
 @command.pass_invocation
@@ -296,15 +304,19 @@ def who(
 
     found = command.run(_with(invocation, to, ask))
     printer = invocation.printer
-    told = {"count": found.count, "parties": [one["party"] for one in found.parties], "near": found.near}
+    told = {
+        "count": found.count,
+        "receivers": [one["receiver"] for one in found.receivers],
+        "near": found.near,
+    }
     if not printer.for_people:
         printer.item(told, "")
         return
-    printer.item(told, f"{found.count} would be reached" + (":" if found.parties else ""))
-    for name in told["parties"]:
+    printer.item(told, f"{found.count} would be reached" + (":" if found.receivers else ""))
+    for name in told["receivers"]:
         printer.item({}, f"  {name}")
     for miss in found.near:
-        printer.item({}, f"near miss: {miss['party']}: {'; '.join(miss['why'])}")
+        printer.item({}, f"near miss: {miss['receiver']}: {'; '.join(miss['why'])}")
 
 
 @notify.command(
@@ -313,7 +325,7 @@ def who(
 @click.argument("event", metavar="EVENT")
 @click.argument("receiver")
 @click.option("--to", "address", default="TRUE", metavar="EXPR", help="The event's address.")
-@click.option("--from", "sender", metavar="PROCESS/PARTY", help="Its sender (default: yourself).")
+@click.option("--from", "sender", metavar="PROCESS/NAME", help="Its sender (default: yourself).")
 @connection.options
 @command.pass_invocation
 def explain(
@@ -324,9 +336,9 @@ def explain(
     sender: str | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Say why an event would reach a party, or which side keeps it away.
+    """Say why an event would reach a receiver, or which side keeps it away.
 
-    EVENT is its type and content in one word: 'alert threat_level=4'. RECEIVER is PROCESS/PARTY.
+    EVENT is its type and content in one word: 'alert threat_level=4'. RECEIVER is PROCESS/NAME.
     """
     import shlex
 
@@ -389,7 +401,7 @@ def check(invocation: command.Invocation, policy: str, to: connection.Connection
 @connection.options
 @command.pass_invocation
 def define(invocation: command.Invocation, file: Path, to: connection.ConnectionOptions) -> None:
-    """Make models of parties and events known to the domain.
+    """Make models of receivers and events known to the domain.
 
     Policies in the file are checked against them.
     """
@@ -423,7 +435,7 @@ def define(invocation: command.Invocation, file: Path, to: connection.Connection
 @connection.options
 @command.pass_invocation
 def models(invocation: command.Invocation, form: Any, to: connection.ConnectionOptions) -> None:
-    """List the models of parties and events."""
+    """List the models of receivers and events."""
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries

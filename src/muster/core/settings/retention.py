@@ -58,7 +58,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     events: Annotated[
         RetentionBudget, doc("Streams: durable notification events until acknowledged, and who gets them.")
     ] = _budget(_GIB, 0.0, "refuse")
-    states: Annotated[RetentionBudget, doc("Stream: changes of parties' models, states and policies.")] = (
+    states: Annotated[RetentionBudget, doc("Stream: changes of receivers' models, states and policies.")] = (
         _budget(_GIB, 0.0, "refuse")
     )
     contexts: Annotated[RetentionBudget, doc("Stream: the log of contexts and service entries.")] = _budget(
@@ -103,7 +103,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "messages": self.messages,
             "events": self.events,
             "matches": self.events,  # apart: acknowledgements need room when events have none
-            "parties": self.states,
+            "receivers": self.states,
             "notifications": self.notifications,
             "contexts": self.contexts,
             "reports": self.reports,

@@ -46,7 +46,7 @@ def find(
 
 
 def attributes_seen_by(
-    event: protocol.AdmittedEvent, party: str, state: dict[str, types.Value]
+    event: protocol.AdmittedEvent, receiver: str, state: dict[str, types.Value]
 ) -> dict[str, types.Value]:
     """What one receiver is asked about."""
     region = state.get(authorities.REGION)
@@ -54,7 +54,7 @@ def attributes_seen_by(
         scope
         for scope in event.within
         if (not scope.region or (isinstance(region, str) and _below(scope.region)(region)))
-        and (not scope.audience or _named(party, scope.audience))
+        and (not scope.audience or _named(receiver, scope.audience))
     )
 
 
@@ -85,5 +85,5 @@ def _below(region: str) -> Callable[[str], bool]:
     return lambda word: word == region or word.startswith((f"{region}/", f"{region}."))
 
 
-def _named(party: str, audience: frozenset[str] | tuple[str, ...]) -> bool:
-    return party in audience or party.partition("/")[0] in audience
+def _named(receiver: str, audience: frozenset[str] | tuple[str, ...]) -> bool:
+    return receiver in audience or receiver.partition("/")[0] in audience

@@ -83,10 +83,10 @@ class Matcher:
     def __len__(self) -> int:
         return sum(map(len, self._names))
 
-    def __contains__(self, party: str) -> bool:
-        return any(known.row(party) >= 0 for known in self._names)
+    def __contains__(self, receiver: str) -> bool:
+        return any(known.row(receiver) >= 0 for known in self._names)
 
-    def parties(self) -> Iterable[str]:
+    def receivers(self) -> Iterable[str]:
         return itertools.chain.from_iterable(self._names)
 
     # -- changes
@@ -102,7 +102,7 @@ class Matcher:
 
     def join(
         self,
-        party: str,
+        receiver: str,
         model: models.Model,
         state: models.State,
         policy: ast.Condition | str | None,
@@ -112,8 +112,8 @@ class Matcher:
         at_s: int = 0,
     ) -> None:
         held = self.policies.hold(policy) if policy else -1  # first: it may be refused
-        if party in self:
-            self.leave(party)
+        if receiver in self:
+            self.leave(receiver)
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
@@ -124,11 +124,11 @@ class Matcher:
         if durable:
             table.set_durable(rows, True)
         table.set_policy(row, held)
-        self._names[number].add([party], rows)
+        self._names[number].add([receiver], rows)
 
     def join_many(
         self,
-        parties: Sequence[str],
+        receivers: Sequence[str],
         model: models.Model,
         columns: Mapping[str, Sequence[Any]],
         policies: Sequence[ast.Condition | str | None],
@@ -138,7 +138,7 @@ class Matcher:
         shard: int = 0,
         at_s: Array | int = 0,
     ) -> None:
-        """Parties of one model, each of them once: ``which[i]`` says which of ``policies`` party i has.
+        """Receivers of one model, each of them once: ``which[i]`` says which of ``policies`` receiver i has.
 
         Receivers of one policy come to stand together, which makes matching faster.
         """
@@ -146,24 +146,24 @@ class Matcher:
         number = self._table_of[model.name]
         table = self.tables[number]
         for known in self._names:
-            for place in np.flatnonzero(known.rows(parties) >= 0).tolist():
-                self.leave(parties[place])
+            for place in np.flatnonzero(known.rows(receivers) >= 0).tolist():
+                self.leave(receivers[place])
         users = np.bincount(which, minlength=len(policies)).tolist()
         held = np.array(self.policies.hold_many(policies, users), np.int32)[which]
         order = np.argsort(held, kind="stable")
-        rows = np.empty(len(parties), np.int64)
-        rows[order] = table.take(len(parties), shard)
+        rows = np.empty(len(receivers), np.int64)
+        rows[order] = table.take(len(receivers), shard)
         table.write(rows, columns)
         if durable is not None and durable.any():
             table.set_durable(rows[durable], True)
         table.set_policies(rows, held)
         table.changed_s[rows] = at_s
-        self._names[number].add(parties, rows)
+        self._names[number].add(receivers, rows)
 
-    def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
-        """New values in columns, at a time; a party that comes twice keeps its last."""
-        for number, places, rows in self.places(parties):
-            if len(places) == len(parties):
+    def update(self, receivers: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
+        """New values in columns, at a time; a receiver that comes twice keeps its last."""
+        for number, places, rows in self.places(receivers):
+            if len(places) == len(receivers):
                 part = columns
             else:
                 part = {name: [cells[place] for place in places] for name, cells in columns.items()}
@@ -171,12 +171,12 @@ class Matcher:
             if at_s:
                 self.tables[number].changed_s[rows] = at_s
 
-    def places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
-        """By table: which of the parties are there, each once, and their rows."""
+    def places(self, receivers: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
+        """By table: which of the receivers are there, each once, and their rows."""
         places: list[tuple[int, Sequence[int], Array]] = []
-        missing = np.ones(len(parties), np.bool_)
+        missing = np.ones(len(receivers), np.bool_)
         for number, known in enumerate(self._names):
-            rows = known.rows(parties)
+            rows = known.rows(receivers)
             ordered = np.sort(rows)
             if len(rows) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
                 return [(number, range(len(rows)), rows)]
@@ -185,13 +185,13 @@ class Matcher:
                 places.append((number, list(last.values()), np.fromiter(last, np.int64, len(last))))
                 missing &= rows < 0
         if missing.any():
-            raise errors.NotFound(f"there is no party {parties[int(missing.argmax())]!r:.160}")
+            raise errors.NotFound(f"there is no receiver {receivers[int(missing.argmax())]!r:.160}")
         return places
 
     def believe(
         self, number: int, rows: Array, columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
     ) -> None:
-        """What was granted to parties of one table, and until when."""
+        """What was granted to receivers of one table, and until when."""
         self.tables[number].write(rows, columns)
         self.tables[number].set_ends(rows, np.array(ends_s))
 
@@ -200,26 +200,26 @@ class Matcher:
         return min((float(table.ends_s.min(initial=np.inf)) for table in self.tables), default=np.inf)
 
     def ended(self, now_s: float) -> list[str]:
-        """The parties of whom something was granted until now."""
+        """The receivers of whom something was granted until now."""
         return self.names(
             MatchResult(number, np.flatnonzero(table.ends_s <= now_s))
             for number, table in enumerate(self.tables)
         )
 
-    def changed_s(self, party: str) -> int:
-        table, row = self._at(party)
+    def changed_s(self, receiver: str) -> int:
+        table, row = self._at(receiver)
         return int(table.changed_s[row])
 
-    def set_policy(self, party: str, policy: ast.Condition | str | None, at_s: int = 0) -> None:
-        table, row = self._at(party)
+    def set_policy(self, receiver: str, policy: ast.Condition | str | None, at_s: int = 0) -> None:
+        table, row = self._at(receiver)
         table.changed_s[row] = at_s
         held = int(table.policy_of[row])
         table.set_policy(row, self.policies.hold(policy) if policy else -1)
         if held >= 0:
             self.policies.release(held)
 
-    def leave(self, party: str) -> None:
-        table, row = self._at(party)
+    def leave(self, receiver: str) -> None:
+        table, row = self._at(receiver)
         held = int(table.policy_of[row])
         table.give_back(np.array([row], np.int64))
         if held >= 0:
@@ -227,7 +227,7 @@ class Matcher:
         self._names[self._table_of[table.model.name]].remove(np.array([row], np.int64))
 
     def leave_shard(self, shard: int) -> None:
-        """All parties of a shard at once."""
+        """All receivers of a shard at once."""
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             rows = table.rows_of(shard)
             if not len(rows):
@@ -246,25 +246,25 @@ class Matcher:
 
     # -- questions
 
-    def _at(self, party: str) -> tuple[tables.ReceiverTable, int]:
+    def _at(self, receiver: str) -> tuple[tables.ReceiverTable, int]:
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
-            if (row := known.row(party)) >= 0:
+            if (row := known.row(receiver)) >= 0:
                 return table, row
-        raise errors.NotFound(f"there is no party {party!r:.160}")
+        raise errors.NotFound(f"there is no receiver {receiver!r:.160}")
 
-    def known_model_of(self, party: str) -> models.Model | None:
-        """None if there is no such party."""
+    def known_model_of(self, receiver: str) -> models.Model | None:
+        """None if there is no such receiver."""
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
-            if known.row(party) >= 0:
+            if known.row(receiver) >= 0:
                 return table.model
         return None
 
-    def models_of(self, parties: Sequence[str]) -> set[models.Model] | None:
-        """The models of many parties; None if one of them is not there."""
-        missing = np.ones(len(parties), np.bool_)
+    def models_of(self, receivers: Sequence[str]) -> set[models.Model] | None:
+        """The models of many receivers; None if one of them is not there."""
+        missing = np.ones(len(receivers), np.bool_)
         held_models: set[models.Model] = set()
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
-            here = known.rows(parties) >= 0
+            here = known.rows(receivers) >= 0
             if here.any():
                 held_models.add(table.model)
                 missing &= ~here
@@ -272,25 +272,25 @@ class Matcher:
                 return held_models
         return None
 
-    def model_of(self, party: str) -> models.Model:
-        return self._at(party)[0].model
+    def model_of(self, receiver: str) -> models.Model:
+        return self._at(receiver)[0].model
 
-    def state_of(self, party: str) -> dict[str, types.Value]:
-        table, row = self._at(party)
+    def state_of(self, receiver: str) -> dict[str, types.Value]:
+        table, row = self._at(receiver)
         return table.read(row)
 
-    def policy_of(self, party: str) -> str:
+    def policy_of(self, receiver: str) -> str:
         """Its text; empty if it has none."""
-        table, row = self._at(party)
+        table, row = self._at(receiver)
         held = int(table.policy_of[row])
         return "" if held < 0 else self.policies.text(held)
 
-    def is_durable(self, party: str) -> bool:
-        table, row = self._at(party)
+    def is_durable(self, receiver: str) -> bool:
+        table, row = self._at(receiver)
         return table.is_durable(row)
 
     def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
-        """The parties that get an event of these attributes, sent to this address."""
+        """The receivers that get an event of these attributes, sent to this address."""
         return self.names(self.find(attributes, address))
 
     def names(self, results: Iterable[MatchResult]) -> list[str]:

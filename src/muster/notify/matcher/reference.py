@@ -14,7 +14,7 @@ from muster.predicates.backends import python
 
 @dataclass(frozen=True, slots=True)
 class ReferenceReceiver:
-    party: str
+    name: str
     state: Mapping[str, types.Value]
     policy: python.Matches
 
@@ -24,7 +24,7 @@ def match(
 ) -> list[str]:
     """Those for whom the address is true of their state, and their policy of the event and its sender."""
     return [
-        receiver.party
+        receiver.name
         for receiver in receivers
         if address(receiver.state.get) and receiver.policy(attributes.get)
     ]
@@ -36,19 +36,19 @@ class ReferenceMatcher:
     def __init__(self) -> None:
         self._receivers: dict[str, ReferenceReceiver] = {}
 
-    def join(self, party: str, state: Mapping[str, types.Value], policy: ast.Condition | None) -> None:
-        self._receivers[party] = ReferenceReceiver(party, dict(state), _compiled(policy))
+    def join(self, receiver: str, state: Mapping[str, types.Value], policy: ast.Condition | None) -> None:
+        self._receivers[receiver] = ReferenceReceiver(receiver, dict(state), _compiled(policy))
 
-    def update(self, party: str, values: Mapping[str, types.Value]) -> None:
-        held = self._receivers[party]
-        self._receivers[party] = ReferenceReceiver(party, {**held.state, **values}, held.policy)
+    def update(self, receiver: str, values: Mapping[str, types.Value]) -> None:
+        held = self._receivers[receiver]
+        self._receivers[receiver] = ReferenceReceiver(receiver, {**held.state, **values}, held.policy)
 
-    def set_policy(self, party: str, policy: ast.Condition | None) -> None:
-        held = self._receivers[party]
-        self._receivers[party] = ReferenceReceiver(party, held.state, _compiled(policy))
+    def set_policy(self, receiver: str, policy: ast.Condition | None) -> None:
+        held = self._receivers[receiver]
+        self._receivers[receiver] = ReferenceReceiver(receiver, held.state, _compiled(policy))
 
-    def leave(self, party: str) -> None:
-        del self._receivers[party]
+    def leave(self, receiver: str) -> None:
+        del self._receivers[receiver]
 
     def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
         return match(self._receivers.values(), attributes, python.compile(address))

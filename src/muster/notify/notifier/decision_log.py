@@ -23,8 +23,8 @@ WAITING_BYTES_MAX = 64 << 20
 BATCH = 500
 BATCH_BYTES = 4 << 20
 NAMES_MAX = 1000  # of receivers in one decision
-PARTIES_MAX = 4000  # in one change that is ours
-PARTY_BYTES = 50  # about, in a record
+RECEIVERS_MAX = 4000  # in one change that is ours
+RECEIVER_BYTES = 50  # about, in a record
 
 Record = protocol.DefineModel | protocol.AppliedChanges | protocol.DecisionRecord
 
@@ -48,44 +48,44 @@ class DecisionLog:
         self._stream = stream
 
     def defined(self, define: protocol.DefineModel) -> None:
-        self._add(PARTY_BYTES * (1 + len(define.attributes)), define)
+        self._add(RECEIVER_BYTES * (1 + len(define.attributes)), define)
 
     def changed(
         self, entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, size: int
     ) -> None:
-        """What parties said, in force from now on."""
+        """What receivers said, in force from now on."""
         kept = tuple(
             protocol.ShardLogEntry(process=process, changes=tuple(changes)) for process, changes in entries
         )
         self._add(size, protocol.AppliedChanges(entries=kept, at_ms=_now_ms(), epoch=epoch))
 
-    def believed(self, parties: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
+    def believed(self, receivers: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
         """What authorities say of receivers, from now on."""
         places: dict[str, list[int]] = {}
-        for place, party in enumerate(parties):
-            places.setdefault(party.partition("/")[0], []).append(place)
+        for place, receiver in enumerate(receivers):
+            places.setdefault(receiver.partition("/")[0], []).append(place)
         for process, own in places.items():
-            for start in range(0, len(own), PARTIES_MAX):
-                chunk = own[start : start + PARTIES_MAX]
+            for start in range(0, len(own), RECEIVERS_MAX):
+                chunk = own[start : start + RECEIVERS_MAX]
                 update = protocol.UpdateReceivers(
-                    parties=tuple(parties[place].partition("/")[2] for place in chunk),
+                    receivers=tuple(receivers[place].partition("/")[2] for place in chunk),
                     values={
                         name: [protocol.cell(cells[place]) for place in chunk]
                         for name, cells in columns.items()
                     },
                 )
-                self.changed([(process, [update])], 0, PARTY_BYTES * len(chunk))
+                self.changed([(process, [update])], 0, RECEIVER_BYTES * len(chunk))
 
-    def decided(self, event: protocol.AdmittedEvent, sequence: int, parties: list[str]) -> None:
+    def decided(self, event: protocol.AdmittedEvent, sequence: int, receivers: list[str]) -> None:
         record = protocol.DecisionRecord(
             event=event,
             at_ms=_now_ms(),
             sequence=sequence,
             notifier=self._common.name,
-            to=tuple(parties[:NAMES_MAX]),
-            count=len(parties),
+            to=tuple(receivers[:NAMES_MAX]),
+            count=len(receivers),
         )
-        self._add(500 + PARTY_BYTES * len(record.to), record)
+        self._add(500 + RECEIVER_BYTES * len(record.to), record)
 
     def _add(self, size: int, record: Record) -> None:
         if len(self._waiting) >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:

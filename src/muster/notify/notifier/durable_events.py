@@ -184,13 +184,13 @@ class DurableEvents:
         for result in grant_scopes.find(engine, event, address):
             table = engine.tables[result.table]
             shards, durable = table.shard_of[result.rows].tolist(), table.durable(result.rows).tolist()
-            for party, shard, is_durable in zip(engine.names([result]), shards, durable, strict=True):
+            for receiver, shard, is_durable in zip(engine.names([result]), shards, durable, strict=True):
                 if shard in late:
-                    by_shard.setdefault(shard, ([], []))[not is_durable].append(party)
-                    reached.append(party)
+                    by_shard.setdefault(shard, ([], []))[not is_durable].append(receiver)
+                    reached.append(receiver)
         for shard, held in late.items():
-            parties, passing = by_shard.get(shard, ((), []))
-            held.pending.match(sequence, parties)
+            receivers, passing = by_shard.get(shard, ((), []))
+            held.pending.match(sequence, receivers)
             if passing:
                 held.passing[sequence] = passing
         self._history.decided(event, sequence, reached)
@@ -238,21 +238,21 @@ class DurableEvents:
             common_.events.warning("record-refused", shard=held.shard, error=error)
             held.doubtful.set()
             return
-        for sequence, parties in passing.items():
-            await self._deliver_once(sequence, parties)
+        for sequence, receivers in passing.items():
+            await self._deliver_once(sequence, receivers)
         for record in records:
             for sequence, matched in record.matched.items():
                 owing = held.pending.owed.get(sequence, ())
-                await self._deliver(held, sequence, [party for party in matched if party in owing])
+                await self._deliver(held, sequence, [receiver for receiver in matched if receiver in owing])
 
-    async def _deliver_once(self, sequence: int, parties: list[str]) -> None:
+    async def _deliver_once(self, sequence: int, receivers: list[str]) -> None:
         with contextlib.suppress(errors.MusterError):
             event = await self._event(sequence)
             if event is not None:
-                await self._deciding.deliver(event, parties)
+                await self._deciding.deliver(event, receivers)
 
-    async def _deliver(self, held: shards_shard.Shard, sequence: int, parties: list[str]) -> None:
-        if not parties:
+    async def _deliver(self, held: shards_shard.Shard, sequence: int, receivers: list[str]) -> None:
+        if not receivers:
             return
         held.sent_at[sequence] = time.monotonic()
         try:
@@ -261,7 +261,7 @@ class DurableEvents:
                 self._common.count("event-gone")
                 held.pending.drop(sequence)
                 return
-            for process, names in event_router.by_process(parties):
+            for process, names in event_router.by_process(receivers):
                 if not held.lease.held:
                     return
                 delivered = protocol.EventDelivery(
@@ -278,7 +278,7 @@ class DurableEvents:
         except errors.MusterError as error:  # it comes again when its time is over
             common_.events.warning("not-delivered", sequence=sequence, error=error)
             return
-        self._common.count("delivered-durable", len(parties))
+        self._common.count("delivered-durable", len(receivers))
 
     def _remember(self, stored: api.StoredMessage, event: protocol.AdmittedEvent) -> None:
         if stored.sequence in self._remembered:
@@ -317,19 +317,19 @@ class DurableEvents:
             return
         for sequence, names in acked.events.items():
             for name in names:
-                if held.pending.acknowledge(sequence, protocol.party_id(process, name)):
+                if held.pending.acknowledge(sequence, protocol.participant_id(process, name)):
                     self._common.count("acknowledged")
         self._dirty.set()
 
-    def joined(self, held: shards_shard.Shard, parties: Iterable[str]) -> None:
+    def joined(self, held: shards_shard.Shard, receivers: Iterable[str]) -> None:
         """They may have come back: what they are owed is due now."""
-        returned = frozenset(parties) if held.pending.owed else ()
+        returned = frozenset(receivers) if held.pending.owed else ()
         for sequence, owing in held.pending.owed.items():
             if not owing.isdisjoint(returned):
                 held.sent_at.pop(sequence, None)
 
-    def left(self, held: shards_shard.Shard, party: str) -> None:
-        held.pending.forget(party)
+    def left(self, held: shards_shard.Shard, receiver: str) -> None:
+        held.pending.forget(receiver)
         self._dirty.set()
 
     async def deliver_again(self) -> None:

@@ -103,14 +103,14 @@ class EventRouter:
 
         ``state``: the sender's, where another notifier holds it and somebody only asks what would be.
         """
-        subjects.token(send.party)
+        subjects.token(send.sender)
         address = self.address(send.address)
         content = self._common.known.vocabulary.event(send.type, protocol.from_wire(send.content))
-        attributes, within = self._beliefs.of_sender(process, send.party, state)
+        attributes, within = self._beliefs.of_sender(process, send.sender, state)
         event = protocol.AdmittedEvent(
             id=send.id,
             type=send.type,
-            sender=protocol.party_id(process, send.party),
+            sender=protocol.participant_id(process, send.sender),
             content=protocol.to_wire(content),
             attributes=protocol.to_wire(attributes),
             within=within,
@@ -158,25 +158,25 @@ class EventRouter:
         self._beliefs.expire()
         engine = self._common.engine
         results = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
-        parties = engine.names(results)
-        self._history.decided(event, 0, parties)
-        await self.deliver(event, parties)
+        receivers = engine.names(results)
+        self._history.decided(event, 0, receivers)
+        await self.deliver(event, receivers)
 
-    async def deliver(self, event: protocol.AdmittedEvent, parties: list[str]) -> None:
+    async def deliver(self, event: protocol.AdmittedEvent, receivers: list[str]) -> None:
         """Once, to whoever is there."""
-        for process, names in by_process(parties):
+        for process, names in by_process(receivers):
             delivered = protocol.EventDelivery(to=tuple(names), event=event, shard=-1, epoch=0)
             await self._common.bus.publish(
                 subjects.to_identity(PART, process, "event"), messages.encode(delivered)
             )
-        self._common.count("delivered", len(parties))
+        self._common.count("delivered", len(receivers))
 
 
-def by_process(parties: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+def by_process(receivers: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Names of one process together, as many as fit into a message."""
     names_of: dict[str, list[str]] = {}
-    for party in parties:
-        process, _, name = party.partition("/")
+    for receiver in receivers:
+        process, _, name = receiver.partition("/")
         names_of.setdefault(process, []).append(name)
     for process, names in names_of.items():
         chunk: list[str] = []

@@ -34,7 +34,7 @@ _JSON = msgspec.json.Encoder()
 PART = protocol.PART
 KNOWN = subjects.to_all(PART, "known")
 REGION = authorities.REGION
-AT_ONCE = 5000  # parties: some milliseconds
+AT_ONCE = 5000  # receivers: some milliseconds
 
 
 class GrantView:
@@ -90,7 +90,7 @@ class GrantView:
                     await self._take(entry.key, entry.value)
                     self._revisions[entry.key] = entry.revision
                 self.version += 1
-                for held in common.known.vocabulary.parties.values():
+                for held in common.known.vocabulary.receivers.values():
                     common.engine.define(held)
                 self._revision = entry.revision
                 self._changed.set()
@@ -173,21 +173,21 @@ class GrantView:
     ) -> tuple[dict[str, Any], tuple[protocol.ScopedAttributes, ...]]:
         """What policies may know of a sender: what it says of itself, and what authorities say of it."""
         common = self._common
-        party = protocol.party_id(process, name)
-        if party in common.engine:
-            state = common.engine.state_of(party)
+        receiver = protocol.participant_id(process, name)
+        if receiver in common.engine:
+            state = common.engine.state_of(receiver)
         own = {key: value for key, value in (state or {}).items() if not models.restricted(key)}
         believed = common.known.believed(process, name, now=time.time())
         granted = {key: held.value for key, held in believed.everywhere.items()}
-        return {**own, **granted, "_process": process, "_party": party}, believed.within
+        return {**own, **granted, "_process": process, "_id": receiver}, believed.within
 
     # -- receivers
 
-    def believe(self, parties: Iterable[str]) -> None:
+    def believe(self, receivers: Iterable[str]) -> None:
         """Bring the restricted attributes of receivers to what is granted now."""
         now = time.time()
         engine, knows = self._common.engine, self._common.known
-        listed = list(dict.fromkeys(parties))
+        listed = list(dict.fromkeys(receivers))
         for number, places, rows in engine.places(listed):
             table = engine.tables[number]
             restricted = {key: held for key, held in table.model.attributes.items() if models.restricted(key)}
@@ -195,11 +195,11 @@ class GrantView:
                 continue
             names = [listed[place] for place in places]
             regions = table.columns[REGION].cells(rows) if REGION in table.columns else [None] * len(names)
-            # A process may have a million parties, and most of them are granted the same.
+            # A process may have a million receivers, and most of them are granted the same.
             alike: dict[tuple[str, str, str], tuple[list[types.Value], float]] = {}
             granted: list[tuple[list[types.Value], float]] = []
-            for party, region in zip(names, regions, strict=True):
-                process, _, name = party.partition("/")
+            for receiver, region in zip(names, regions, strict=True):
+                process, _, name = receiver.partition("/")
                 where = region if isinstance(region, str) and knows.has_regions(process) else ""
                 key = (process, name if knows.has_prefixes(process) else "", where)
                 if key not in alike:
@@ -222,21 +222,23 @@ class GrantView:
         engine, knows = self._common.engine, self._common.known
         for number, table in enumerate(engine.tables):
             if any(map(models.restricted, table.model.attributes)):
-                parties = engine.names([engines.MatchResult(number, table.rows_of(shard))])
-                self.believe(party for party in parties if knows.has_grants(party.partition("/")[0]))
+                receivers = engine.names([engines.MatchResult(number, table.rows_of(shard))])
+                self.believe(
+                    receiver for receiver in receivers if knows.has_grants(receiver.partition("/")[0])
+                )
 
     async def _believe_of(self, processes: set[str]) -> None:
         """Some at a time: events go on, and whoever handed it in is answered when it holds for all."""
         engine = self._common.engine
         if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
             return
-        parties = [party for party in engine.parties() if party.partition("/")[0] in processes]
-        for start in range(0, len(parties), AT_ONCE):
-            self.believe(party for party in parties[start : start + AT_ONCE] if party in engine)
+        receivers = [receiver for receiver in engine.receivers() if receiver.partition("/")[0] in processes]
+        for start in range(0, len(receivers), AT_ONCE):
+            self.believe(receiver for receiver in receivers[start : start + AT_ONCE] if receiver in engine)
             await asyncio.sleep(0)
 
     def moved(self, process: str, change: protocol.Change) -> bool:
-        """Whether a change may bring its parties under other grants."""
+        """Whether a change may bring its receivers under other grants."""
         match change:
             case protocol.JoinReceiver() | protocol.JoinReceivers():
                 return self._common.known.has_grants(process)

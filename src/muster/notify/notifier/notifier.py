@@ -2,7 +2,7 @@
 
     members     who else is there, and what each holds
     believing   models and grants, which all notifiers know
-    shards      the parties it holds: gained, changed, kept
+    shards      the receivers it holds: gained, changed, kept
     deciding    events: admitted, matched, delivered
     durable     events that are kept until acknowledged
     history     what was decided, for replay
@@ -75,7 +75,7 @@ class Notifier:
     async def start(self) -> None:
         bus, settings = self.common.bus, self.common.settings
         streams = protocol.streams(max_bytes=settings.stream_bytes, replicas=self._replicas)
-        parties, events, matches, past = [await bus.stream(stream) for stream in streams]
+        receivers, events, matches, past = [await bus.stream(stream) for stream in streams]
         bucket = await bus.key_value(api.KeyValueSettings(protocol.BUCKET, replicas=self._replicas))
         self._leases = await leases.Leases.open(bus, ttl_s=settings.lease_s, replicas=self._replicas)
         await self._history.start(past)
@@ -83,7 +83,7 @@ class Notifier:
         await self.members.start()
         await self._durable.start(events, matches)
         await self.deciding.start(self._durable.keep)
-        await self._shards.start(parties, self._leases)
+        await self._shards.start(receivers, self._leases)
         await self._questions.start()
         for work in (
             self.members.beat(),

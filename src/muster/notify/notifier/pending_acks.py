@@ -13,13 +13,13 @@ from muster.notify import protocol
 
 RECORD_BYTES: Final = 400_000  # so that a record fits into a message, whatever the names
 
-ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> parties
+ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> receivers
 
 
 class PendingAcks:
     def __init__(self) -> None:
         self.position = 0
-        self.owed: dict[int, set[str]] = {}  # sequence -> parties
+        self.owed: dict[int, set[str]] = {}  # sequence -> receivers
         self.owing = 0  # acknowledgements, over all events
         self._matched: ReceiversByEvent = {}
         self._acked: dict[int, set[str]] = {}
@@ -37,42 +37,42 @@ class PendingAcks:
     def is_dirty(self) -> bool:
         return bool(self._matched or self._acked or self.position != self._recorded)
 
-    def match(self, sequence: int, parties: Iterable[str]) -> None:
+    def match(self, sequence: int, receivers: Iterable[str]) -> None:
         self.position = sequence
-        if receivers := tuple(parties):
-            self._owe(sequence, receivers)
-            self._matched[sequence] = receivers
+        if matched := tuple(receivers):
+            self._owe(sequence, matched)
+            self._matched[sequence] = matched
 
-    def _owe(self, sequence: int, parties: Iterable[str]) -> None:
+    def _owe(self, sequence: int, receivers: Iterable[str]) -> None:
         self.owing -= len(self.owed.get(sequence, ()))
-        self.owed[sequence] = set(parties)
+        self.owed[sequence] = set(receivers)
         self.owing += len(self.owed[sequence])
 
-    def acknowledge(self, sequence: int, party: str) -> bool:
-        if not self._settle(sequence, party):
+    def acknowledge(self, sequence: int, receiver: str) -> bool:
+        if not self._settle(sequence, receiver):
             return False
-        self._acked.setdefault(sequence, set()).add(party)
+        self._acked.setdefault(sequence, set()).add(receiver)
         return True
 
-    def _settle(self, sequence: int, party: str) -> bool:
+    def _settle(self, sequence: int, receiver: str) -> bool:
         owing = self.owed.get(sequence)
-        if owing is None or party not in owing:
+        if owing is None or receiver not in owing:
             return False
-        owing.discard(party)
+        owing.discard(receiver)
         self.owing -= 1
         if not owing:
             del self.owed[sequence]
         return True
 
-    def forget(self, party: str) -> None:
+    def forget(self, receiver: str) -> None:
         """It has left: it is owed nothing."""
-        for sequence in [sequence for sequence, owing in self.owed.items() if party in owing]:
-            self.acknowledge(sequence, party)
+        for sequence in [sequence for sequence, owing in self.owed.items() if receiver in owing]:
+            self.acknowledge(sequence, receiver)
 
     def drop(self, sequence: int) -> None:
         """The event is gone: nobody can be given it."""
-        for party in tuple(self.owed.get(sequence, ())):
-            self.acknowledge(sequence, party)
+        for receiver in tuple(self.owed.get(sequence, ())):
+            self.acknowledge(sequence, receiver)
 
     def records(self, epoch: int) -> list[protocol.MatchRecord]:
         """What has happened since the last records."""
@@ -101,22 +101,22 @@ class PendingAcks:
             self.owed.clear()
             self.owing = 0
         self.position = self._recorded = record.position
-        for sequence, parties in record.matched.items():
-            self._owe(sequence, {*self.owed.get(sequence, ()), *parties})
-        for sequence, parties in record.acked.items():
-            for party in parties:
-                self._settle(sequence, party)
+        for sequence, receivers in record.matched.items():
+            self._owe(sequence, {*self.owed.get(sequence, ()), *receivers})
+        for sequence, receivers in record.acked.items():
+            for receiver in receivers:
+                self._settle(sequence, receiver)
 
 
 def _cut(owed: Mapping[int, Iterable[str]]) -> Iterator[ReceiversByEvent]:
-    """The same in pieces that each fit into a record; a large set of parties comes in several."""
+    """The same in pieces that each fit into a record; a large set of receivers comes in several."""
     piece: ReceiversByEvent = {}
     size = 0
-    for sequence, parties in owed.items():
+    for sequence, receivers in owed.items():
         start: list[str] = []
-        for party in parties:
-            start.append(party)
-            size += 3 + 4 * len(party)
+        for receiver in receivers:
+            start.append(receiver)
+            size += 3 + 4 * len(receiver)
             if size >= RECORD_BYTES:
                 piece[sequence] = tuple(start)
                 yield piece

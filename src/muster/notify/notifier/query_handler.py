@@ -64,7 +64,7 @@ def _models(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> 
     known = notifier.known.vocabulary
     models_of = {
         f"{model.kind.value}.{model.name}": model
-        for model in (*known.parties.values(), *known.events.values())
+        for model in (*known.receivers.values(), *known.events.values())
     }
     return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
 
@@ -98,15 +98,15 @@ def _page(
     """Of what there may be any number of: as much as fits, in order, and where to go on."""
     listed: list[dict[str, Any]] = []
     size, last = 0, ""
-    for key in sorted(key for key in keys if key > ask.party):
+    for key in sorted(key for key in keys if key > ask.receiver):
         if size > PAGE_BYTES:
             return protocol.NotifyQueryResult(
-                notifier=notifier.name, parties=tuple(listed), facts={"next": last}
+                notifier=notifier.name, receivers=tuple(listed), facts={"next": last}
             )
         listed.append(made(key))
         size += len(_JSON.encode(listed[-1]))
         last = key
-    return protocol.NotifyQueryResult(notifier=notifier.name, parties=tuple(listed))
+    return protocol.NotifyQueryResult(notifier=notifier.name, receivers=tuple(listed))
 
 
 def _model(model: models.Model) -> dict[str, Any]:
@@ -114,34 +114,34 @@ def _model(model: models.Model) -> dict[str, Any]:
     return {"name": model.name, "of": model.kind.value, "attributes": attributes}
 
 
-def _shown(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
+def _shown(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
     return {
-        "party": party,
-        "model": notifier.engine.model_of(party).name,
-        "state": protocol.to_wire(notifier.engine.state_of(party)),
-        "policy": notifier.engine.policy_of(party),
-        "delivery": "durable" if notifier.engine.is_durable(party) else "transient",
+        "receiver": receiver,
+        "model": notifier.engine.model_of(receiver).name,
+        "state": protocol.to_wire(notifier.engine.state_of(receiver)),
+        "policy": notifier.engine.policy_of(receiver),
+        "delivery": "durable" if notifier.engine.is_durable(receiver) else "transient",
     }
 
 
-def _parties(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _receivers(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     candidates: Iterable[str]
     if ask.expression:
         candidates = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
     else:
-        candidates = notifier.engine.parties()
-    chosen = [party for party in candidates if party.startswith(ask.party)]
-    following = [party for party in chosen if party > ask.after] if ask.after else chosen
+        candidates = notifier.engine.receivers()
+    chosen = [receiver for receiver in candidates if receiver.startswith(ask.receiver)]
+    following = [receiver for receiver in chosen if receiver > ask.after] if ask.after else chosen
     listed: list[dict[str, Any]] = []
     size = 0
-    for party in heapq.nsmallest(ask.limit, following):
+    for receiver in heapq.nsmallest(ask.limit, following):
         if size > PAGE_BYTES:
             break
-        listed.append(_shown(notifier, party))
+        listed.append(_shown(notifier, receiver))
         size += len(_JSON.encode(listed[-1]))
-    cut = {"next": listed[-1]["party"]} if len(listed) < len(following) else {}
+    cut = {"next": listed[-1]["receiver"]} if len(listed) < len(following) else {}
     return protocol.NotifyQueryResult(
-        notifier=notifier.name, count=len(chosen), parties=tuple(listed), facts=cut
+        notifier=notifier.name, count=len(chosen), receivers=tuple(listed), facts=cut
     )
 
 
@@ -149,7 +149,7 @@ def _require_room(ask: protocol.NotifyQuery, count: int) -> None:
     """Before they are put together: a million that no answer holds would keep everybody else waiting."""
     if min(ask.limit, count) * NAME_BYTES > messages.MAX_BYTES:
         raise messages.MessageTooLarge(
-            f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer"
+            f"{min(ask.limit, count):,} of {count:,} receivers do not fit into an answer"
         )
 
 
@@ -165,35 +165,38 @@ def _who(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> pro
     taken = {*meant, *reached}
     if event is not None:
         refused = set(meant).difference(reached)
-        for party in heapq.nsmallest(NEAR_MISSES, refused):
-            believed = grant_scopes.attributes_seen_by(event, party, engine.state_of(party))
-            sides = _policy_sides(engine.policy_of(party), believed)
-            near.append({"party": party, "why": [why for side in sides.values() for why in side]})
-    for party in itertools.islice(engine.parties(), LOOKED_AT):
+        for receiver in heapq.nsmallest(NEAR_MISSES, refused):
+            believed = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
+            sides = _policy_sides(engine.policy_of(receiver), believed)
+            near.append({"receiver": receiver, "why": [why for side in sides.values() for why in side]})
+    for receiver in itertools.islice(engine.receivers(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
-        if party not in taken:
-            misses = explanation.near_misses(address, engine.state_of(party))
+        if receiver not in taken:
+            misses = explanation.near_misses(address, engine.state_of(receiver))
             if len(misses) == 1:  # one clause away
-                near.append({"party": party, "why": [f"address: {misses[0]}"]})
-    listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
+                near.append({"receiver": receiver, "why": [f"address: {misses[0]}"]})
+    listed = tuple({"receiver": receiver} for receiver in heapq.nsmallest(ask.limit, reached))
     return protocol.NotifyQueryResult(
-        notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
+        notifier=notifier.name,
+        count=len(reached),
+        receivers=listed,
+        facts={"near": near, "meant": len(meant)},
     )
 
 
 def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     """Which side failed, which clause, what it found, since when, and who granted what is restricted."""
     engine = notifier.engine
-    if ask.party not in engine:
+    if ask.receiver not in engine:
         return protocol.NotifyQueryResult(notifier=notifier.name)
     event = _event(notifier, ask)
-    state = engine.state_of(ask.party)
+    state = engine.state_of(ask.receiver)
     address = notifier.known.vocabulary.address(event.address)
     missing = explanation.near_misses(address, state)
     because = missing or explanation.explain(address, state).because
     failing = _policy_sides(
-        engine.policy_of(ask.party), grant_scopes.attributes_seen_by(event, ask.party, state)
+        engine.policy_of(ask.receiver), grant_scopes.attributes_seen_by(event, ask.receiver, state)
     )
     facts = {
         "delivered": not missing and not failing,
@@ -202,17 +205,17 @@ def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) ->
         "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
         "granted": _granted(notifier, event.sender),
         "receiver_granted": {
-            key: grant for key, grant in _granted(notifier, ask.party).items() if grant["name"] in state
+            key: grant for key, grant in _granted(notifier, ask.receiver).items() if grant["name"] in state
         },
         "state": protocol.to_wire(state),
-        "since_ms": 1000 * engine.changed_s(ask.party),
+        "since_ms": 1000 * engine.changed_s(ask.receiver),
     }
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
 
 
-def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]:
-    """Of each restricted attribute of a party: its value, by whom, from when to when, and where it holds."""
-    process, _, name = party.partition("/")
+def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
+    """For each restricted attribute of a participant: value, issuer, validity period and scope."""
+    process, _, name = receiver.partition("/")
     believed = notifier.known.believed(process, name, now=time.time())
     everywhere = (documents.GrantScope(), believed.everywhere)
     listed = [
@@ -237,19 +240,19 @@ def _granted(notifier: notifier_notifier.Notifier, party: str) -> dict[str, Any]
 
 
 def _sender(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    """What a party says of itself, if it is held here: policies of all notifiers' parties may ask for it."""
-    if ask.party not in notifier.engine:
+    """The state of a sender, if this notifier holds it: policies at all notifiers may refer to it."""
+    if ask.receiver not in notifier.engine:
         return protocol.NotifyQueryResult(notifier=notifier.name)
-    state = protocol.to_wire(notifier.engine.state_of(ask.party))
+    state = protocol.to_wire(notifier.engine.state_of(ask.receiver))
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts={"state": state})
 
 
 def _event(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.AdmittedEvent:
     if ask.event is None:
         raise errors.InvalidInput("explain what? name an event")
-    process, _, party = ask.sender.partition("/")
-    if not party:
-        raise errors.InvalidInput("whose event? name its sender as process/party")
+    process, _, receiver = ask.sender.partition("/")
+    if not receiver:
+        raise errors.InvalidInput("whose event? name its sender as process/name")
     return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
 
 
@@ -281,7 +284,7 @@ def _check(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> p
 Answer = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]
 
 QUESTIONS: dict[str, Answer] = {
-    "parties": _parties,
+    "receivers": _receivers,
     "who": _who,
     "explain": _explain,
     "sender": _sender,

@@ -1,15 +1,16 @@
-"""Whom a policy would have let past notifications through to, asked of what notifiers keep, with Spark.
+"""Replay of stored notifications under another policy, with Spark.
 
-Notifiers keep every change of a party's state and every event they decided about, in one stream whose schema
-is in docs/reference/notify.md.  From the changes each party's states become rows with the moments between
-which they held; an event meets those that held when it was decided.  Its own address, and the policy that is
-asked about, are SQL that Spark runs (`muster.predicates.backends.sql`), so they mean what they mean to a
+Notifiers store every change of a receiver's state and every event they decided about, in one stream whose
+schema is in docs/reference/notify.md.  The changes become rows: a state of a receiver and the period in which
+it was valid.  An event is joined with the states that were valid when it was decided.  Its address and the
+new policy are SQL that Spark runs (`muster.predicates.backends.sql`), so they have the same meaning as in a
 notifier.
 
-What the stream no longer holds is not known: a party whose beginning was dropped is met from its next one on.
-Nor is what authorities granted to receivers; what they granted to senders was kept with the event.
+Limits: a receiver whose join is no longer in the stream is included only from its next join on.  Grants to
+receivers are not stored, so they are not replayed; the attributes granted to senders are stored with the
+event.
 
-Values travel as text with a letter before it that says what they are, so that one column can hold all.
+Values are stored as text with a prefix letter for their type, so that one column can hold all types.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _CHANGES = pa.schema(
         ("at_ms", pa.int64()),
         ("sequence", pa.int64()),
         ("place", pa.int32()),  # in the message
-        ("party", pa.string()),
+        ("receiver", pa.string()),
         ("what", pa.string()),  # join, update or leave
         ("model", pa.string()),
         ("said", _VALUES),
@@ -72,7 +73,7 @@ _EVENTS = pa.schema(
     ]
 )
 _CHANGE_COLUMNS = (
-    "at_ms bigint, sequence bigint, place int, party string, what string, model string, "
+    "at_ms bigint, sequence bigint, place int, receiver string, what string, model string, "
     "said map<string,string>"
 )
 _EVENT_COLUMNS = (
@@ -85,9 +86,9 @@ _EVENT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayModels:
-    """What parties and events are described with, by the names of their models."""
+    """What receivers and events are described with, by the names of their models."""
 
-    parties: Mapping[str, types.Model]
+    receivers: Mapping[str, types.Model]
     events: Mapping[str, types.Model]
 
 
@@ -106,7 +107,7 @@ class PolicyReplay(msgspec.Struct, frozen=True):
     events: int
     reached: int  # deliveries, as they were decided
     deliveries: int  # as they would have been
-    receivers: int  # different parties
+    receivers: int  # different receivers
     notifications: list[ReplayedNotification]  # the newest, bounded
 
 
@@ -121,7 +122,7 @@ def replay(
     from_ms: int | None = None,
     to_ms: int | None = None,
 ) -> PolicyReplay:
-    """As if every party that had a policy had had this one. ``address``: in place of the senders' own.
+    """As if every receiver that had a policy had had this one. ``address``: in place of the senders' own.
 
     ``access`` are the options of `source` that say how to reach the bus.  The policy has been checked against
     the models by whoever asks.
@@ -136,7 +137,7 @@ def replay(
 
 
 def _events(spark: SparkSession, raw: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    """Each once, though several notifiers decided about their own parties."""
+    """Each once, though several notifiers decided about their own receivers."""
     raw.mapInArrow(_decisions, _EVENT_COLUMNS).createOrReplaceTempView("past_decisions")
     bounds = [f"at_ms >= {from_ms}"] if from_ms is not None else []
     bounds += [f"at_ms < {to_ms}"] if to_ms is not None else []
@@ -175,7 +176,7 @@ def _meet(
         parts = [
             spark.sql(
                 f"""
-                SELECT e.sender, e.id, v.party FROM (
+                SELECT e.sender, e.id, v.receiver FROM (
                     SELECT struct(e.*) AS e, struct(v.*) AS v, {_BELIEVED} AS believed
                     FROM past_events e JOIN past_states v
                       ON v.began <= e.at AND (v.ended IS NULL OR e.at < v.ended)
@@ -194,7 +195,7 @@ def _meet(
             try:
                 rows = deliveries.groupBy("sender", "id").count().collect()
                 counts = {(row["sender"], row["id"]): row["count"] for row in rows}
-                receivers = deliveries.select("party").distinct().count()
+                receivers = deliveries.select("receiver").distinct().count()
             finally:
                 deliveries.unpersist()
         total = spark.sql("SELECT count(*) AS n, sum(reached) AS reached FROM past_events").collect()[0]
@@ -236,7 +237,7 @@ def _in_parts(meant: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Conditi
 
 
 def _versions(attributes: Sequence[str]) -> str:
-    """Each party's states: what was said last of each attribute, between two changes."""
+    """Each receiver's states: what was said last of each attribute, between two changes."""
     quote, word = dialects.SPARK.identifier, dialects.SPARK.string
     last = ", ".join(
         f"last(IF(what = 'join' OR map_contains_key(said, {word(name)}), "
@@ -245,15 +246,15 @@ def _versions(attributes: Sequence[str]) -> str:
     )
     current = ", ".join(f"{quote(name)}.v AS {quote(name)}" for name in attributes)
     return f"""
-        SELECT party, model, began, ended, {current}
+        SELECT receiver, model, began, ended, {current}
         FROM (
-            SELECT party, began, last(model, true) OVER held AS model, {last},
-                   lead(began) OVER (PARTITION BY party ORDER BY began) AS ended
+            SELECT receiver, began, last(model, true) OVER held AS model, {last},
+                   lead(began) OVER (PARTITION BY receiver ORDER BY began) AS ended
             FROM (
-                SELECT *, sum(IF(what = 'update', 0, 1)) OVER (PARTITION BY party ORDER BY began) AS life
+                SELECT *, sum(IF(what = 'update', 0, 1)) OVER (PARTITION BY receiver ORDER BY began) AS life
                 FROM (SELECT *, struct(at_ms, sequence, place) AS began FROM past_changes)
             )
-            WINDOW held AS (PARTITION BY party, life ORDER BY began)
+            WINDOW held AS (PARTITION BY receiver, life ORDER BY began)
         )
         WHERE model IS NOT NULL AND {quote(LISTENS)}.v = 'b:true'
     """
@@ -264,7 +265,7 @@ def _means(meant: Mapping[str, ast.Condition], models: ReplayModels) -> str:
     whens = []
     for text, condition in meant.items():
         by_model = " ".join(
-            f"WHEN {word(name)} THEN {_address(condition, model)}" for name, model in models.parties.items()
+            f"WHEN {word(name)} THEN {_address(condition, model)}" for name, model in models.receivers.items()
         )
         whens.append(f"WHEN {word(text)} THEN CASE v.model {by_model} ELSE FALSE END")
     return f"CASE e.address {' '.join(whens)} ELSE FALSE END"
@@ -279,9 +280,9 @@ def _accepts(policy: str, models: ReplayModels) -> str:
     """Of events of each type by its model; of a type without one, by what any event may have."""
     condition = parser.parse(policy, home="event")
     word = dialects.SPARK.string
-    senders: dict[str, types.AttributeType] = {"sender._process": types.STRING, "sender._party": types.STRING}
-    for party in models.parties.values():
-        for name, declared in party.items():
+    senders: dict[str, types.AttributeType] = {"sender._process": types.STRING, "sender._id": types.STRING}
+    for receiver in models.receivers.values():
+        for name, declared in receiver.items():
             senders.setdefault(f"sender.{name}", declared)
     anything: dict[str, types.AttributeType] = {}
     for event in models.events.values():
@@ -312,8 +313,8 @@ _BELIEVED = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
     (w.region = '' OR substr(v.`{REGION}`, 3) = w.region
         OR startswith(v.`{REGION}`, concat('s:', w.region, '/'))
         OR startswith(v.`{REGION}`, concat('s:', w.region, '.')))
-    AND (size(w.audience) = 0 OR array_contains(w.audience, v.party)
-        OR array_contains(w.audience, split_part(v.party, '/', 1))),
+    AND (size(w.audience) = 0 OR array_contains(w.audience, v.receiver)
+        OR array_contains(w.audience, split_part(v.receiver, '/', 1))),
     map_concat(map_filter(known, (k, x) -> NOT map_contains_key(w.attributes, k)), w.attributes),
     known))"""
 
@@ -373,34 +374,34 @@ def _change_rows(sequence: int, log: dict[str, Any]) -> Iterator[tuple[Any, ...]
     for entry in log.get("entries", ()):
         process = entry["process"]
         for change in entry["changes"]:
-            for party, what, model, values in _changed(change):
-                yield log["at_ms"], sequence, next(places), f"{process}/{party}", what, model, values
+            for receiver, what, model, values in _changed(change):
+                yield log["at_ms"], sequence, next(places), f"{process}/{receiver}", what, model, values
 
 
 def _changed(change: dict[str, Any]) -> Iterator[tuple[str, str, str | None, list[tuple[str, str | None]]]]:
     match change["change"]:
         case "join":
             values = {**change.get("state", {}), LISTENS: bool(change.get("policy"))}
-            yield change["party"], "join", change["model"], _texts(values)
+            yield change["receiver"], "join", change["model"], _texts(values)
         case "joins":
             policies, which = change.get("policies", [""]), change.get("which")
-            for place, (party, values) in enumerate(_by_party(change)):
+            for place, (receiver, values) in enumerate(_by_receiver(change)):
                 values[LISTENS] = bool(policies[which[place] if which else 0])
-                yield party, "join", change["model"], _texts(values)
+                yield receiver, "join", change["model"], _texts(values)
         case "update":
-            for party, values in _by_party(change):
-                yield party, "update", None, _texts(values)
+            for receiver, values in _by_receiver(change):
+                yield receiver, "update", None, _texts(values)
         case "policy":
-            yield change["party"], "update", None, _texts({LISTENS: bool(change["policy"])})
+            yield change["receiver"], "update", None, _texts({LISTENS: bool(change["policy"])})
         case "leave":
-            yield change["party"], "leave", None, []
+            yield change["receiver"], "leave", None, []
 
 
-def _by_party(change: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _by_receiver(change: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Values stand in columns."""
     values = change.get("values", {})
-    for place, party in enumerate(change["parties"]):
-        yield party, {name: column[place] for name, column in values.items()}
+    for place, receiver in enumerate(change["receivers"]):
+        yield receiver, {name: column[place] for name, column in values.items()}
 
 
 def _event_row(sequence: int, decision: dict[str, Any]) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ ATTEMPTS = (
     PermissionAttempt("send batches of reports", "muster.monitor.from.me.batch.root.0"),
     PermissionAttempt("raise alerts", "muster.pipeline.from.me.alert.hot"),
     PermissionAttempt("command agents", "muster.manage.to.other.command"),
-    PermissionAttempt("notify parties", "muster.notify.to.other.event"),
+    PermissionAttempt("notify receivers", "muster.notify.to.other.event"),
     PermissionAttempt("announce for manage", "muster.manage.all.state.r"),
     PermissionAttempt("announce connections", "muster.bus.all.connections.disconnect"),
     PermissionAttempt("write manage's log and audit", "muster.manage.log.decision.apply"),

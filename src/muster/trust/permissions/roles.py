@@ -2,7 +2,7 @@
 
 Everyone speaks only as itself, hears what is addressed to it or said to all, replies only as itself and
 receives only the replies to its own requests (`muster.core.subjects`).  Nobody may publish to an inbox, not
-even to its own: only the broker sends there.  Names of parties or resources a process speaks for are further
+even to its own: only the broker sends there.  The names of a process's receivers or resources are further
 tokens after its identity, so the same rule covers them.  A role adds to that:
 
 - ``serves`` a part: it hears everyone's requests to that part and replies to them, may address anyone in it,
@@ -46,7 +46,7 @@ STREAMS = {
     "manage": (AUDIT,),
     "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", AUDIT, "system"),
-    "notify": ("events", "matches", "notifications", "parties"),
+    "notify": ("events", "matches", "notifications", "receivers"),
     "inform": ("contexts",),
     "message": ("messages",),
     "web": (AUDIT,),

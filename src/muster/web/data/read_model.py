@@ -341,14 +341,14 @@ class ReadModel(bus_feed.BusFeed):
 
     # Notification
 
-    async def parties(self, where: str, *, prefix: str = "", after: str = "", limit: int) -> dict[str, Any]:
+    async def receivers(self, where: str, *, prefix: str = "", after: str = "", limit: int) -> dict[str, Any]:
         found = await self._ask(
-            ("parties", where, prefix, after, limit),
+            ("receivers", where, prefix, after, limit),
             "notify",
             2.0,
             lambda bus: queries.list_receivers(bus, where=where, prefix=prefix, after=after, limit=limit),
         )
-        return {"count": found.count, "items": found.parties, "next": found.next}
+        return {"count": found.count, "items": found.receivers, "next": found.next}
 
     async def who(
         self, address: str, *, event: notify_protocol.SendEvent | None, sender: str, limit: int
@@ -362,7 +362,7 @@ class ReadModel(bus_feed.BusFeed):
         )
         return {
             "count": found.count,
-            "parties": [one["party"] for one in found.parties],
+            "receivers": [one["receiver"] for one in found.receivers],
             "near": found.near[:limit],
         }
 

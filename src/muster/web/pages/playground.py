@@ -19,19 +19,19 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
     address = seen.asked("address")
     kind, content = seen.asked("type"), seen.asked("content")
     policy, receiver = seen.asked("policy"), seen.asked("receiver")
-    sender = seen.asked("sender") or f"{seen.person.name}/{notifications.PARTY}"
+    sender = seen.asked("sender") or f"{seen.person.name}/{notifications.PARTICIPANT}"
 
     def event() -> protocol.SendEvent | None:
         if not kind:
             return None
         made = notifications.EventBody(type=kind, content=forms.pairs(content))
         return notifications.send_of(
-            made, address=address or "TRUE", party=sender.partition("/")[2] or notifications.PARTY
+            made, address=address or "TRUE", sender=sender.partition("/")[2] or notifications.PARTICIPANT
         )
 
     async def reached() -> Markup:
         if not address:
-            return widgets.empty("Type an address above.", "It is a predicate over the states of parties.")
+            return widgets.empty("Type an address above.", "It is a predicate over the states of receivers.")
         found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         names: list[list[Child]] = [
             [
@@ -40,14 +40,14 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
                 if kind
                 else "",
             ]
-            for one in found["parties"]
+            for one in found["receivers"]
         ]
         said = f"{found['count']:,} would be reached" + (
             f"; {SHOWN} are shown" if found["count"] > SHOWN else ""
         )
         return join(
             tag("p", tag("b", said)),
-            widgets.table(["Party", ""], names, label="Parties that are reached", none="Nobody."),
+            widgets.table(["Receiver", ""], names, label="Receivers that are reached", none="Nobody."),
         )
 
     async def near() -> Markup:
@@ -55,8 +55,8 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
             return widgets.empty("Who only just is not reached shows here.")
         found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         return widgets.table(
-            ["Party", "Why not"],
-            [[one["party"], "; ".join(one["why"])] for one in found["near"]],
+            ["Receiver", "Why not"],
+            [[one["receiver"], "; ".join(one["why"])] for one in found["near"]],
             label="Near misses",
             none="Nobody was close.",
         )
@@ -112,11 +112,11 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
             ),
         )
 
-    async def parties() -> Markup:
-        found = await source.parties("", limit=20)
+    async def receivers() -> Markup:
+        found = await source.receivers("", limit=20)
         rows: list[list[Child]] = [
             [
-                one["party"],
+                one["receiver"],
                 one["model"],
                 ", ".join(f"{key} = {value}" for key, value in one["state"].items()),
                 tag("code", one["policy"]),
@@ -125,11 +125,11 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
         ]
         return join(
             widgets.table(
-                ["Party", "Model", "State", "Policy"],
+                ["Receiver", "Model", "State", "Policy"],
                 rows,
-                label="Parties",
+                label="Receivers",
                 none=widgets.empty(
-                    "No party is there.", join("Be one: ", tag("code", "muster notify listen --model …"))
+                    "No receiver is there.", join("Be one: ", tag("code", "muster notify listen --model …"))
                 ),
             ),
             tag("p", f"{found['count']:,} in all", cls="hint"),
@@ -159,7 +159,10 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
         ),
         widgets.field("Event", "type", kind, placeholder="alert"),
         widgets.field(
-            "From", "sender", seen.asked("sender"), placeholder=f"{seen.person.name}/{notifications.PARTY}"
+            "From",
+            "sender",
+            seen.asked("sender"),
+            placeholder=f"{seen.person.name}/{notifications.PARTICIPANT}",
         ),
         widgets.field(
             "Its content", "content", content, rows=2, placeholder="level=4", hint="One on a line."
@@ -167,7 +170,7 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
         widgets.field(
             "Policy: what a receiver accepts", "policy", policy, rows=2, placeholder="alert AND level >= 4"
         ),
-        widgets.field("Receiver to explain", "receiver", receiver, placeholder="process/party"),
+        widgets.field("Receiver to explain", "receiver", receiver, placeholder="process/name"),
         cls="columns",
     )
     sending = Markup("")
@@ -196,11 +199,11 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
             page.PageSection("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
             page.PageSection("judged", "The policy", judged, ("notify",), 30.0, wide=False),
             page.PageSection("explained", "Why", explained, ("notify",), 3.0, wide=False),
-            page.PageSection("parties", "Parties", parties, ("notify",), 3.0),
+            page.PageSection("receivers", "Receivers", receivers, ("notify",), 3.0),
             page.PageSection("models", "Models", models, ("notify",), 30.0),
         ),
-        lead="An event reaches a party if the address is true of its state, and its policy of the event and "
-        "of the sender. Trying sends nothing.",
+        lead="An event reaches a receiver if the address is true of its state, and its policy is true of the "
+        "event and the sender. A trial sends nothing.",
         head=join(form, tag("div", sending, cls="acts") if sending else None),
     )
 

@@ -16,7 +16,7 @@ from muster.web.rest.resources import StrictBody
 
 router = base.router("notification")
 
-PARTY = "web"
+PARTICIPANT = "web"
 Value = str | bool | int | float | list[str] | None
 
 
@@ -28,21 +28,21 @@ class EventBody(StrictBody):
 class MatchBody(StrictBody):
     address: str = Field("TRUE", max_length=65536, description="A predicate over the receivers' states.")
     event: EventBody | None = Field(None, description="Only those who would accept this.")
-    sender: str = Field("", max_length=300, description="PROCESS/PARTY; empty: yourself.")
+    sender: str = Field("", max_length=300, description="PROCESS/NAME; empty: yourself.")
     limit: int = Field(base.LIMIT, ge=1, le=base.LIMIT_MAX)
 
 
 class ExplainBody(StrictBody):
     address: str = Field("TRUE", max_length=65536)
     event: EventBody
-    receiver: str = Field(min_length=1, max_length=300, description="PROCESS/PARTY.")
+    receiver: str = Field(min_length=1, max_length=300, description="PROCESS/NAME.")
     sender: str = Field("", max_length=300)
 
 
 class SendBody(StrictBody):
     address: str = Field("TRUE", max_length=65536)
     event: EventBody
-    party: str = Field(PARTY, pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    sender: str = Field(PARTICIPANT, pattern=r"^[A-Za-z0-9_-]{1,128}$")
     durable: bool = False
 
 
@@ -50,17 +50,17 @@ class PolicyBody(StrictBody):
     policy: str = Field(min_length=1, max_length=65536)
 
 
-def send_of(event: EventBody, *, address: str, party: str) -> protocol.SendEvent:
+def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEvent:
     content = {
         name: tuple(value) if isinstance(value, list) else value for name, value in event.content.items()
     }
     return protocol.SendEvent(
-        id=secrets.token_hex(12), party=party, type=event.type, content=content, address=address
+        id=secrets.token_hex(12), sender=sender, type=event.type, content=content, address=address
     )
 
 
-@router.get("/parties", summary="Parties, with their states and policies", **base.answers(base.items()))
-async def parties(
+@router.get("/receivers", summary="Receivers, with their states and policies", **base.answers(base.items()))
+async def receivers(
     known: request_state.Known,
     person: request_state.Person,
     where: base.Where = "",
@@ -68,11 +68,11 @@ async def parties(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.parties(where, prefix=prefix, after=cursor, limit=limit)
+    found = await known.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
     return base.page(found["items"], found["next"], total=found["count"])
 
 
-@router.get("/models", summary="Models of parties and events", **base.answers(base.items()))
+@router.get("/models", summary="Models of receivers and events", **base.answers(base.items()))
 async def models(
     known: request_state.Known,
     person: request_state.Person,
@@ -85,12 +85,12 @@ async def models(
 @router.post(
     "/notify/who",
     summary="Who would be reached, how many, and near misses",
-    **base.answers(base.row(count="integer", parties="array", near="array")),
+    **base.answers(base.row(count="integer", receivers="array", near="array")),
 )
 async def who(known: request_state.Known, person: request_state.Person, asked: MatchBody) -> Response:
-    sender = asked.sender or f"{person.name}/{PARTY}"
+    sender = asked.sender or f"{person.name}/{PARTICIPANT}"
     event = (
-        send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
+        send_of(asked.event, address=asked.address, sender=sender.partition("/")[2] or PARTICIPANT)
         if asked.event
         else None
     )
@@ -99,12 +99,12 @@ async def who(known: request_state.Known, person: request_state.Person, asked: M
 
 @router.post(
     "/notify/explain",
-    summary="Why an event would reach a party, or which side keeps it away",
+    summary="Why an event would reach a receiver, or which side keeps it away",
     **base.answers({"type": "object"}),
 )
 async def explain(known: request_state.Known, person: request_state.Person, asked: ExplainBody) -> Response:
-    sender = asked.sender or f"{person.name}/{PARTY}"
-    event = send_of(asked.event, address=asked.address, party=sender.partition("/")[2] or PARTY)
+    sender = asked.sender or f"{person.name}/{PARTICIPANT}"
+    event = send_of(asked.event, address=asked.address, sender=sender.partition("/")[2] or PARTICIPANT)
     return base.reply(await known.source.explain(event, sender=sender, receiver=asked.receiver))
 
 
@@ -117,12 +117,12 @@ async def check(known: request_state.Known, person: request_state.Person, asked:
 
 @router.post("/notify/events", summary="Send an event", **base.answers({"type": "object"}, status=202))
 async def send(known: request_state.Known, person: request_state.Person, wanted: SendBody) -> Response:
-    made = send_of(wanted.event, address=wanted.address, party=wanted.party)
+    made = send_of(wanted.event, address=wanted.address, sender=wanted.sender)
 
     async def act(bus: Any) -> str:
         async with client.NotifyClient(bus) as mine:
             return await mine.send(
-                wanted.party,
+                wanted.sender,
                 made.type,
                 protocol.from_wire(made.content),
                 to=wanted.address,
@@ -133,4 +133,4 @@ async def send(known: request_state.Known, person: request_state.Person, wanted:
     sent = await known.desk.do(
         person, "notify", f"{made.type} to {wanted.address}", act, touches="notify", service_audits=False
     )
-    return base.reply({"id": sent, "sender": f"{person.name}/{wanted.party}"}, status=202)
+    return base.reply({"id": sent, "sender": f"{person.name}/{wanted.sender}"}, status=202)

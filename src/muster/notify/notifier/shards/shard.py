@@ -41,7 +41,7 @@ class QueuedChanges:
 class Shard:
     shard: protocol.Shard
     lease: leases.Lease
-    sequence: int = 0  # of the last message in its log of parties
+    sequence: int = 0  # of the last message in its log of receivers
     log_bytes: int = 0  # since the snapshot
     log_messages: int = 0
     snapshot_bytes: int = 0
@@ -51,7 +51,7 @@ class Shard:
     floor: int = 0  # of what is recorded: whoever holds the shard next needs no event below it
     recorded: int = 0  # how far it is
     doubtful: asyncio.Event = field(default_factory=asyncio.Event)  # what is stored is not known: begin anew
-    passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
+    passing: dict[int, list[str]] = field(default_factory=dict)  # to transient receivers, once recorded
     unstored: list[protocol.MatchRecord] = field(default_factory=list)
     queue: fair_queue.FairQueue[QueuedChanges] = field(
         default_factory=lambda: fair_queue.FairQueue(CHANGES_WAITING_MAX)
@@ -75,7 +75,7 @@ class Shard:
 
     @property
     def subject(self) -> str:
-        return subjects.log_subject(protocol.PART, "party", str(self.shard))
+        return subjects.log_subject(protocol.PART, "receiver", str(self.shard))
 
     @property
     def matched_subject(self) -> str:
@@ -109,69 +109,69 @@ class ChangeValidator:
     def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:
         """The change as it is kept: policies in the form in which a reader of the log knows them again."""
         vocabulary = self._knows.vocabulary
-        parties = snapshots.parties_of(process, change)
-        for party in parties:
-            if protocol.shard_of(party) != shard:
-                raise errors.InvalidInput(f"{party} does not belong to shard {shard}")
+        receivers = snapshots.receivers_of(process, change)
+        for receiver in receivers:
+            if protocol.shard_of(receiver) != shard:
+                raise errors.InvalidInput(f"{receiver} does not belong to shard {shard}")
         match change:
             case protocol.JoinReceiver():
-                subjects.token(change.party)
-                model = vocabulary.party_model(change.model)
+                subjects.token(change.receiver)
+                model = vocabulary.receiver_model(change.model)
                 model.require(protocol.from_wire(change.state))
                 kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
-                self._models[parties[0]] = model
+                self._models[receivers[0]] = model
                 return kept
             case protocol.JoinReceivers():
-                self._check_joins(change, parties)
+                self._check_joins(change, receivers)
                 texts = tuple(map(vocabulary.policy_text, change.policies))
-                self._models.update(dict.fromkeys(parties, vocabulary.party_model(change.model)))
+                self._models.update(dict.fromkeys(receivers, vocabulary.receiver_model(change.model)))
                 return msgspec.structs.replace(change, policies=texts, changed_s=[])
             case protocol.SetReceiverPolicy():
-                self._model(parties[0])
+                self._model(receivers[0])
                 return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
             case protocol.LeaveReceiver():
-                self._models[parties[0]] = None  # one who is not there has left already
+                self._models[receivers[0]] = None  # one who is not there has left already
             case protocol.UpdateReceivers():
-                fitting = self._models_of(parties)
+                fitting = self._models_of(receivers)
                 for attribute, cells in change.values.items():
                     for model in fitting:
-                        _check_cells(model, attribute, cells, len(parties))
+                        _check_cells(model, attribute, cells, len(receivers))
         return change
 
-    def _check_joins(self, change: protocol.JoinReceivers, parties: list[str]) -> None:
-        for name in change.parties:
+    def _check_joins(self, change: protocol.JoinReceivers, receivers: list[str]) -> None:
+        for name in change.receivers:
             subjects.token(name)
-        model = self._knows.vocabulary.party_model(change.model)
+        model = self._knows.vocabulary.receiver_model(change.model)
         for attribute, cells in change.values.items():
-            _check_cells(model, attribute, cells, len(parties))
-        if change.which and len(change.which) != len(parties):
-            raise errors.InvalidInput(f"{len(change.which)} policies for {len(parties)} parties")
+            _check_cells(model, attribute, cells, len(receivers))
+        if change.which and len(change.which) != len(receivers):
+            raise errors.InvalidInput(f"{len(change.which)} policies for {len(receivers)} receivers")
         if not all(0 <= number < len(change.policies) for number in change.which):
             raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
-        if not all(0 <= place < len(parties) for place in change.durable):
-            raise errors.InvalidInput("a party is to be durable that does not join")
-        if len(set(parties)) != len(parties):
-            raise errors.InvalidInput("a party joins twice in one change")
+        if not all(0 <= place < len(receivers) for place in change.durable):
+            raise errors.InvalidInput("a receiver is to be durable that does not join")
+        if len(set(receivers)) != len(receivers):
+            raise errors.InvalidInput("a receiver joins twice in one change")
 
-    def _models_of(self, parties: Sequence[str]) -> set[models.Model]:
-        if not self._models and (held_models := self._engine.models_of(parties)) is not None:
+    def _models_of(self, receivers: Sequence[str]) -> set[models.Model]:
+        if not self._models and (held_models := self._engine.models_of(receivers)) is not None:
             return held_models
-        return set(map(self._model, parties))
+        return set(map(self._model, receivers))
 
-    def _model(self, party: str) -> models.Model:
-        model = self._models.get(party)
-        if model is None and party not in self._models:
-            model = self._engine.known_model_of(party)
+    def _model(self, receiver: str) -> models.Model:
+        model = self._models.get(receiver)
+        if model is None and receiver not in self._models:
+            model = self._engine.known_model_of(receiver)
         if model is None:
             raise errors.NotFound(
-                f"there is no party {party[:160]}", hint="it has to advertise its state first"
+                f"there is no receiver {receiver[:160]}", hint="it has to advertise its state first"
             )
         return model
 
 
 def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], count: int) -> None:
     if len(cells) != count:
-        raise errors.InvalidInput(f"{len(cells)} values of {attribute} for {count} parties")
+        raise errors.InvalidInput(f"{len(cells)} values of {attribute} for {count} receivers")
     declared = model.attributes.get(attribute)
     if declared is None or models.restricted(attribute):
         model.require({attribute: None})  # says what is wrong

@@ -53,13 +53,13 @@ class ShardManager:
         self._change = server.RpcOperation(
             "change.*",
             self._changed,
-            audited=False,  # the log of parties names the process
+            audited=False,  # the log of receivers names the process
             decode=lambda data: messages.decode(data, protocol.ReceiverChanges),
         )
         self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
 
-    async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
-        self._log, self._leases = parties, all_leases
+    async def start(self, receivers: api.Stream, all_leases: leases.Leases) -> None:
+        self._log, self._leases = receivers, all_leases
 
     async def stop(self) -> None:
         tasks = list(self._tenures.values())
@@ -120,7 +120,7 @@ class ShardManager:
             common.held[shard] = held
             self._durable.follow()
             common.moved.set()
-            common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, parties=len(common.engine))
+            common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, receivers=len(common.engine))
             writer = asyncio.create_task(self._write(held))
             await _first(writer, lease.lost.wait(), held.doubtful.wait())
             if writer.done() and not writer.cancelled() and (error := writer.exception()):
@@ -227,11 +227,11 @@ class ShardManager:
         snapshots.apply(common.engine, common.known, held.shard, process, change, int(time.time()))
         common.count("changes")
         if self._beliefs.moved(process, change):
-            self._beliefs.believe(snapshots.parties_of(process, change))
+            self._beliefs.believe(snapshots.receivers_of(process, change))
         if isinstance(change, protocol.JoinReceiver | protocol.JoinReceivers):
-            self._durable.joined(held, snapshots.parties_of(process, change))
+            self._durable.joined(held, snapshots.receivers_of(process, change))
         elif isinstance(change, protocol.LeaveReceiver):
-            self._durable.left(held, protocol.party_id(process, change.party))
+            self._durable.left(held, protocol.participant_id(process, change.receiver))
 
     async def give_back(self) -> None:
         """After a wave of changes, when it is over: the memory that they passed through."""

@@ -1,8 +1,8 @@
-"""A shard's log, and how it is kept short: a snapshot of the parties in place of the changes that made them.
+"""A shard's log and its snapshots: a snapshot of the receivers replaces the changes before it.
 
-The parties stand in the snapshot in columns, thousands in a message, and are read back in columns: a million
-of them in seconds.  A snapshot may take many messages.  It counts only when its last one is there; one that
-was cut short (its writer died, the stream was full) is passed over, and what was before it still stands.
+A snapshot stores receivers in columns, thousands in a message, and replay reads them in columns: a million in
+seconds.  A snapshot may take many messages.  It is valid only if its last message is stored; replay skips an
+incomplete one (its writer died, the stream was full) and uses the log before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from muster.core import errors, messages
 from muster.notify import authorities, models, protocol
 from muster.notify.matcher import matcher as engines
 
-PARTIES: Final = 4000  # in a message, at first: halved where they do not fit
+RECEIVERS: Final = 4000  # in a message, at first: halved where they do not fit
 BYTES_MAX: Final = 900_000
 
 Part = Literal["", "begin", "part", "end"]
@@ -44,12 +44,12 @@ def encode_applied(
 
 
 def snapshot(engine: engines.Matcher, shard: protocol.Shard, epoch: int) -> Iterator[bytes]:
-    """The parties of a shard as messages. It may pause in between: only the shard's writer changes them."""
+    """The receivers of a shard as messages. It may pause in between: only the shard's writer changes them."""
     yield encode_applied((), epoch, "begin")
     for number, table in enumerate(engine.tables):
         rows = table.rows_of(shard)
-        for start in range(0, len(rows), PARTIES):
-            yield from _written(engine, number, rows[start : start + PARTIES], epoch)
+        for start in range(0, len(rows), RECEIVERS):
+            yield from _written(engine, number, rows[start : start + RECEIVERS], epoch)
     yield encode_applied((), epoch, "end")
 
 
@@ -66,8 +66,8 @@ def _written(engine: engines.Matcher, table: int, rows: Any, epoch: int) -> Iter
 def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.Change]]]:
     table = engine.tables[number]
     by_process: dict[str, tuple[list[str], list[int]]] = {}
-    for place, party in enumerate(engine.names([engines.MatchResult(number, rows)])):
-        process, _, name = party.partition("/")
+    for place, receiver in enumerate(engine.names([engines.MatchResult(number, rows)])):
+        process, _, name = receiver.partition("/")
         names, places = by_process.setdefault(process, ([], []))
         names.append(name)
         places.append(place)
@@ -78,7 +78,7 @@ def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, l
         numbers, which = np.unique(held[places], return_inverse=True)
         texts = ("" if policy < 0 else engine.policies.text(policy) for policy in numbers.tolist())
         join = protocol.JoinReceivers(
-            parties=tuple(names),
+            receivers=tuple(names),
             model=table.model.name,
             values={
                 name: [protocol.cell(listed[place]) for place in places]
@@ -98,10 +98,10 @@ def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, l
 
 
 class _Joining:
-    """Parties of one model that join together, in columns."""
+    """Receivers of one model that join together, in columns."""
 
     def __init__(self) -> None:
-        self.parties: list[str] = []
+        self.receivers: list[str] = []
         self._columns: dict[str, list[Any]] = {}
         self._policies: dict[str, int] = {}  # text -> number
         self._which: list[int] = []
@@ -109,8 +109,8 @@ class _Joining:
         self._changed_s: list[int] = []
 
     def add(self, process: str, joins: protocol.JoinReceivers, at_s: int) -> None:
-        before, count = len(self.parties), len(joins.parties)
-        self.parties += [protocol.party_id(process, name) for name in joins.parties]
+        before, count = len(self.receivers), len(joins.receivers)
+        self.receivers += [protocol.participant_id(process, name) for name in joins.receivers]
         for name in joins.values.keys() - self._columns.keys():
             self._columns[name] = [None] * before
         for name, column in self._columns.items():
@@ -121,10 +121,10 @@ class _Joining:
         self._changed_s += joins.changed_s or [at_s] * count
 
     def join(self, engine: engines.Matcher, model: models.Model, shard: protocol.Shard) -> None:
-        durable = np.zeros(len(self.parties), np.bool_)
+        durable = np.zeros(len(self.receivers), np.bool_)
         durable[self._durable] = True
         engine.join_many(
-            self.parties,
+            self.receivers,
             model,
             {name: listed for name, listed in self._columns.items() if name in model.attributes},
             list(self._policies),
@@ -145,7 +145,7 @@ class ShardReplay:
         self._knows = knows
         self._shard = shard
         self._joining: dict[str, _Joining] = {}  # by model
-        self._there: set[str] = set()  # the parties in it
+        self._there: set[str] = set()  # the receivers in it
         self._snapshot: list[protocol.AppliedChanges] | None = None
         self.since_snapshot = 0
         self.bytes = 0
@@ -172,7 +172,7 @@ class ShardReplay:
     def finish(self) -> None:
         for model, joining in self._joining.items():
             try:
-                joining.join(self._engine, self._knows.vocabulary.party_model(model), self._shard)
+                joining.join(self._engine, self._knows.vocabulary.receiver_model(model), self._shard)
             except errors.MusterError as error:
                 self.refused.append(error)
         self._joining.clear()
@@ -201,7 +201,7 @@ class ShardReplay:
                     self.refused.append(error)
 
     def _join(self, process: str, joins: protocol.JoinReceivers, at_s: int) -> None:
-        names = {protocol.party_id(process, name) for name in joins.parties}
+        names = {protocol.participant_id(process, name) for name in joins.receivers}
         if not self._there.isdisjoint(names):
             self.finish()
         self._there |= names
@@ -212,7 +212,7 @@ def joins_of(change: protocol.JoinReceiver | protocol.JoinReceivers) -> protocol
     if isinstance(change, protocol.JoinReceivers):
         return change
     return protocol.JoinReceivers(
-        parties=(change.party,),
+        receivers=(change.receiver,),
         model=change.model,
         values={name: [value] for name, value in change.state.items()},
         policies=(change.policy,),
@@ -235,9 +235,9 @@ def apply(
     """A change that was checked, by this notifier or the one before it."""
     match change:
         case protocol.JoinReceiver():
-            model = knows.vocabulary.party_model(change.model)
+            model = knows.vocabulary.receiver_model(change.model)
             engine.join(
-                protocol.party_id(process, change.party),
+                protocol.participant_id(process, change.receiver),
                 model,
                 model.require(protocol.from_wire(change.state)),
                 change.policy,
@@ -248,23 +248,23 @@ def apply(
         case protocol.JoinReceivers():
             joining = _Joining()
             joining.add(process, change, at_s)
-            joining.join(engine, knows.vocabulary.party_model(change.model), shard)
+            joining.join(engine, knows.vocabulary.receiver_model(change.model), shard)
         case protocol.UpdateReceivers():
             columns = {name: cells(listed) for name, listed in change.values.items()}
-            engine.update(parties_of(process, change), columns, at_s)
+            engine.update(receivers_of(process, change), columns, at_s)
         case protocol.SetReceiverPolicy():
-            party = protocol.party_id(process, change.party)
-            engine.set_policy(party, change.policy, at_s)
+            receiver = protocol.participant_id(process, change.receiver)
+            engine.set_policy(receiver, change.policy, at_s)
         case protocol.LeaveReceiver():
-            party = protocol.party_id(process, change.party)
-            if party in engine:
-                engine.leave(party)
+            receiver = protocol.participant_id(process, change.receiver)
+            if receiver in engine:
+                engine.leave(receiver)
 
 
-def parties_of(process: str, change: protocol.Change) -> list[str]:
+def receivers_of(process: str, change: protocol.Change) -> list[str]:
     names = (
-        change.parties
+        change.receivers
         if isinstance(change, protocol.UpdateReceivers | protocol.JoinReceivers)
-        else (change.party,)
+        else (change.receiver,)
     )
     return [f"{process}/{name}" for name in names]

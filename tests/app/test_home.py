@@ -57,7 +57,7 @@ def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):
     folder = home.DomainFolder(tmp_path)
     code = (
         "import sys, pathlib\nfrom muster.app import home\n"
-        "with home.Folder(pathlib.Path(sys.argv[1])).hold():\n"
+        "with home.DomainFolder(pathlib.Path(sys.argv[1])).hold():\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -18,15 +18,15 @@ from muster.testing.eventually import eventually
 # A child of the nursery that waits for its leash: it needs no domain.
 IDLE = """
 import asyncio, os, sys
-from muster.app import managing, nursery
+from muster.app.supervisor import fork_server, worker
 
 async def live(task, leash, ready):
     ready()
     await asyncio.to_thread(os.read, leash, 1)
 
-managing.live = live
-sys.argv[0] = "nursery"
-nursery.main()
+worker.run_worker = live
+sys.argv[0] = "fork_server"
+fork_server.main()
 """
 
 

@@ -68,7 +68,9 @@ def test_the_doors_beside_a_domain(tmp_path: Path):
 def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(tmp_path: Path):
     script = (
         "import sys; sys.modules['proton'] = None\n"
-        "from muster.message import client, service, udp\n"
+        "from muster.gateways import udp\n"
+        "from muster.message.client import api\n"
+        "from muster.message.dispatcher import leadership\n"
         "from muster.cli import main\n"
         "sys.argv = ['muster', 'gateway', 'amqp']\n"
         "main.main()"

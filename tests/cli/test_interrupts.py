@@ -86,7 +86,7 @@ async def test_at_any_moment_of_what_stays(up: Path, words: tuple[str, ...]):
 
 SWALLOWED = """
 import signal, sys
-from muster.cli import base, interrupts, main
+from muster.cli import command, interrupts, main
 import click, asyncio
 
 class Loud:
@@ -95,10 +95,10 @@ class Loud:
 
 def stays():
     Loud()
-    base.run(asyncio.sleep(60))
+    command.run(asyncio.sleep(60))
 
-main.COMMANDS = {"stays": main.Entry("x", "x", "x")}
-main.Root.get_command = lambda self, ctx, name: click.Command("stays", callback=stays)
+main.COMMANDS = {"stays": main.CommandEntry("x", "x", "x")}
+main.RootGroup.get_command = lambda self, ctx, name: click.Command("stays", callback=stays)
 sys.argv = ["muster", "stays"]
 main.main()
 """
@@ -113,9 +113,9 @@ class Loud:
     def __set_name__(self, owner, name):
         signal.raise_signal(signal.SIGINT)  # here Python raises a RuntimeError from it
 
-main.COMMANDS = {"makes": main.Entry("x", "x", "x")}
+main.COMMANDS = {"makes": main.CommandEntry("x", "x", "x")}
 makes = click.Command("makes", callback=lambda: type("C", (), {"x": Loud()}))
-main.Root.get_command = lambda self, ctx, name: makes
+main.RootGroup.get_command = lambda self, ctx, name: makes
 sys.argv = ["muster", "makes"]
 main.main()
 """

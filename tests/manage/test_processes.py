@@ -186,7 +186,7 @@ import asyncio, os, pathlib, sys
 from muster.manage.adapters import process
 from tests.manage import test_processes
 
-def crash(self, *arguments, spawn=process.Process._spawn):
+def crash(self, *arguments, spawn=process.ProcessAdapter._spawn):
     {before}
     spawn(self, *arguments)
     os._exit(0)
@@ -194,7 +194,7 @@ def crash(self, *arguments, spawn=process.Process._spawn):
 async def main():
     house = test_processes.House(pathlib.Path(sys.argv[1]))
     await house.start()
-    process.Process._spawn = crash
+    process.ProcessAdapter._spawn = crash
     await house.do("create", config={{"command": ["sleep", sys.argv[2]]}}, generation=3)
 
 asyncio.run(main())

@@ -77,7 +77,8 @@ async def test_leases_work_under_a_role(tmp_path, trust):
 
 HOLDER = """
 import asyncio, pathlib, sys
-from muster.bus import client, leases
+from muster.bus import leases
+from muster.bus.client import client
 from muster.trust import credentials
 
 async def hold():

@@ -18,16 +18,6 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 metrics = st.dictionaries(name, finite, max_size=5)
 period = st.floats(0.001, 86400)
 
-heartbeats = st.builds(
-    messages.Heartbeat,
-    name=name,
-    sequence=count,
-    at_ms=at_ms,
-    period_s=period,
-    state=st.sampled_from(health.HealthState),
-    reason=text,
-    epoch=count,
-)
 services = st.builds(
     messages.ServiceReport, name=name, state=st.sampled_from(health.HealthState), metrics=metrics
 )
@@ -65,9 +55,8 @@ decisions = st.builds(
     at_ms=at_ms,
     outcome=st.sampled_from(messages.DecisionOutcome),
 )
-every = st.one_of(heartbeats, node_reports, alerts, decisions)
+every = st.one_of(node_reports, alerts, decisions)
 KINDS: list[type[messages.WireMessage]] = [
-    messages.Heartbeat,
     messages.NodeReport,
     messages.Alert,
     messages.Decision,

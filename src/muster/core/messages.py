@@ -52,18 +52,6 @@ class MessageTooLarge(errors.LimitExceeded):
     code = "too-large"
 
 
-class Heartbeat(WireMessage, frozen=True, kw_only=True, tag="heartbeat/1"):
-    """A process or resource says that it lives. Its health is its own view; the manager's may differ."""
-
-    name: Name  # of the resource or process, among those its sender speaks for
-    sequence: Count  # grows by one; a gap is a lost heartbeat, a fall is a restart
-    at_ms: TimeMs
-    period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]  # when to expect the next
-    state: health.HealthState = health.HealthState.UP
-    reason: Text = ""
-    epoch: Count = 0  # the highest manager's epoch it has obeyed
-
-
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One service on a machine, within its node report."""
 

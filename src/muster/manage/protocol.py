@@ -129,7 +129,7 @@ class ClaimResult(messages.WireMessage, frozen=True, kw_only=True, tag="claimed/
 
 
 class ResourceHeartbeat(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One resource in a message of heartbeats: see `core.messages.Heartbeat` for the words."""
+    """The heartbeat of one resource, in a batch."""
 
     name: str
     state: health.HealthState

@@ -29,7 +29,7 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.rpc import error_replies
-from muster.core import ids, messages, subjects
+from muster.core import messages, subjects
 from muster.predicates import types
 
 PART: Final = "notify"
@@ -48,8 +48,8 @@ def shard_of(receiver: str) -> Shard:
     return zlib.crc32(receiver.encode()) % SHARDS
 
 
-def participant_id(process: str, name: str) -> ids.ParticipantId:
-    return ids.ParticipantId(f"{process}/{name}")
+def participant_id(process: str, name: str) -> str:
+    return f"{process}/{name}"
 
 
 def lease_of(shard: Shard) -> str:

@@ -27,7 +27,7 @@ from muster.bus.brokers import broker, config
 from muster.bus.client import client as bus_client
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import client, protocol
 from muster.manage.manager import agent_calls, manager
 from muster.manage.registry import endpoint
@@ -181,7 +181,7 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
-    wanted = sections.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
+    wanted = loader.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(domain.Domain(wanted))
         fleet = Fleet(running, stack)

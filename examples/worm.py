@@ -24,7 +24,7 @@ from muster.app import settings as app_settings
 from muster.app.components import notifier as notify_part
 from muster.bus import api
 from muster.core import errors, messages
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.notify import client, protocol
 from muster.notify import documents as notify_documents
 from muster.trust import documents, grants, nkeys
@@ -77,7 +77,7 @@ def farm(count: int) -> dict[str, dict[str, object]]:
 
 async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int = 40) -> Outcome:
     outcome = Outcome()
-    wanted = sections.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
+    wanted = loader.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
     running = domain.Domain(wanted, parts=[notify_part.NotifierComponent(wanted.notify)])
     async with running, contextlib.AsyncExitStack() as stack:
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.bus.client import client
-from muster.bus.locator import server as locators
+from muster.bus.locator import client as locator_client
 from muster.core import errors
 from muster.core.telemetry import metrics
 from muster.trust import credentials
@@ -55,7 +55,7 @@ async def connect(
             tls = tls or (ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None)
     if locator is not None:
         try:
-            addresses = [*await locators.locate(locator, tls=tls), *addresses]
+            addresses = [*await locator_client.locate(locator, tls=tls), *addresses]
         except errors.Unavailable:
             if not addresses:
                 raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.core.settings import domain, sections
+from muster.core.settings import domain, loader
 
 Make = Callable[..., domain.BaseSettings]
 
@@ -17,6 +17,6 @@ def made(tmp_path: Path) -> Make:
 
     def make(**flags: Any) -> domain.BaseSettings:
         given = {name.replace("__", "."): value for name, value in flags.items()}
-        return sections.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **given})
+        return loader.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **given})
 
     return make

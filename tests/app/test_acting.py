@@ -15,7 +15,7 @@ from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.policy import commands, responder
 from muster.core import errors, messages
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.notify import client as notify
 from muster.notify import models
 from muster.pipeline import protocol
@@ -139,7 +139,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     }
 
     def domain_of(**more: str) -> domain.Domain:
-        wanted = sections.load(app_settings.Settings, flags={**flags, **more})
+        wanted = loader.load(app_settings.Settings, flags={**flags, **more})
         return domain.Domain(wanted, parts=app_settings.components(wanted))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:

@@ -20,7 +20,7 @@ from muster.app.operations import backup
 from muster.bus import api
 from muster.bus.streams import snapshots
 from muster.core import errors
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.testing import postgres
@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> home.Home:
 
 
 def loaded(place: home.Home) -> app_settings.Settings:
-    return sections.load(app_settings.Settings, file=place.settings_file)
+    return loader.load(app_settings.Settings, file=place.settings_file)
 
 
 async def fill(running: domain.Domain) -> None:

@@ -16,7 +16,7 @@ import pytest
 from muster.app import domain, home
 from muster.app import settings as app_settings
 from muster.app.operations import doctor
-from muster.core.settings import sections
+from muster.core.settings import loader
 from tests.cli import driver
 
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> home.Home:
 
 async def found(place: home.Home, **flags: object) -> dict[str, doctor.CheckResult]:
     given = {name.replace("__", "."): value for name, value in flags.items()}
-    loaded = sections.load(app_settings.Settings, file=place.settings_file, flags=given)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file, flags=given)
     findings = await doctor.run_checks(doctor.doctor_target(place, loaded))
     return {one.check: one for one in findings}
 
@@ -41,7 +41,7 @@ def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
 
 
 async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    loaded = sections.load(app_settings.Settings, file=place.settings_file)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
     async with domain.Domain(loaded):
         seen = await found(place)
         faults = {name: one for name, one in seen.items() if one.state == doctor.FAULT}
@@ -95,7 +95,7 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
 
 
 async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
-    loaded = sections.load(app_settings.Settings, file=place.settings_file)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
     running = home.RunningDomain(
         domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=("nats://127.0.0.1:9",)
     )
@@ -128,7 +128,7 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     creds = place.root / "ann.creds"
     issued = driver.quick("creds", "issue", "ann", "--lifetime", "30d", "--to", creds, home=place.root)
     assert issued.code == 0
-    loaded = sections.load(app_settings.Settings, file=place.settings_file)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
     way = doctor.ConnectionRoute(("nats://127.0.0.1:9",), creds=creds)
     patient = doctor.DoctorTarget(place, loaded, None, way)
     assert (await doctor.credentials(patient))[0] == doctor.OK

@@ -16,6 +16,7 @@ from muster.app.components import component, context
 from muster.app.operations import control
 from muster.bus import api
 from muster.bus.client import client
+from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.core import errors, topics
 from muster.testing.eventually import eventually
@@ -107,7 +108,7 @@ async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
 
 
 async def page(running: domain.Domain, path: str) -> server.HttpResponse:
-    return await server.get(f"{running.running.health_url}{path}")
+    return await http_client.get(f"{running.running.health_url}{path}")
 
 
 class Fault:

@@ -10,7 +10,7 @@ from muster.app import settings as app_settings
 from muster.app.components import soap_gateways
 from muster.core import errors
 from muster.core.formats import xml
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.gateways.soap import envelope
 from muster.gateways.wscontext import schema
 from muster.gateways.wsman.wire import namespaces
@@ -52,7 +52,7 @@ async def test_doors_of_a_domain(tmp_path):
         "manage.registries": 1,
         "manage.managers": 1,
     }
-    wanted = sections.load(app_settings.Settings, flags=flags)
+    wanted = loader.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
     async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
         url = running.part(soap_gateways.SoapComponent).url
@@ -98,4 +98,4 @@ async def test_doors_of_a_domain(tmp_path):
 
 def test_callbacks_in_the_settings_are_checked():
     with pytest.raises(errors.InvalidInput, match="no address"):
-        sections.load(app_settings.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})
+        loader.load(app_settings.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})

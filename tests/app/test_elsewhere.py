@@ -9,7 +9,7 @@ from muster.app import domain, home
 from muster.app import settings as app_settings
 from muster.bus import api
 from muster.bus.brokers import binary
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.testing import child_process
 from muster.trust.permissions import roles
 from tests.cli import driver
@@ -35,7 +35,7 @@ async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
     program = (await binary.find()).path
     async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
-        wanted = sections.load(app_settings.Settings, file=place.settings_file)
+        wanted = loader.load(app_settings.Settings, file=place.settings_file)
         async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
             assert running.ready
             assert running.brokers is None

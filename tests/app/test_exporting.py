@@ -107,7 +107,7 @@ async def test_a_collector_that_refuses_costs_nothing_but_a_count(collector: Col
     made = measured()
     assert not await otlp_exporter.OtlpExporter(collector.url, "p", made).export()
     assert not await otlp_exporter.OtlpExporter("http://127.0.0.1:9", "p", made).export()
-    assert made.value("muster_otlp_exports_total", outcome="refused") == 2
+    assert made.value("muster_otlp_exports_total", outcome="failed") == 2
 
 
 async def test_without_an_address_nothing_is_sent():

@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.app.brokers import broker_configs
 from muster.bus.brokers import config
-from muster.core.settings import domain, sections
+from muster.core.settings import domain, loader
 
 TRUSTED = broker_configs.BrokerTrustFiles(
     operator=config.OperatorTrust(operator_jwt="o", system_account="A", accounts={"A": "jwt"}), secret="s"
@@ -15,7 +15,7 @@ TRUSTED = broker_configs.BrokerTrustFiles(
 
 
 def made(**bus: Any) -> list[config.BrokerConfig]:
-    whole = sections.load(domain.BaseSettings, flags={f"bus.{name}": value for name, value in bus.items()})
+    whole = loader.load(domain.BaseSettings, flags={f"bus.{name}": value for name, value in bus.items()})
     return broker_configs.broker_configs(whole, TRUSTED, Path("/data"))
 
 
@@ -56,7 +56,7 @@ def test_a_super_cluster_has_a_gateway_on_every_broker():
 
 
 def test_a_leaf_tree_hangs_leaves_level_by_level():
-    whole = sections.load(
+    whole = loader.load(
         domain.BaseSettings, flags={"bus.layout": "leaf-tree", "bus.leaves": 6, "bus.fan_out": 2}
     )
     assert broker_configs.leaf_parents(whole) == {

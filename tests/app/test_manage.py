@@ -18,7 +18,7 @@ from muster.app import settings as app_settings
 from muster.app.components import management
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import client, protocol
 from muster.manage.agent import agent
 from muster.testing.eventually import eventually
@@ -47,7 +47,7 @@ async def running(tmp_path, monkeypatch):
         "manage.beat_s": 0.5,
         "manage.registries": 2,
     }
-    made = sections.load(app_settings.Settings, flags=flags)
+    made = loader.load(app_settings.Settings, flags=flags)
     async with domain.Domain(made, parts=app_settings.components(made)) as started:
         yield started
 
@@ -243,7 +243,7 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
 
 def test_machines_that_run_one_domain_have_processes_of_different_names():
     def names(agent: str) -> set[str]:
-        made = sections.load(app_settings.Settings, flags={"manage.agent_name": agent})
+        made = loader.load(app_settings.Settings, flags={"manage.agent_name": agent})
         return set(management._names(made.manage))
 
     assert names("local") == {"registry-1", "registry-2", "manager-1", "manager-2", "agent-local"}

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from muster.app import home
+from muster.bus.http import client
 from muster.bus.http import health as http_health
 from muster.bus.http import server as http_server
 from muster.core import health
-from muster.core.settings import domain, sections
+from muster.core.settings import domain, loader
 from muster.core.telemetry import metrics
 from muster.testing import child_process
 from muster.testing.eventually import eventually
@@ -33,11 +34,11 @@ SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed 
 
 async def read(url: str) -> tuple[int, dict[str, object]]:
     """All three pages; the status and the body of /readyz."""
-    assert (await http_server.get(f"{url}/livez")).body == b"ok\n"
-    told = (await http_server.get(f"{url}/metrics")).body
+    assert (await client.get(f"{url}/livez")).body == b"ok\n"
+    told = (await client.get(f"{url}/metrics")).body
     assert b"process_resident_memory_bytes" in told
     assert b"\nmuster_" in told
-    ready = await http_server.get(f"{url}/readyz")
+    ready = await client.get(f"{url}/readyz")
     return ready.status, ready.json()
 
 
@@ -105,16 +106,16 @@ async def test_ready_is_what_its_parts_are(tmp_path: Path):
         "one": http_health.HealthReport(),
         "two": http_health.HealthReport(health.HealthState.STARTING, "not yet"),
     }
-    wanted = sections.load(domain.BaseSettings).health
+    wanted = loader.load(domain.BaseSettings).health
     async with http_health.serve_process(
         wanted, process="p", conditions=lambda: told, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is not None
-        answer = await http_server.get(f"{server.url}/readyz")
+        answer = await client.get(f"{server.url}/readyz")
         assert answer.status == 503
         assert answer.json()["parts"]["two"] == {"state": "starting", "reason": "not yet"}
         told["two"] = http_health.HealthReport()
-        assert (await http_server.get(f"{server.url}/readyz")).status == 200
+        assert (await client.get(f"{server.url}/readyz")).status == 200
     assert os.listdir(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ from muster.app.components import soap_gateways
 from muster.bus.client import client
 from muster.core import messages
 from muster.core.formats import xml
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.gateways.soap import envelope
 from muster.gateways.uddi.model import schema as uddi_schema
 from muster.gateways.wscontext import schema as context_schema
@@ -264,7 +264,7 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         "manage.managers": 1,
         "web.enabled": False,
     }
-    wanted = sections.load(app_settings.Settings, flags=flags)
+    wanted = loader.load(app_settings.Settings, flags=flags)
     async with (
         domain.Domain(wanted, parts=app_settings.components(wanted)) as running,
         httpx.AsyncClient(timeout=40) as http,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.bus.http import client
 from muster.bus.http import server as http_server
 from muster.core import errors
 
@@ -39,18 +40,18 @@ async def raw(server: http_server.HttpServer, text: bytes) -> bytes:
 
 async def test_it_answers_and_says_where_it_listens():
     async with await http_server.serve(routes()) as server:
-        response = await http_server.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
+        response = await client.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
         assert response.status == 200
         assert response.json() == {"path": "/echo", "query": {"a": "2", "b": "x y"}, "peer": "127.0.0.1"}
-        assert (await http_server.get(f"{server.url}/empty")).status == 204
+        assert (await client.get(f"{server.url}/empty")).status == 204
 
 
 async def test_errors_of_ours_become_statuses():
     async with await http_server.serve(routes()) as server:
-        response = await http_server.get(f"{server.url}/fail")
+        response = await client.get(f"{server.url}/fail")
         assert (response.status, response.body) == (503, b"not now\n")
-        assert (await http_server.get(f"{server.url}/nothing")).status == 404
-        assert (await http_server.get(f"{server.url}/bug")).status == 500
+        assert (await client.get(f"{server.url}/nothing")).status == 404
+        assert (await client.get(f"{server.url}/bug")).status == 500
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,11 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
         return http_server.text("")
 
     async with await http_server.serve(
-        routes(), doors={"/in": take}, on_refused=refused.append, body_bytes_max=9
+        routes(), post_routes={"/in": take}, on_refused=refused.append, body_bytes_max=9
     ) as server:
 
         async def status(body: bytes) -> int:
-            return (await http_server.post(f"{server.url}/in", body, headers={})).status
+            return (await client.post(f"{server.url}/in", body, headers={})).status
 
         told = [await status(body) for body in (b"12345", b"", b"bad", b"1234567890")]
         assert told == [200, 200, 400, 413]
@@ -134,10 +135,10 @@ async def test_a_taken_port_is_named():
 
 
 async def test_who_does_not_answer_or_answers_nonsense_is_named():
-    with pytest.raises(errors.Unavailable, match="does not answer"):
-        await http_server.get("http://127.0.0.1:9/")
+    with pytest.raises(errors.Unavailable, match="does not respond"):
+        await client.get("http://127.0.0.1:9/")
     with pytest.raises(errors.InvalidInput, match="is not an http"):
-        await http_server.get("ftp://127.0.0.1/")
+        await client.get("ftp://127.0.0.1/")
 
     async def nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SMTP ready\r\n\r\n")
@@ -146,14 +147,14 @@ async def test_who_does_not_answer_or_answers_nonsense_is_named():
     other = await asyncio.start_server(nonsense, "127.0.0.1", 0)
     async with other:
         port = other.sockets[0].getsockname()[1]
-        with pytest.raises(errors.InvalidInput, match="did not give an HTTP answer"):
-            await http_server.get(f"http://127.0.0.1:{port}/")
+        with pytest.raises(errors.InvalidInput, match="sent no HTTP response"):
+            await client.get(f"http://127.0.0.1:{port}/")
 
 
 async def test_an_answer_that_is_too_long_is_refused():
     async with await http_server.serve({"/": lambda _: http_server.text("x" * 1000)}) as server:
         with pytest.raises(errors.LimitExceeded):
-            await http_server.get(server.url, body_bytes_max=999)
+            await client.get(server.url, body_bytes_max=999)
 
 
 @given(st.binary())

@@ -9,6 +9,7 @@ import ssl
 
 import pytest
 
+from muster.bus.http import client as http_client
 from muster.bus.http import server as http_server
 from muster.testing.eventually import eventually
 from muster.trust import certificates
@@ -28,7 +29,7 @@ def ok(_: http_server.HttpRequest) -> http_server.HttpResponse:
     ],
 )
 async def test_an_ambiguous_request_is_refused(request_: bytes):
-    async with await http_server.serve({"/livez": ok}, doors={"/report": ok}) as server:
+    async with await http_server.serve({"/livez": ok}, post_routes={"/report": ok}) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(request_)
         assert (await reader.read()).startswith(b"HTTP/1.0 400")
@@ -37,11 +38,11 @@ async def test_an_ambiguous_request_is_refused(request_: bytes):
 
 
 async def test_a_body_that_is_too_long_is_answered_not_reset():
-    async with await http_server.serve({}, doors={"/report": ok}, body_bytes_max=4 << 20) as server:
+    async with await http_server.serve({}, post_routes={"/report": ok}, body_bytes_max=4 << 20) as server:
         for size in (5 << 20, 20 << 20):
-            answer = await http_server.post(f"{server.url}/report", b"x" * size, headers={})
+            answer = await http_client.post(f"{server.url}/report", b"x" * size, headers={})
             assert answer.status == 413
-        answer = await http_server.post(f"{server.url}/nothing", b"x" * (2 << 20), headers={})
+        answer = await http_client.post(f"{server.url}/nothing", b"x" * (2 << 20), headers={})
         assert answer.status == 404
 
 
@@ -74,7 +75,7 @@ async def test_tls_handshakes_count_as_connections(tmp_path):
     context.load_cert_chain(authority.pair("door").path)
     believed = ssl.create_default_context(cafile=str(authority.bundle))
     async with await http_server.serve({"/livez": ok}, tls=context, connections_max=4) as server:
-        assert (await http_server.get(f"{server.url}/livez", tls=believed)).status == 200
+        assert (await http_client.get(f"{server.url}/livez", tls=believed)).status == 200
         silent = [await asyncio.open_connection(server.host, server.port) for _ in range(12)]
         await eventually(
             lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 8
@@ -83,4 +84,4 @@ async def test_tls_handshakes_count_as_connections(tmp_path):
         for _, writer in silent:
             writer.transport.abort()
         await eventually(lambda: not server._tasks)
-        assert (await http_server.get(f"{server.url}/livez", tls=believed)).status == 200
+        assert (await http_client.get(f"{server.url}/livez", tls=believed)).status == 200

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import muster
 from muster.bus.brokers import broker, config, network, system_account
 from muster.bus.client import client
-from muster.bus.http import server
+from muster.bus.http import client as http_client
+from muster.bus.locator import client as locator_client
 from muster.bus.locator import ranking
 from muster.bus.locator import server as locator_server
 from muster.core import backoff, errors
@@ -212,7 +213,7 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
     clients = [await client.connect([trio[name].url]) for name in crowd]
     try:
         async with locator_server.Locator([trio["broker-1"].url], access=ACCESS) as here:
-            told = (await server.get(f"{here.url}/locate")).json()["brokers"]
+            told = (await http_client.get(f"{here.url}/locate")).json()["brokers"]
             assert [one["name"] for one in told] == ["broker-3", "broker-2", "broker-1"]
             best = trio["broker-3"]
             assert (told[0]["url"], told[0]["host"], told[0]["port"], told[0]["protocol"]) == (
@@ -222,7 +223,7 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
                 "nats",
             )
             assert re.search(r"(90|8\d) of 100 connections free", told[2]["why"])
-            assert await locator_server.locate(here.url, protocol="websocket", count=1) == [
+            assert await locator_client.locate(here.url, protocol="websocket", count=1) == [
                 best.websocket_url
             ]
     finally:
@@ -232,20 +233,20 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
 
 async def test_a_crowd_that_comes_at_once_is_spread(trio):
     async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=60) as here:
-        firsts = [(await locator_server.locate(here.url))[0] for _ in range(30)]
+        firsts = [(await locator_client.locate(here.url))[0] for _ in range(30)]
     counts = [firsts.count(url) for url in trio.urls]
     assert min(counts) >= 5, counts  # ten each, but for what live pings make of a busy machine
 
 
 async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp_path):
     async with locator_server.Locator([trio["broker-1"].url], access=ACCESS, refresh_s=60) as here:
-        assert set(await locator_server.locate(here.url)) == set(trio.urls)
+        assert set(await locator_client.locate(here.url)) == set(trio.urls)
         for name in ("broker-1", "broker-3"):  # one of them the only address it was given
             one = trio[name]
             assert one.pid
             os.kill(one.pid, signal.SIGKILL)
             await one.wait_for(broker.BrokerState.FAILED)
-        assert await locator_server.locate(here.url) == [trio["broker-2"].url]
+        assert await locator_client.locate(here.url) == [trio["broker-2"].url]
     async with locator_server.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
         (newcomer,) = network.members(
             1, tmp_path, prefix="new", storage=None, system_secret="s", connections_max=100
@@ -253,7 +254,7 @@ async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp
         await trio.add(dataclasses.replace(newcomer, cluster=config.BrokerCluster(name="muster")))
 
         async def first() -> bool:
-            return bool((await locator_server.locate(here.url))[0] == trio["new-1"].url)
+            return bool((await locator_client.locate(here.url))[0] == trio["new-1"].url)
 
         async with await client.connect([trio["broker-2"].url]):
             await eventually(first)
@@ -266,7 +267,7 @@ async def test_a_broker_that_drains_is_not_named(trio):
             stopping = asyncio.create_task(leaving.stop(drain_s=10))
 
             async def gone() -> bool:
-                return leaving.url not in await locator_server.locate(here.url)
+                return leaving.url not in await locator_client.locate(here.url)
 
             await eventually(gone)
             await stopping
@@ -274,12 +275,12 @@ async def test_a_broker_that_drains_is_not_named(trio):
 
 async def test_without_the_system_account_it_still_finds_all_that_live(trio):
     async with locator_server.Locator([trio["broker-3"].url]) as here:
-        assert set(await locator_server.locate(here.url)) == set(trio.urls)
+        assert set(await locator_client.locate(here.url)) == set(trio.urls)
 
 
 async def test_it_holds_no_connection_between_two_questions(trio):
     async with locator_server.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
-        await locator_server.locate(here.url)
+        await locator_client.locate(here.url)
 
         async def none() -> bool:
             pages = [await one.ask("varz") for one in trio.brokers.values()]
@@ -292,12 +293,12 @@ async def test_any_of_several_locators_will_do(trio):
     async with locator_server.Locator(trio.urls) as first, locator_server.Locator(trio.urls) as second:
         await first.stop()
         both = ["http://127.0.0.1:9", second.url]
-        assert set(await locator_server.locate(both)) == set(trio.urls)
+        assert set(await locator_client.locate(both)) == set(trio.urls)
         await second.stop()
-        with pytest.raises(errors.Unavailable, match="no locator could help"):
-            await locator_server.locate(both)
+        with pytest.raises(errors.Unavailable, match="no locator named a broker"):
+            await locator_client.locate(both)
     with pytest.raises(errors.Unavailable, match="none was named"):
-        await locator_server.locate([])
+        await locator_client.locate([])
 
 
 async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio, monkeypatch):
@@ -312,7 +313,7 @@ async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_
         await one.close()
     async with await muster.connect(trio["broker-3"].url, locator="http://127.0.0.1:9") as bus:
         assert bus.broker == "broker-3"
-    with pytest.raises(errors.Unavailable, match="no locator could help"):
+    with pytest.raises(errors.Unavailable, match="no locator named a broker"):
         await muster.connect(locator="http://127.0.0.1:9")
 
 
@@ -323,19 +324,19 @@ async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens
             ("protocol=smtp", "cannot make sense"),
             ("count=many", "cannot make sense"),
         ):
-            response = await server.get(f"{here.url}/locate?{query}")
+            response = await http_client.get(f"{here.url}/locate?{query}")
             assert response.status == 400
             assert complaint in response.body.decode()
-        response = await server.get(f"{here.url}/locate?client=192.0.2.1")
+        response = await http_client.get(f"{here.url}/locate?client=192.0.2.1")
         assert response.status == 503  # our brokers are on loopback: that client could not reach them
-        assert (await server.get(f"{here.url}/elsewhere")).status == 404
-        assert set(await locator_server.locate(here.url)) == set(trio.urls)
+        assert (await http_client.get(f"{here.url}/elsewhere")).status == 404
+        assert set(await locator_client.locate(here.url)) == set(trio.urls)
 
 
 async def test_when_no_broker_lives_it_says_so():
     async with locator_server.Locator(["nats://127.0.0.1:9"]) as here:
         with pytest.raises(errors.Unavailable, match="could use answers"):
-            await locator_server.locate(here.url)
+            await locator_client.locate(here.url)
 
 
 @pytest.mark.parametrize("url", ["nats://", "nats://host:notaport", "//"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.core import errors
 from muster.core.formats import toml
-from muster.core.settings import bus, domain, sections
+from muster.core.settings import bus, domain, loader, sections
 
 
 class Engine(sections.SettingsSection, frozen=True, kw_only=True):
@@ -41,15 +41,15 @@ def write(folder: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def faults(**places: object) -> tuple[sections.SettingsProblem, ...]:
-    with pytest.raises(sections.InvalidSettings) as caught:
-        sections.load(Car, **places)  # type: ignore[arg-type]
+def faults(**places: object) -> tuple[loader.SettingsProblem, ...]:
+    with pytest.raises(loader.InvalidSettings) as caught:
+        loader.load(Car, **places)  # type: ignore[arg-type]
     return caught.value.problems
 
 
 def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, '[engine]\nwarm_up_s = "1m"\ncylinders = 6\nnote = "file"\n')
-    found = sections.resolve(
+    found = loader.resolve(
         Car,
         file=path,
         env={
@@ -83,12 +83,12 @@ def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.P
     ],
 )
 def test_text_becomes_the_fields_type(key: str, text: str, value: object) -> None:
-    loaded = sections.load(Car, env={f"MUSTER_ENGINE__{key.upper()}": text})
+    loaded = loader.load(Car, env={f"MUSTER_ENGINE__{key.upper()}": text})
     assert getattr(loaded.engine, key) == value
 
 
 def test_a_number_may_stand_for_a_duration_or_size_in_a_file(tmp_path: pathlib.Path) -> None:
-    loaded = sections.load(Car, file=write(tmp_path, "[engine]\nwarm_up_s = 3\ntank_bytes = 77\n"))
+    loaded = loader.load(Car, file=write(tmp_path, "[engine]\nwarm_up_s = 3\ntank_bytes = 77\n"))
     assert (loaded.engine.warm_up_s, loaded.engine.tank_bytes) == (3.0, 77)
 
 
@@ -111,7 +111,7 @@ def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Pat
 
 def test_a_file_full_of_faults_is_refused_soon(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, "\n".join(f"key{number} = 1" for number in range(50_000)))
-    assert len(faults(file=path)) == sections.MAX_PROBLEMS
+    assert len(faults(file=path)) == loader.MAX_PROBLEMS
 
 
 def test_the_right_name_in_the_wrong_section_is_found() -> None:
@@ -138,39 +138,39 @@ def test_numbers_that_are_none_are_refused(tmp_path: pathlib.Path, value: str) -
 
 def test_relative_paths_in_a_file_start_from_its_folder(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, '[engine]\nfolder = "data"\n')
-    assert sections.load(Car, file=path).engine.folder == str(tmp_path / "data")
-    assert sections.load(Car, file=path, flags={"engine.folder": "data"}).engine.folder == "data"
-    assert sections.load(Car, file=write(tmp_path, '[engine]\nfolder = "/srv"\n')).engine.folder == "/srv"
+    assert loader.load(Car, file=path).engine.folder == str(tmp_path / "data")
+    assert loader.load(Car, file=path, flags={"engine.folder": "data"}).engine.folder == "data"
+    assert loader.load(Car, file=write(tmp_path, '[engine]\nfolder = "/srv"\n')).engine.folder == "/srv"
 
 
 def test_files_that_cannot_be_read_say_so(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.NotFound, match="no file"):
-        sections.load(Car, file=tmp_path / "none.toml")
+        loader.load(Car, file=tmp_path / "none.toml")
     with pytest.raises(errors.InvalidInput, match="cannot read"):
-        sections.load(Car, file=tmp_path)
+        loader.load(Car, file=tmp_path)
     with pytest.raises(errors.InvalidInput, match=r"not TOML.*line 2"):
-        sections.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
+        loader.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
     with pytest.raises(errors.InvalidInput, match="not TOML"):
-        sections.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
+        loader.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
     (tmp_path / "latin.toml").write_bytes(b"[engine]\nnote = '\xe9'\n")
     with pytest.raises(errors.InvalidInput, match="not UTF-8 text"):
-        sections.load(Car, file=tmp_path / "latin.toml")
+        loader.load(Car, file=tmp_path / "latin.toml")
     with pytest.raises(errors.InvalidInput, match="not TOML"):
-        sections.load(Car, file=write(tmp_path, "a = " + "9" * 5000))
+        loader.load(Car, file=write(tmp_path, "a = " + "9" * 5000))
     with pytest.raises(errors.LimitExceeded):
-        sections.load(Car, file=write(tmp_path, "#" * (toml.MAX_BYTES + 1)))
+        loader.load(Car, file=write(tmp_path, "#" * (toml.MAX_BYTES + 1)))
 
 
 def test_secrets_are_read_from_where_they_are_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "key").write_text("s3cret\n")
-    assert sections.read_secret("file:key", {}, folder=tmp_path) == "s3cret"
-    assert sections.read_secret("env:KEY", {"KEY": "k"}) == "k"
+    assert loader.read_secret("file:key", {}, folder=tmp_path) == "s3cret"
+    assert loader.read_secret("env:KEY", {"KEY": "k"}) == "k"
     with pytest.raises(errors.NotFound, match="KEY"):
-        sections.read_secret("env:KEY", {})
+        loader.read_secret("env:KEY", {})
     with pytest.raises(errors.NotFound, match="No such file"):
-        sections.read_secret("file:none", {}, folder=tmp_path)
+        loader.read_secret("file:none", {}, folder=tmp_path)
     with pytest.raises(errors.InvalidInput) as caught:
-        sections.read_secret("hunter2", {})
+        loader.read_secret("hunter2", {})
     assert "hunter2" not in caught.value.message
 
 
@@ -179,7 +179,7 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(text.encode(errors="surrogatepass"))
     try:
-        sections.load(domain.BaseSettings, file=path)
+        loader.load(domain.BaseSettings, file=path)
     except errors.InvalidInput as error:
         assert str(path) in str(error)  # noqa: PT017 - either outcome is right
 
@@ -203,9 +203,9 @@ def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPath
 )
 def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> None:
     try:
-        loaded = sections.load(domain.BaseSettings, flags=flags)
+        loaded = loader.load(domain.BaseSettings, flags=flags)
         assert msgspec.convert(msgspec.to_builtins(loaded), domain.BaseSettings) == loaded
-    except sections.InvalidSettings as error:
+    except loader.InvalidSettings as error:
         assert error.problems  # noqa: PT017 - either outcome is right
 
 
@@ -213,7 +213,7 @@ def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> No
     st.builds(
         Engine,
         warm_up_s=st.floats(0, 1e9),
-        tank_bytes=st.integers(1, sections.MAX_NUMBER),
+        tank_bytes=st.integers(1, loader.MAX_NUMBER),
         fuel=st.just("petrol"),
         choke=st.booleans(),
         places=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=3).map(tuple),
@@ -222,13 +222,13 @@ def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> No
 )
 def test_printed_settings_read_back(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> None:
     path = tmp_path_factory.getbasetemp() / "printed.toml"
-    path.write_bytes(sections.to_toml(Car(engine=engine), {"engine.note": "somewhere"}).encode())
-    assert sections.load(Car, file=path).engine == engine
+    path.write_bytes(loader.to_toml(Car(engine=engine), {"engine.note": "somewhere"}).encode())
+    assert loader.load(Car, file=path).engine == engine
 
 
 def test_printed_settings_show_no_password_and_who_set_what() -> None:
     car = Car(engine=Engine(note="see postgresql://me:pa:ss@host/db and nats://tok@h"))
-    printed = sections.to_toml(car, {"engine.note": "flag engine.note"})
+    printed = loader.to_toml(car, {"engine.note": "flag engine.note"})
     assert 'note = "see postgresql://me:***@host/db and nats://tok@h"  # flag engine.note' in printed
     assert "cylinders = 4  # default" in printed
 
@@ -263,23 +263,23 @@ def test_tls_is_off_on_loopback_only() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(flags: dict[str, str], fault: str) -> None:
-    with pytest.raises(sections.InvalidSettings, match=fault) as caught:
-        sections.load(domain.BaseSettings, flags=flags)
+    with pytest.raises(loader.InvalidSettings, match=fault) as caught:
+        loader.load(domain.BaseSettings, flags=flags)
     assert "hunter2" not in str(caught.value)
 
 
 def test_someone_elses_brokers_have_budgets_of_their_own() -> None:
     flags = {"bus.storage_disk_bytes": "1GiB", "bus.servers": "nats://a:4222,nats://b:4222"}
-    assert sections.load(domain.BaseSettings, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
+    assert loader.load(domain.BaseSettings, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
 
 
 def test_a_service_adds_its_section_by_subclassing() -> None:
     class Whole(domain.BaseSettings, frozen=True, kw_only=True):
         engine: Engine = msgspec.field(default_factory=Engine)
 
-    loaded = sections.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
+    loaded = loader.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
     assert (loaded.engine.cylinders, loaded.bus.port) == (2, 4222)
-    assert "## `[engine]`" in sections.reference(Whole)
+    assert "## `[engine]`" in loader.reference(Whole)
 
 
 class Ports(sections.SettingsSection, frozen=True, kw_only=True):
@@ -291,6 +291,6 @@ class Listening(sections.SettingsSection, frozen=True, kw_only=True):
 
 
 def test_a_list_of_numbers_can_be_set_by_the_environment():
-    assert sections.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
-    with pytest.raises(sections.InvalidSettings, match="a list of whole numbers"):
-        sections.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})
+    assert loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
+    with pytest.raises(loader.InvalidSettings, match="a list of whole numbers"):
+        loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})

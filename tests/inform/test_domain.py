@@ -11,7 +11,7 @@ from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.components import information_nodes as part
 from muster.core import errors
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
@@ -26,7 +26,7 @@ def wanted(tmp_path: Path, **more: object) -> app_settings.Settings:
         "inform.refresh_s": "300ms",
         **more,
     }
-    return sections.load(app_settings.Settings, flags=flags)
+    return loader.load(app_settings.Settings, flags=flags)
 
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
@@ -110,7 +110,7 @@ read = ["role:operator"]
 write = ["role:operator"]
 """
     place = await asyncio.to_thread(driver.init, tmp_path / "home", settings=text)
-    made = sections.load(app_settings.Settings, file=place / "muster.toml")
+    made = loader.load(app_settings.Settings, file=place / "muster.toml")
     async with (
         domain.Domain(made, parts=[part.InformationNodesComponent(made.inform)]) as running,
         await running.connect("bob", roles.Role.USER) as bob,

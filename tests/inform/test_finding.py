@@ -317,7 +317,7 @@ async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inf
         entries = [{"key": key, "value": "eyJ0YWdzIjogWyJlZGdlIl19"} for key in ("azE=", "azI=", "azM=")]
         return http_server.text(json.dumps({"kvs": entries}))
 
-    async with await http_server.serve({}, doors={"/v3/kv/range": answer}) as server:
+    async with await http_server.serve({}, post_routes={"/v3/kv/range": answer}) as server:
         await start_node("n1", mounts=(registry.MountSettings(name="old", kind="etcd", url=server.url),))
         found = await inform.find("tags CONTAINS 'edge'", limit=2)
         assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]

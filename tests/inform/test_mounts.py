@@ -146,7 +146,7 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
         "/far": http_server.json_response(far),
     }
     doors = {f"{path}/v3/kv/range": lambda _, one=one: one for path, one in answers.items()}
-    async with await http_server.serve({}, doors=doors) as server:
+    async with await http_server.serve({}, post_routes=doors) as server:
         mounts = [
             mounts_registry.MountSettings(name=path[1:], kind="etcd", url=server.url + path)
             for path in answers

@@ -8,7 +8,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.demo import outbreak, scenario, worm
 
 
@@ -23,7 +23,7 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
         "domain.data_dir": str(tmp_path / "data"),
         "pipeline.master": "local[1]",
     }
-    chosen = sections.load(app_settings.Settings, flags=flags)
+    chosen = loader.load(app_settings.Settings, flags=flags)
     said: list[str] = []
     async with (
         domain.Domain(chosen, parts=app_settings.components(chosen)) as running,

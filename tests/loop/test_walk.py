@@ -20,7 +20,7 @@ from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.policy import commands
 from muster.core import errors, messages
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.inform import client as inform
 from muster.manage import client as manage
 from muster.manage.agent import agent
@@ -67,7 +67,7 @@ POLICY = "command AND sender: (_trust_level >= 2)"
 def wanted(folder: Path) -> app_settings.Settings:
     for name, content in (("rules.yaml", RULES), ("responses.yaml", RESPONSES)):
         (folder / name).write_text(content)
-    return sections.load(
+    return loader.load(
         app_settings.Settings,
         flags={
             "domain.data_dir": str(folder / "data"),

@@ -13,7 +13,7 @@ from muster import connection
 from muster.app import certificates, domain
 from muster.app import settings as app_settings
 from muster.core import errors
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import client
 from muster.manage.agent import agent
 from muster.manage.manager import manager
@@ -85,7 +85,7 @@ async def secured(tmp_path):
         "bus.websocket": True,
         "manage.enabled": False,
     }
-    made = sections.load(app_settings.Settings, flags=flags)
+    made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
         running: Any = await stack.enter_async_context(
             domain.Domain(made, parts=app_settings.components(made))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import messages
 from muster.core.reports import columns
 from muster.monitor import client as monitor_client
@@ -117,15 +117,15 @@ async def test_a_process_of_its_own_has_health_pages(muster, broker):
     child = await muster("channel", "--name", "c1")
     url = (await child.line(r"health pages: (\S+)", timeout_s=30))[1]
     await child.line("is up")
-    assert (await server.get(f"{url}/livez")).body == b"ok\n"
-    assert (await server.get(f"{url}/readyz")).json()["ready"] is True
-    metrics = (await server.get(f"{url}/metrics")).body
+    assert (await client.get(f"{url}/livez")).body == b"ok\n"
+    assert (await client.get(f"{url}/readyz")).json()["ready"] is True
+    metrics = (await client.get(f"{url}/metrics")).body
     assert b"muster_channel_received_rows" in metrics
     assert b"process_resident_memory_bytes" in metrics
     await broker.kill()
 
     async def unready():
-        answer = await server.get(f"{url}/readyz")
+        answer = await client.get(f"{url}/readyz")
         return answer.status == 503 and "reconnecting" in answer.json()["parts"]["bus"]["reason"]
 
     await eventually(unready)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.app import domain
 from muster.app import settings as app_settings
 from muster.core import errors
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.monitor import client, protocol
 from muster.monitor.sensor import sensor
 from muster.testing.eventually import eventually
@@ -26,7 +26,7 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.statsd_port": "0",
         "sensor.processes": '["tests=pytest"]',
     }
-    wanted = sections.load(app_settings.Settings, flags=flags)
+    wanted = loader.load(app_settings.Settings, flags=flags)
     async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
         other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")

@@ -14,7 +14,7 @@ import pytest_asyncio
 from muster.app import home, identities
 from muster.app import settings as app_settings
 from muster.app.components import web
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.testing.eventually import eventually
 from tests import debian
 from tests.cli import driver
@@ -62,7 +62,7 @@ class Running:
 
     @property
     def settings(self) -> app_settings.Settings:
-        return sections.load(app_settings.Settings, file=self.place / "muster.toml")
+        return loader.load(app_settings.Settings, file=self.place / "muster.toml")
 
     def muster(self, *arguments: str, stdin: str = "") -> Any:
         answer = driver.run(*arguments, "-o", "json", home=self.place, stdin=stdin)
@@ -84,14 +84,14 @@ def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
         assert made.code == 0, made.err
         path = place / "muster.toml"
         path.write_text(path.read_text() + SETTINGS + extra)
-        trust = identities.open_keyring(sections.load(app_settings.Settings, file=path))
+        trust = identities.open_keyring(loader.load(app_settings.Settings, file=path))
         for name, password in PASSWORDS.items():
             web.set_password(trust, name, role=ROLES[name], password=password)
     up = driver.run(
         "up", "--detach", "--timeout", "120", "--set", f"web.port={port}", home=place, timeout_s=150
     )
     assert up.code == 0, up.err
-    folder = home.DomainFolder(sections.load(app_settings.Settings, file=place / "muster.toml").domain.folder)
+    folder = home.DomainFolder(loader.load(app_settings.Settings, file=place / "muster.toml").domain.folder)
     running = folder.running()
     assert running is not None
     assert running.web_url is not None

@@ -28,7 +28,7 @@ from muster.bus import api
 from muster.bus.client import client
 from muster.bus.http import health, otlp_exporter, server
 from muster.core import errors
-from muster.core.settings import domain, sections
+from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
 from muster.store import api as store_api
 from muster.store import database
@@ -256,9 +256,9 @@ class Domain:
         self._pages = await health.serve(
             self.settings.health,
             ready=lambda: self.ready,
-            health=self._team.health,
+            conditions=self._team.health,
             metrics=self.metrics,
-            also={"/status": self._status_page},
+            more_routes={"/status": self._status_page},
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)
@@ -286,7 +286,7 @@ async def open_store(of: domain.BaseSettings) -> database.Store:
     in_folder = kind == "sqlite" and path != ":memory:"
     password = None
     if wanted.password:
-        password = await asyncio.to_thread(sections.read_secret, wanted.password, os.environ)
+        password = await asyncio.to_thread(loader.read_secret, wanted.password, os.environ)
     return await database.open(
         f"sqlite:{of.domain.folder.absolute() / path}" if in_folder else wanted.url,
         settings=store_api.StoreOptions(

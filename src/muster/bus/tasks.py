@@ -12,8 +12,8 @@ loop waits longer after each failure (`muster.core.backoff`), and `problem` name
 policy's window without another failure.  A fatal failure stays in `problem` and is passed to ``on_fatal``,
 which ends the service or its process.  A task of `spawn` that fails is over: it is logged and counted only.
 
-`problems` lists what is wrong in all supervisors of the process; `muster.bus.http.health` shows it in
-``/readyz``.
+`problems` lists the problems of all supervisors of the process.  `muster.bus.http.health` shows them in
+``/readyz`` and the counts of `failures` in ``/metrics``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from muster.core.telemetry import log
 
 events = log.EventLog("tasks")
 
-#: A loop is restarted for ever: its owner decides when the service is of no use without it.
+#: A loop is restarted without limit: its owner decides whether the service can work without it.
 POLICY = backoff.BackoffPolicy(crashes_max=1_000_000, window_s=60.0, pause_s=0.1, pause_s_max=10.0)
 
 _supervisors: weakref.WeakSet[TaskSupervisor] = weakref.WeakSet()
+_failures: Counter[tuple[str, str]] = Counter()
 
 
 class OnFailure(enum.Enum):
@@ -60,7 +61,7 @@ class TaskSupervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, asyncio.Future[None]] = {}  # the current run of each loop
-        self._problems: dict[str, tuple[str, float]] = {}  # by loop: what failed last, and when
+        self._problems: dict[str, tuple[str, float]] = {}  # by loop: the last failure and its time
         _supervisors.add(self)
 
     def loop(
@@ -73,16 +74,16 @@ class TaskSupervisor:
         """Keep ``run`` running until `close`. A ``run`` that returns has finished its work and is not
         restarted."""
         task = asyncio.get_running_loop().create_task(
-            self._keep(name, run, on_failure), name=f"{self.owner}: {name}"
+            self._supervise(name, run, on_failure), name=f"{self.owner}: {name}"
         )
         self._loops[name] = task
-        self._remember(task)
+        self._add(task)
         return task
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run ``work`` once."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self.owner}: {name}")
-        self._remember(task)
+        self._add(task)
         task.add_done_callback(lambda ended: self._report(name, ended))
         return task
 
@@ -97,7 +98,7 @@ class TaskSupervisor:
         return len(self._tasks)
 
     def problem(self) -> str | None:
-        """What is wrong now, for health pages; None while all loops run."""
+        """The current problem, for health pages; None while all loops run."""
         if self.fatal is not None:
             return f"{self.owner}: {_text(self.fatal)}"
         now = asyncio.get_running_loop().time()
@@ -115,7 +116,7 @@ class TaskSupervisor:
             run.set_exception(error)
 
     async def close(self) -> None:
-        """Cancel what is running and wait for its end."""
+        """Cancel all tasks and wait for their end."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -123,19 +124,19 @@ class TaskSupervisor:
         self._problems.clear()
         _supervisors.discard(self)
 
-    def _remember(self, task: asyncio.Task[Any]) -> None:
+    def _add(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep(self, name: str, run: Callable[[], Awaitable[None]], on_failure: OnFailure) -> None:
+    async def _supervise(self, name: str, run: Callable[[], Awaitable[None]], on_failure: OnFailure) -> None:
         clock = asyncio.get_running_loop().time
         crashes: list[float] = []
         while True:
             try:
                 await self._run_once(name, run)
                 return
-            except Exception as error:  # noqa: BLE001  (whatever it is: it is logged, counted and shown)
-                self.failures[name] += 1
+            except Exception as error:  # noqa: BLE001  (every exception is logged, counted and shown)
+                self._count_failure(name)
                 if on_failure is OnFailure.FATAL:
                     events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
                     self._fail(error)
@@ -166,8 +167,12 @@ class TaskSupervisor:
     def _report(self, name: str, ended: asyncio.Task[Any]) -> None:
         if ended.cancelled() or (error := ended.exception()) is None:
             return
-        self.failures[name] += 1
+        self._count_failure(name)
         events.error("task-failed", owner=self.owner, task=name, error=error)
+
+    def _count_failure(self, name: str) -> None:
+        self.failures[name] += 1
+        _failures[self.owner, name] += 1
 
     def _fail(self, error: Exception) -> None:
         if self.fatal is None:
@@ -177,18 +182,14 @@ class TaskSupervisor:
 
 
 def problems() -> list[str]:
-    """What is wrong in any supervisor of this process, for its health page."""
+    """The problems of all supervisors of this process, for its health page."""
     reports = (supervisor.problem() for supervisor in list(_supervisors))
     return sorted(problem for problem in reports if problem is not None)
 
 
 def failures() -> Counter[tuple[str, str]]:
-    """Failures so far in this process, by owner and task."""
-    total: Counter[tuple[str, str]] = Counter()
-    for supervisor in list(_supervisors):
-        for name, count in supervisor.failures.items():
-            total[supervisor.owner, name] += count
-    return total
+    """Failures since the start of this process, by owner and task; those of closed supervisors too."""
+    return _failures.copy()
 
 
 def _text(error: BaseException) -> str:

@@ -100,12 +100,12 @@ async def serve_until_signal(
     from muster.app import home
     from muster.app import settings as app_settings
     from muster.bus.http import health
-    from muster.core.settings import sections
+    from muster.core.settings import loader
 
     if folder is None and home.Home.find(invocation.home).settings_file.is_file():
         folder = home.DomainFolder(config_.load(invocation).domain.folder).pages
     async with health.serve_process(
-        sections.load(app_settings.Settings, env=os.environ).health,
+        loader.load(app_settings.Settings, env=os.environ).health,
         process=process or (bus.identity if bus is not None else "muster"),
         conditions=lambda: {} if bus is None else {"bus": health.bus_health(bus)},
         metrics=measure,

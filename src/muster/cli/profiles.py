@@ -19,7 +19,7 @@ from typing import Annotated
 
 from muster.core import errors, files, subjects
 from muster.core.net import hosts
-from muster.core.settings import sections
+from muster.core.settings import loader, sections
 
 
 class Profile(sections.SettingsSection, frozen=True, kw_only=True):
@@ -70,13 +70,13 @@ def current() -> str | None:
 
 
 def load(name: str) -> Profile:
-    return sections.load(Profile, file=_existing(name))
+    return loader.load(Profile, file=_existing(name))
 
 
 def save(name: str, profile: Profile) -> Path:
     path = _path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write(path, sections.to_toml(profile).encode())
+    files.write(path, loader.to_toml(profile).encode())
     return path
 
 

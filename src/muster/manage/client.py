@@ -27,7 +27,7 @@ import msgspec
 from muster.bus import api
 from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import manifest, protocol
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
@@ -417,8 +417,8 @@ class ManageClient:
 
     async def set_secret(self, name: str, value: str) -> Row:
         """Keep it in the domain's store; it leaves this process sealed. Tells which resources use it."""
-        if not value or len(value.encode()) > sections.MAX_SECRET_BYTES:
-            raise errors.InvalidInput(f"a secret has 1 to {sections.MAX_SECRET_BYTES} bytes")
+        if not value or len(value.encode()) > loader.MAX_SECRET_BYTES:
+            raise errors.InvalidInput(f"a secret has 1 to {loader.MAX_SECRET_BYTES} bytes")
         public: str = await self._read("secret-key")
         box = sealed_box.seal(public, value.encode(), manage_secrets.storage_context(subjects.token(name)))
         found: Row = await self._ask("secret-set", name=name, box=box)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.core import errors, subjects
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import protocol
 from muster.manage.registry import assignments, views
 from muster.trust import sealed_box
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SECRETS = "manage.secrets"
 STORE = "store:"
 USERS_MAX = 100  # resources named with a secret; all are counted
-BOX_CHARACTERS_MAX = 2 * sections.MAX_SECRET_BYTES
+BOX_CHARACTERS_MAX = 2 * loader.MAX_SECRET_BYTES
 
 OpenKey = Callable[[], sealed_box.SealedBoxKey]  # reads files
 
@@ -93,7 +93,7 @@ class SecretStore:
         """Returns the resources that use it; they get the new value when they are started next."""
         subjects.token(name)
         if len(box) > BOX_CHARACTERS_MAX:
-            raise errors.LimitExceeded(f"a secret has at most {sections.MAX_SECRET_BYTES} bytes")
+            raise errors.LimitExceeded(f"a secret has at most {loader.MAX_SECRET_BYTES} bytes")
         key = await self._opened_key()
         key.open(box, storage_context(name))  # a box that does not open now never would
         kept = SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))

@@ -10,16 +10,15 @@ A producer is found in the registry, and then listened to where it says: that is
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import time
-import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from muster.bus import api
+from muster.bus.http import client as http_client
 from muster.core import errors, health, messages
 from muster.core.reports import columns
 from muster.monitor import protocol
@@ -61,20 +60,19 @@ def push(
         known = ", ".join(member.value for member in health.HealthState)
         raise errors.InvalidInput(f"no state {state[:40]!r}: one of {known}") from None
     address = url or os.environ.get(SENSOR_VARIABLE) or SENSOR_URL
-    host = urllib.parse.urlsplit(address)
-    connection = http.client.HTTPConnection(host.hostname or "", host.port or 80, timeout=PUSH_TIMEOUT_S)
     try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", f"/report?period={period_s:g}s", msgspec.json.encode(report), headers)
-        answer = connection.getresponse()
-        text = answer.read(1000).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
+        response = http_client.post_blocking(
+            f"{address.rstrip('/')}/report?period={period_s:g}s",
+            msgspec.json.encode(report),
+            headers={"Content-Type": "application/json"},
+            timeout_s=PUSH_TIMEOUT_S,
+        )
+    except errors.Unavailable as error:
         raise errors.Unavailable(
-            f"no sensor answers at {address}: {error}", hint=f"start one, or set {SENSOR_VARIABLE}"
+            f"no sensor answers at {address}: {error.message}", hint=f"start one, or set {SENSOR_VARIABLE}"
         ) from error
-    finally:
-        connection.close()
-    if answer.status != 200:
+    if response.status != 200:
+        text = response.body[:1000].decode("utf-8", "replace")
         raise errors.InvalidInput(f"the sensor refused it: {text}")
 
 

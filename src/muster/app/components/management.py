@@ -23,8 +23,8 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.supervisor import fork_server, restarts, worker
 from muster.bus import api
+from muster.bus.http import client
 from muster.bus.http import health as http_health
-from muster.bus.http import server as http_server
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
 from muster.core import errors, health, subjects
@@ -260,7 +260,7 @@ class ManagementComponent:
 async def _heard(place: http_health.HealthEndpoint) -> str:
     """Its name, if it answers."""
     try:
-        answer = await http_server.get(f"{place.url}/livez", timeout_s=LOOK_S)
+        answer = await client.get(f"{place.url}/livez", timeout_s=LOOK_S)
     except errors.MusterError:
         return ""
     return place.process if answer.status == 200 else ""

@@ -37,6 +37,7 @@ from muster.bus.client import client
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core import files as core_files
+from muster.core.settings import loader
 from muster.core.settings import sections as settings_
 from muster.store import backup as store_backup
 from muster.store import database
@@ -125,7 +126,7 @@ async def restore(
             if in_place:  # the last write to the store failed
                 await asyncio.to_thread(_remove, place.root, keys_to)
             raise
-    loaded = settings_.load(app_settings.Settings, file=place.settings_file)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
     return manifest, loaded
 
 
@@ -151,7 +152,7 @@ async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[clien
 def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.Domain:
     """The domain without any part, for this process only."""
     quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
-    return domain.Domain(settings_.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
+    return domain.Domain(loader.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
 
 
 async def _administrator(started: domain.Domain) -> client.NatsBus:
@@ -176,7 +177,7 @@ async def _restored_store(
     if kind != "sqlite":
         password = None
         if settings.store.password:
-            password = await asyncio.to_thread(settings_.read_secret, settings.store.password, os.environ)
+            password = await asyncio.to_thread(loader.read_secret, settings.store.password, os.environ)
         async with store_backup.restoring(url, file, password=password):
             yield
         return
@@ -199,8 +200,7 @@ async def _restored_store(
 
 def _flags(settings: app_settings.Settings) -> dict[str, Any]:
     return {
-        field.key: settings_.value_of(settings, field.path)
-        for field in settings_.fields(app_settings.Settings)
+        field.key: loader.value_of(settings, field.path) for field in settings_.fields(app_settings.Settings)
     }
 
 
@@ -312,7 +312,7 @@ def _lay_out(
     """The settings to restore with, and where the keys go at the end if that is outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
-    settings = settings_.load(app_settings.Settings, file=fresh.settings_file)
+    settings = loader.load(app_settings.Settings, file=fresh.settings_file)
     if _outside(settings.domain.folder, fresh, place) is not None:
         raise errors.Refused(
             f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
@@ -326,7 +326,7 @@ def _lay_out(
                 f"the settings keep the keys in {keys_to}, which is not empty", hint="move it away first"
             )
         staged = {"trust.keys_dir": str(work / "keys")}
-        settings = settings_.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
+        settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
     for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
         if (work / name).exists() and folder != work / name:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from muster.app.brokers import broker_configs
 from muster.bus import api
 from muster.bus.brokers import binary
 from muster.bus.client import client
-from muster.bus.http import server as http_server
+from muster.bus.http import client as http_client
 from muster.core import errors
 from muster.core.net import hosts
 from muster.trust import credentials as credentials_
@@ -262,7 +262,7 @@ async def domain_(patient: DoctorTarget) -> Answer:
         return WARNING, "does not run", "`muster up --detach`"
     if running.health_url is None:
         return OK, f"runs (pid {running.pid}); its health pages are off", ""
-    answer = await http_server.get(f"{running.health_url}/readyz")
+    answer = await http_client.get(f"{running.health_url}/readyz")
     parts = answer.json()["parts"]
     bad = [
         f"{name}: {one['state']} {one['reason']}".strip()

@@ -26,7 +26,7 @@ from muster.bus.client import client
 from muster.bus.http import health as http_health
 from muster.core import errors, health
 from muster.core.net import tls as tls_
-from muster.core.settings import domain, sections
+from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
 from muster.manage import protocol
 from muster.manage.adapters import base
@@ -105,7 +105,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
             case "registry":
                 password = None
                 if task.store_password:
-                    password = await asyncio.to_thread(sections.read_secret, task.store_password, os.environ)
+                    password = await asyncio.to_thread(loader.read_secret, task.store_password, os.environ)
                 store = await stack.enter_async_context(
                     await database.open(
                         task.store_url,

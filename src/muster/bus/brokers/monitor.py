@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import errors
 
 TIMEOUT_S = 2.0
@@ -19,7 +19,7 @@ class BrokerHealth:
 
 async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """One of the server's pages (``varz``, ``connz``, ``routez``, ``gatewayz``, ``leafz``, ``jsz?…``)."""
-    response = await server.get(f"{url}/{page}", timeout_s=timeout_s)
+    response = await client.get(f"{url}/{page}", timeout_s=timeout_s)
     if response.status != 200:
         raise errors.Unavailable(f"{url}/{page} answered {response.status}: {response.body[:200]!r}")
     answer = response.json()
@@ -31,7 +31,7 @@ async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> d
 async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> BrokerHealth:
     """What the broker says of itself; a broker that does not answer is not healthy."""
     try:
-        response = await server.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
+        response = await client.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
         answer = response.json()
     except errors.MusterError as error:
         return BrokerHealth(False, error.message)

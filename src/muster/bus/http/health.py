@@ -1,14 +1,16 @@
-"""/livez, /readyz and /metrics: how every process of Muster says how it is, through this one piece of code.
+"""The health endpoints of every Muster process: /livez, /readyz and /metrics.
 
-- ``/livez``: the process's event loop turns. A supervisor that gets no answer should restart it.
-- ``/readyz``: 200 when it can do its work, else 503; the JSON body says how each of its parts is.
-- ``/metrics``: OpenMetrics, or the classic Prometheus text for those who do not ask for it.
+- ``/livez``: the event loop of the process runs. A supervisor that gets no response should restart it.
+- ``/readyz``: 200 if the process can do its work, else 503; the JSON body has the state of each part. The
+  part ``tasks`` covers the background tasks.
+- ``/metrics``: OpenMetrics for clients that accept it, else the classic Prometheus text.
 
-They ask nobody who they are: so they tell no secrets, and listen on loopback unless the settings differ.
+The endpoints need no authentication.  Therefore they show no secrets, and they listen on loopback unless the
+settings say otherwise.
 
-Where they are is told in a file for each process, in the form that Prometheus reads (``file_sd_configs``) and
-``muster status`` shows.  A process that is killed leaves its file, until the next one of its name writes it
-anew or somebody looks.
+Each process writes its address to a file in the format of Prometheus' ``file_sd_configs``; ``muster status``
+reads the files too.  The file of a killed process stays until a process of the same name replaces it or
+`advertised` removes it.
 """
 
 from __future__ import annotations
@@ -17,23 +19,24 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from muster.bus import api
+from muster.bus import api, tasks
 from muster.bus.http import otlp_exporter
 from muster.bus.http import server as http_server
 from muster.core import health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics as metrics_
 
-PID = "__meta_pid"  # a label that Prometheus drops: a new number must not make a new series
+PID = "__meta_pid"  # a label that Prometheus drops: a new process id must not create a new series
+TASKS = "tasks"  # the part of /readyz for background tasks
 
 
 class HealthCondition(Protocol):
-    """How one part of a process is."""
+    """The state of one part of a process."""
 
     @property
     def state(self) -> health.HealthState: ...
@@ -49,7 +52,7 @@ class HealthReport:
 
 @dataclass(frozen=True, slots=True)
 class HealthEndpoint:
-    """Where the pages of a process are."""
+    """The address of the health endpoints of a process."""
 
     process: str
     url: str
@@ -60,19 +63,25 @@ async def serve(
     settings: domain.HealthSettings,
     *,
     ready: Callable[[], bool],
-    health: Callable[[], Mapping[str, HealthCondition]],
+    conditions: Callable[[], Mapping[str, HealthCondition]],
     metrics: metrics_.Metrics,
-    also: Mapping[str, http_server.Handler] | None = None,
+    more_routes: Mapping[str, http_server.Handler] | None = None,
 ) -> http_server.HttpServer | None:
-    """The listening server, or None where the settings want none. ``also`` adds the process's own pages."""
+    """Start the server; None if the settings disable it. ``more_routes`` adds pages of the process.
+
+    ``/readyz`` also requires that no supervised background task has a problem (`muster.bus.tasks`).
+    """
     if not settings.enabled:
         return None
 
+    metrics.counter_from("task_failures", "Failures of background tasks.", ("owner", "task"), tasks.failures)
+
     def readyz(_: http_server.HttpRequest) -> http_server.HttpResponse:
-        is_ready = ready()
+        problems = tasks.problems()
+        is_ready = ready() and not problems
         parts = {
             name: {"state": condition.state.value, "reason": condition.reason}
-            for name, condition in health().items()
+            for name, condition in {**conditions(), TASKS: task_health(problems)}.items()
         }
         return http_server.json_response({"ready": is_ready, "parts": parts}, 200 if is_ready else 503)
 
@@ -84,7 +93,7 @@ async def serve(
         "/livez": lambda _: http_server.text("ok\n"),
         "/readyz": readyz,
         "/metrics": exposition,
-        **(also or {}),
+        **(more_routes or {}),
     }
     return await http_server.serve(routes, settings.host, settings.port)
 
@@ -98,12 +107,13 @@ async def serve_process(
     metrics: metrics_.Metrics,
     folder: Path | None = None,
 ) -> AsyncIterator[http_server.HttpServer | None]:
-    """The pages of a process that is ready when all of ``conditions`` are up, told in ``folder``."""
+    """Serve the endpoints of a process that is ready while all ``conditions`` are up; the address goes to
+    ``folder``."""
 
     def ready() -> bool:
         return all(condition.state is health.HealthState.UP for condition in conditions().values())
 
-    server = await serve(settings, ready=ready, health=conditions, metrics=metrics)
+    server = await serve(settings, ready=ready, conditions=conditions, metrics=metrics)
     if server is None:
         async with otlp_exporter.otlp_export(settings, process, metrics):
             yield None
@@ -119,6 +129,12 @@ async def serve_process(
             await asyncio.to_thread(file.unlink, missing_ok=True)
 
 
+def task_health(problems: Sequence[str]) -> HealthReport:
+    if not problems:
+        return HealthReport()
+    return HealthReport(health.HealthState.FAILED, "; ".join(problems))
+
+
 def bus_health(bus: api.Bus) -> HealthReport:
     if bus.state is api.ConnectionState.CONNECTED:
         return HealthReport()
@@ -126,7 +142,7 @@ def bus_health(bus: api.Bus) -> HealthReport:
 
 
 def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Path:
-    """Write where the pages of ``process`` are. Blocks."""
+    """Write the address of the endpoints of ``process`` to ``folder``. Blocks."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     host = f"[{server.host}]" if ":" in server.host else server.host
     labels = {"process": process, PID: str(os.getpid())}
@@ -138,24 +154,24 @@ def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Pat
 
 
 def advertised(folder: Path) -> Iterator[HealthEndpoint]:
-    """Those of processes that still run; what killed ones left is removed. Blocks."""
+    """The endpoints of running processes. Files of processes that ended are removed. Blocks."""
     for file in sorted(folder.glob("*.json")):
         with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError):
             (group,) = json.loads(file.read_text())
-            place = HealthEndpoint(
+            endpoint = HealthEndpoint(
                 group["labels"]["process"], f"http://{group['targets'][0]}", int(group["labels"][PID])
             )
-            if _runs(place.pid):
-                yield place
+            if _is_running(endpoint.pid):
+                yield endpoint
             else:
                 file.unlink(missing_ok=True)
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's, and alive
+    except PermissionError:  # it runs as another user
         return True
     return True

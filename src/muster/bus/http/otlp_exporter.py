@@ -1,6 +1,6 @@
-"""Metrics out, to a collector that speaks OTLP over HTTP: where it is named in the settings.
+"""Export of metrics to an OTLP collector over HTTP, if the settings name one.
 
-What cannot be delivered is counted and not kept: the next report says the totals again.
+A report that cannot be delivered is counted and discarded: the next report has the totals.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 import os
 import platform
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 
+from muster.bus.http import client
+from muster.core import errors
 from muster.core.settings import domain
 from muster.core.telemetry import log, metrics, otlp
 
@@ -26,12 +26,12 @@ events = log.EventLog("bus")
 async def otlp_export(
     settings: domain.HealthSettings, process: str, measure: metrics.Metrics
 ) -> AsyncIterator[None]:
-    """Export until the end of this block, and once more then."""
+    """Export periodically inside the block, and once more at its end."""
     if not settings.otlp_url:
         yield
         return
     exporter = OtlpExporter(settings.otlp_url, process, measure)
-    task = asyncio.create_task(exporter.run(settings.otlp_period_s), name="metrics out")
+    task = asyncio.create_task(exporter.run(settings.otlp_period_s), name="OTLP export")
     try:
         yield
     finally:
@@ -52,7 +52,7 @@ class OtlpExporter:
         }
         self._start_ns = time.time_ns()
         self._failing = False
-        self._sent = measure.counter("otlp_exports", "Reports of metrics sent out.", ("outcome",))
+        self._sent = measure.counter("otlp_exports", "Reports sent to the OTLP collector.", ("outcome",))
 
     async def run(self, period_s: float) -> None:
         while True:
@@ -60,25 +60,24 @@ class OtlpExporter:
             await self.export()
 
     async def export(self) -> bool:
-        """Once, now; whether it was taken."""
+        """Send one report now. True if the collector accepted it."""
         body = otlp.encode(
             self._measure.families(), self._resource, start_ns=self._start_ns, now_ns=time.time_ns()
         )
-        failure = await asyncio.to_thread(_post, self._url, body)
-        self._sent.add(outcome="refused" if failure else "taken")
-        if failure and not self._failing:  # once, and not each period
+        failure = await _post(self._url, body)
+        self._sent.add(outcome="failed" if failure else "accepted")
+        if failure and not self._failing:  # only the first of consecutive failures
             events.warning("metrics-not-exported", url=self._url, reason=failure)
         self._failing = bool(failure)
         return not failure
 
 
-def _post(url: str, body: bytes) -> str:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+async def _post(url: str, body: bytes) -> str:
+    """The reason of a failure, empty on success."""
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-            return ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return f"it answered {error.code}"
-    except (OSError, ValueError) as error:
-        return str(error)
+        response = await client.post(
+            url, body, headers={"Content-Type": "application/json"}, timeout_s=TIMEOUT_S
+        )
+    except errors.MusterError as error:
+        return error.message
+    return "" if 200 <= response.status < 300 else f"HTTP status {response.status}"

@@ -1,9 +1,8 @@
-"""A little HTTP/1.0, for health pages, broker monitors, the locator and a sensor's doors: one request to a
-connection, GET and POST, no redirect ever followed.
+"""A small HTTP/1.0 server for health endpoints, the locator and a sensor's intake: GET and POST, one request
+to a connection.
 
-This is not a web server.  It answers small questions of trusted or anonymous askers without a dependency,
-with every read bounded in bytes and time, so that a stranger who connects and says nothing, or too much,
-costs one socket for a few seconds.  The REST interface and the dashboard stand on a real server.
+It needs no dependency, and every read is bounded in bytes and time: a client that sends nothing, or too much,
+costs one socket for a few seconds.  The REST interface and the dashboard use `muster.bus.http.asgi_server`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ HEAD_BYTES_MAX = 16_384
 BODY_BYTES_MAX = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
-UNREAD_BYTES_MAX = 64 * 1024 * 1024  # of a request, read and dropped after the answer
+UNREAD_BYTES_MAX = 64 * 1024 * 1024  # of a request, read and discarded after the response
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HttpRequest:
     path: str
-    query: Mapping[str, str]  # the last value, where a name is given twice
+    query: Mapping[str, str]  # the last value, where a name occurs twice
     headers: Mapping[str, str]  # names in lower case
-    peer: str  # the address that asks
+    peer: str  # the address of the client
     body: bytes = b""
 
 
@@ -51,7 +50,7 @@ class HttpResponse:
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise errors.InvalidInput(f"the answer is not JSON: {self.body[:80]!r}") from error
+            raise errors.InvalidInput(f"the response is not JSON: {self.body[:80]!r}") from error
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse] | HttpResponse]
@@ -66,17 +65,17 @@ def json_response(value: object, status: int = 200) -> HttpResponse:
 
 
 class HttpServer:
-    """A listening responder. Made by `serve`; closes with `close` or at the end of its ``async with``."""
+    """A listening server, returned by `serve`; `close` or the end of its ``async with`` closes it."""
 
     def __init__(
         self,
-        pages: Mapping[str, Handler],
-        doors: Mapping[str, Handler],
+        get_routes: Mapping[str, Handler],
+        post_routes: Mapping[str, Handler],
         on_refused: Callable[[str], None],
         body_bytes_max: int,
         connections_max: int,
     ) -> None:
-        self._routes = {"GET": dict(pages), "HEAD": dict(pages), "POST": dict(doors)}
+        self._routes = {"GET": dict(get_routes), "HEAD": dict(get_routes), "POST": dict(post_routes)}
         self._on_refused = on_refused
         self._body_bytes_max = body_bytes_max
         self._connections_max = connections_max
@@ -108,13 +107,13 @@ class HttpServer:
         await self.close()
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        # Without `ssl` here: handshakes are done below, where they are counted and have a deadline.
+        # Without `ssl` here: `_serve` does the handshakes, where they are counted and have a deadline.
         try:
             self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD_BYTES_MAX)
         except OSError as error:
             raise errors.Unavailable(
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
-                hint="name another port, or 0 for a free one",
+                hint="configure another port, or 0 for a free one",
             ) from error
         self._tls = tls
         self.scheme = "https" if tls else "http"
@@ -131,20 +130,20 @@ class HttpServer:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
                         await self._serve(reader, writer)
-        except asyncio.CancelledError:  # by `close`: the stream protocol would report it as a fault
+        except asyncio.CancelledError:  # by `close`: the stream protocol would log it as an error
             pass
         finally:
             self._tasks.discard(task)
-            writer.transport.abort()  # does nothing to a connection that was closed in order
+            writer.transport.abort()  # no effect on a connection that is closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._tls is not None:
             cast("asyncio.Transport", writer.transport).pause_reading()  # the handshake is not for `reader`
             await writer.start_tls(self._tls, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
-        writer.write(await self._answer(reader, writer))
+        writer.write(await self._handle(reader, writer))
         await writer.drain()
-        # What the client has not sent yet is read as well: closing earlier would reset the connection, and
-        # the answer could be lost with it.
+        # Read what the client still sends: closing earlier would reset the connection, and the response
+        # could be lost.
         if writer.can_write_eof():
             writer.write_eof()
             unread = UNREAD_BYTES_MAX
@@ -153,7 +152,7 @@ class HttpServer:
         writer.close()
         await writer.wait_closed()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -166,26 +165,26 @@ class HttpServer:
         method, request = parsed
         handler = self._routes.get(method, {}).get(request.path)
         if handler is None:
-            return _encode(self._nothing_there(request.path))
+            return _encode(self._not_found(request.path))
         try:
             if method == "POST":
                 request = dataclasses.replace(request, body=await self._body(request, reader, writer))
-            answer = handler(request)
-            response = answer if isinstance(answer, HttpResponse) else await answer
+            result = handler(request)
+            response = result if isinstance(result, HttpResponse) else await result
         except errors.MusterError as error:
             self._on_refused(error.code)
             response = text(f"{error.message}\n", _status(error))
-        except Exception:  # a bug in a page must not look like a dead process
-            log.exception("the page %s failed", request.path)
-            response = text("this page has a fault; the log says more\n", 500)
+        except Exception:  # a bug in a handler must not look like a dead process
+            log.exception("the handler of %s failed", request.path)
+            response = text("internal error; see the log\n", 500)
         return _encode(response, head_only=method == "HEAD")
 
-    def _nothing_there(self, path: str) -> HttpResponse:
+    def _not_found(self, path: str) -> HttpResponse:
         allowed = [method for method, routes in self._routes.items() if path in routes]
         if allowed:
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": ", ".join(allowed)})
-        known = " ".join(sorted({path for routes in self._routes.values() for path in routes}))
-        return text(f"nothing at {path}; there is: {known}\n", HTTPStatus.NOT_FOUND)
+        paths = " ".join(sorted({path for routes in self._routes.values() for path in routes}))
+        return text(f"{path} not found; available: {paths}\n", HTTPStatus.NOT_FOUND)
 
     async def _body(
         self, request: HttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -210,91 +209,28 @@ def _status(error: errors.MusterError) -> HTTPStatus:
 
 
 async def serve(
-    pages: Mapping[str, Handler],
+    get_routes: Mapping[str, Handler],
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    doors: Mapping[str, Handler] | None = None,
+    post_routes: Mapping[str, Handler] | None = None,
     on_refused: Callable[[str], None] = lambda reason: None,
     tls: ssl.SSLContext | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
     connections_max: int = CONNECTIONS_MAX,
 ) -> HttpServer:
-    """Answer GET and HEAD at the exact paths of ``pages``, and POST at those of ``doors``.
+    """Serve GET and HEAD at the exact paths of ``get_routes``, and POST at those of ``post_routes``.
 
-    ``port`` 0 takes a free one; `Server.port` tells which. ``on_refused`` hears the reason for each request
-    that is turned away.
+    ``port`` 0 takes a free port: see `HttpServer.port`. ``on_refused`` is called with the reason of each
+    rejected request.
     """
-    server = HttpServer(pages, doors or {}, on_refused, body_bytes_max, connections_max)
+    server = HttpServer(get_routes, post_routes or {}, on_refused, body_bytes_max, connections_max)
     await server._listen(host, port, tls)
     return server
 
 
-async def get(
-    url: str,
-    *,
-    timeout_s: float = REQUEST_TIMEOUT_S,
-    body_bytes_max: int = BODY_BYTES_MAX,
-    tls: ssl.SSLContext | None = None,
-) -> HttpResponse:
-    """One GET. Any status is an answer; `errors.Unavailable` means there was none."""
-    return await _ask("GET", url, {}, b"", timeout_s, body_bytes_max, tls)
-
-
-async def post(
-    url: str,
-    body: bytes,
-    *,
-    headers: Mapping[str, str],
-    timeout_s: float = REQUEST_TIMEOUT_S,
-    body_bytes_max: int = BODY_BYTES_MAX,
-    tls: ssl.SSLContext | None = None,
-) -> HttpResponse:
-    """One POST. Any status is an answer; `errors.Unavailable` means there was none."""
-    length = {"Content-Length": str(len(body))}
-    return await _ask("POST", url, {**headers, **length}, body, timeout_s, body_bytes_max, tls)
-
-
-async def _ask(
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    timeout_s: float,
-    body_bytes_max: int,
-    tls: ssl.SSLContext | None,
-) -> HttpResponse:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise errors.InvalidInput(f"{url!r} is not an http:// or https:// address")
-    secure = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-    target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    writer = None
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or (443 if secure else 80), ssl=secure, limit=HEAD_BYTES_MAX
-            )
-            # HTTP/1.0, so that the answer is never chunked: it ends where its length says, or with the
-            # socket.
-            fields = {"Host": parts.netloc, **headers}
-            lines = [f"{method} {target} HTTP/1.0", *(f"{name}: {value}" for name, value in fields.items())]
-            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body)
-            await writer.drain()
-            return await _read_response(reader, body_bytes_max)
-    except TimeoutError as error:
-        raise errors.TimedOut(f"{url} did not answer in {timeout_s:g} s") from error
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        raise errors.Unavailable(f"{url} does not answer: {error}") from error
-    except ValueError as error:
-        raise errors.InvalidInput(f"{url!r} did not give an HTTP answer: {error}") from error
-    finally:
-        if writer is not None:
-            writer.close()
-
-
 def parse_request(head: bytes, peer: str) -> tuple[str, HttpRequest] | HttpResponse:
-    """The method and the request, or the refusal to send."""
+    """The method and the request, or the error response."""
     try:
         http1.read_head(head)
         first, *rest = head.decode("ascii").split("\r\n")
@@ -305,33 +241,10 @@ def parse_request(head: bytes, peer: str) -> tuple[str, HttpRequest] | HttpRespo
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
     except (http1.MalformedHttp, ValueError):  # UnicodeDecodeError is one
         return text("not an HTTP request\n", HTTPStatus.BAD_REQUEST)
-    return method, HttpRequest(urllib.parse.unquote(parts.path), query, _headers(rest), peer)
+    return method, HttpRequest(urllib.parse.unquote(parts.path), query, parse_headers(rest), peer)
 
 
-async def _read_response(reader: asyncio.StreamReader, body_bytes_max: int) -> HttpResponse:
-    first, *rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    version, status, *_ = first.split(" ")
-    if not version.startswith("HTTP/"):
-        raise ValueError(first)
-    headers = _headers(rest)
-    if "content-length" in headers:
-        length = int(headers["content-length"])
-        _check_size(length, body_bytes_max)
-        body = await reader.readexactly(length)
-    else:
-        body = b""
-        while chunk := await reader.read(65_536):
-            body += chunk
-            _check_size(len(body), body_bytes_max)
-    return HttpResponse(int(status), body, headers.get("content-type", ""), headers)
-
-
-def _check_size(length: int, body_bytes_max: int) -> None:
-    if length > body_bytes_max:
-        raise errors.LimitExceeded(f"the answer is longer than {body_bytes_max} bytes")
-
-
-def _headers(lines: list[str]) -> dict[str, str]:
+def parse_headers(lines: list[str]) -> dict[str, str]:
     pairs = (line.partition(":") for line in lines if ":" in line)
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 

@@ -212,39 +212,6 @@ class Locator:
         return max(0, messages - before) / (now_s - then_s) if now_s > then_s else None
 
 
-async def locate(
-    locators: str | Iterable[str],
-    *,
-    client: str | None = None,
-    protocol: str = "nats",
-    count: int = 3,
-    timeout_s: float = 2.0,
-    tls: ssl.SSLContext | None = None,
-) -> list[str]:
-    """Ask one locator after the other until one answers: addresses of brokers, best first.
-
-    ``client`` is the address to judge by; without it, the one that the locator sees us come from.
-    """
-    query = {"protocol": protocol, "count": str(count), **({"client": client} if client else {})}
-    failures: list[str] = []
-    for url in [locators] if isinstance(locators, str) else locators:
-        try:
-            response = await server.get(
-                f"{url.rstrip('/')}/locate?{urllib.parse.urlencode(query)}", timeout_s=timeout_s, tls=tls
-            )
-            if response.status == 200:
-                return [str(broker["url"]) for broker in response.json()["brokers"]]
-            failures.append(f"{url}: {response.body.decode('utf-8', 'replace').strip()[:200]}")
-        except (KeyError, TypeError):
-            failures.append(f"{url}: not a locator's answer")
-        except errors.MusterError as error:
-            failures.append(error.message)
-    raise errors.Unavailable(
-        f"no locator could help: {'; '.join(failures) or 'none was named'}",
-        hint="see that a locator runs at that address, or name brokers",
-    )
-
-
 def candidates(
     greetings: Iterable[BrokerGreeting], vitals: Mapping[str, Mapping[str, Any]]
 ) -> list[ranking.BrokerCandidate]:

@@ -13,7 +13,7 @@ from muster.cli import command
 
 if TYPE_CHECKING:
     from muster.app import settings as app_settings
-    from muster.core.settings import sections as settings_sections
+    from muster.core.settings import loader
 
 set_option = click.option(
     "--set",
@@ -34,18 +34,16 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 def resolve(
     invocation: command.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
-) -> settings_sections.ResolvedSettings[app_settings.Settings]:
+) -> loader.ResolvedSettings[app_settings.Settings]:
     """The settings in force: of the home chosen, the environment and ``--set``."""
     import os
 
     from muster.app import home
     from muster.app import settings as app_settings
-    from muster.core.settings import sections as settings_sections
+    from muster.core.settings import loader
 
     place = file or home.Home.find(invocation.home).expect().settings_file
-    return settings_sections.resolve(
-        app_settings.Settings, file=place, env=os.environ, flags=parse_overrides(overrides)
-    )
+    return loader.resolve(app_settings.Settings, file=place, env=os.environ, flags=parse_overrides(overrides))
 
 
 def load(invocation: command.Invocation, overrides: Sequence[str] = ()) -> app_settings.Settings:
@@ -91,6 +89,7 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
 
     The default form is TOML, which can be saved and read back.
     """
+    from muster.core.settings import loader
     from muster.core.settings import sections as settings_sections
 
     resolved = resolve(invocation, overrides)
@@ -98,7 +97,7 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
         rows = [
             {
                 "key": field.key,
-                "value": settings_sections.render_value(resolved.settings, field.path),
+                "value": loader.render_value(resolved.settings, field.path),
                 "source": source,
             }
             for field in settings_sections.fields(type(resolved.settings))
@@ -107,7 +106,7 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
         invocation.printer.rows(rows, ("key", "value", "source"), empty="everything is at its default")
         return
     if invocation.printer.for_people:
-        sys.stdout.write(settings_sections.to_toml(resolved.settings, resolved.sources))
+        sys.stdout.write(loader.to_toml(resolved.settings, resolved.sources))
         return
     tree: dict[str, Any] = {}
     for field in settings_sections.fields(type(resolved.settings)):
@@ -117,5 +116,5 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
         table = tree
         for section in sections:
             table = table.setdefault(section, {})
-        table[name] = settings_sections.render_value(resolved.settings, field.path)
+        table[name] = loader.render_value(resolved.settings, field.path)
     invocation.printer.facts(tree)

@@ -49,7 +49,7 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     from muster.app import settings as app_settings
     from muster.app.operations import doctor as operations_doctor
     from muster.cli import profiles
-    from muster.core.settings import sections
+    from muster.core.settings import loader
 
     name = invocation.profile or (None if invocation.home else profiles.current())
     chosen = profiles.load(name) if name is not None else profiles.Profile()
@@ -61,6 +61,6 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     if not place.settings_file.is_file():
         flags = {"domain.data_dir": str(place.root)}
         return operations_doctor.DoctorTarget(
-            place, sections.load(app_settings.Settings, env=os.environ, flags=flags), None
+            place, loader.load(app_settings.Settings, env=os.environ, flags=flags), None
         )
     return operations_doctor.doctor_target(place, config_.load(command.Invocation(home=place.root)))

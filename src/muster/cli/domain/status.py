@@ -74,11 +74,11 @@ def _time(at_s: float) -> str:
 
 async def _ask(url: str) -> dict[str, Any]:
     """What the domain's own page says; that it does not answer is an answer too."""
-    from muster.bus.http import server
+    from muster.bus.http import client
     from muster.core import errors
 
     try:
-        found = (await server.get(f"{url}/status")).json()
+        found = (await client.get(f"{url}/status")).json()
     except errors.MusterError as error:
         return {"state": "unresponsive", "reason": error.message}
     assert isinstance(found, dict)

@@ -74,7 +74,7 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
     """A new home in the place of an earlier demo's; anything else that is there is left alone."""
     from muster.app import home
     from muster.app import settings as app_settings
-    from muster.core.settings import sections
+    from muster.core.settings import loader
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
         with home.DomainFolder(place.root / "demo").hold():
@@ -86,7 +86,7 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
         )
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.settings_file.write_text(_SETTINGS)
-    return sections.load(app_settings.Settings, file=place.settings_file, flags=flags)
+    return loader.load(app_settings.Settings, file=place.settings_file, flags=flags)
 
 
 def _clear(place: home.Home) -> None:

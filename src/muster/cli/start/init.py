@@ -44,7 +44,7 @@ def init(
     from muster.app import certificates, home, identities
     from muster.app import settings as app_settings
     from muster.core import errors, files
-    from muster.core.settings import sections as settings_sections
+    from muster.core.settings import loader
 
     place = home.Home.find(invocation.home)
     if place.settings_file.exists():
@@ -63,7 +63,7 @@ def init(
     draft = place.settings_file.with_suffix(".draft")
     try:
         files.write(draft, (_HEAD + _toml(values)).encode(), mode=files.PUBLIC)
-        made = settings_sections.load(app_settings.Settings, file=draft)
+        made = loader.load(app_settings.Settings, file=draft)
         identities.open_or_create(made)
         certificates.ensure_authority(made)
     except BaseException:

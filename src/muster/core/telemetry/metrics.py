@@ -15,9 +15,10 @@ hostile names cannot fill the memory.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.core import errors
@@ -98,6 +99,7 @@ class Metrics:
         self._client = prometheus_client
         self._registry: prometheus_client.CollectorRegistry = prometheus_client.CollectorRegistry()
         self._known: dict[str, tuple[type[_Metric], tuple[str, ...], _Metric]] = {}
+        self._sources: set[str] = set()
         self._lock = threading.Lock()
         if process:
             prometheus_client.ProcessCollector(registry=self._registry)
@@ -119,6 +121,28 @@ class Metrics:
         buckets: Sequence[float] = DURATION_BUCKETS_S,
     ) -> Histogram:
         return self._metric(Histogram, self._client.Histogram, name, words, labels, buckets=tuple(buckets))
+
+    def counter_from(
+        self,
+        name: str,
+        description: str,
+        labels: Sequence[str],
+        source: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        """A counter whose values, by labels, ``source`` returns at each exposition. It is added once."""
+        from prometheus_client import metrics_core, registry
+
+        class Source(registry.Collector):
+            def collect(self) -> Iterator[metrics_core.Metric]:
+                family = metrics_core.CounterMetricFamily(PREFIX + name, description, labels=labels)
+                for key, count in itertools.islice(source().items(), MAX_SERIES):
+                    family.add_metric(key, count)
+                yield family
+
+        with self._lock:
+            if name not in self._sources:
+                self._sources.add(name)
+                self._registry.register(Source())
 
     def value(self, name: str, /, **labels: str) -> float:
         """A sample's value by its full name (``muster_bus_dropped_messages_total``); 0 if there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import envelope
@@ -72,7 +72,7 @@ class UddiMount:
         return [_found(service) for service in answer.all(U("businessService"))]
 
     async def _ask(self, request: xml.XmlElement) -> xml.XmlElement:
-        answer = await server.post(
+        answer = await client.post(
             self._url,
             envelope.write(envelope.SoapVersion.V11, [request], prefixes=schema.PREFIXES),
             headers={

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from muster.bus.http import server
+from muster.bus.http import client, server
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
@@ -37,7 +37,7 @@ Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[inform_
 
 
 class Post(Protocol):
-    """What `muster.bus.http.server.post` does."""
+    """What `muster.bus.http.client.post` does."""
 
     def __call__(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
@@ -58,7 +58,7 @@ class WsContextHandler:
         callbacks: Sequence[str] = (),
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
-        post: Post = server.post,
+        post: Post = client.post,
     ) -> None:
         self._visit = visit
         self._allowed = callbacks

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.core import errors
 from muster.core.formats import xml
@@ -44,7 +45,7 @@ Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[client.
 
 
 class Post(Protocol):
-    """What `muster.bus.http.server.post` does."""
+    """What `muster.bus.http.client.post` does."""
 
     def __call__(
         self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
@@ -81,7 +82,7 @@ class EventSubscriptions:
         allowed: Sequence[str],
         *,
         measure: metrics.Metrics,
-        post: Post = server.post,
+        post: Post = http_client.post,
     ) -> None:
         self._visit = visit
         self._allowed = allowed

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base
@@ -39,7 +39,7 @@ class EtcdMount:
         question: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
         if end is not None:
             question["range_end"] = _encoded(end)
-        answer = await server.post(
+        answer = await client.post(
             f"{self._url}/v3/kv/range",
             json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},

@@ -28,7 +28,7 @@ import msgspec
 
 from muster.bus.brokers import config
 from muster.core import errors
-from muster.core.settings import sections
+from muster.core.settings import loader
 from muster.manage import protocol
 
 OPERATION_PREFIX = "do_"
@@ -67,7 +67,7 @@ class AdapterContext:
         kind, _, name = reference.get("secret", "").partition(":")
         if kind != "store":
             return await asyncio.to_thread(
-                sections.read_secret, reference.get("secret", ""), self.environment, folder=self.folder
+                loader.read_secret, reference.get("secret", ""), self.environment, folder=self.folder
             )
         if self.stored is None:
             raise errors.Unavailable("there is no domain here whose store could have it")

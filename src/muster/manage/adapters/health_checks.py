@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import errors
 
 # This machine's own shortage: it says nothing about the process that is checked.
@@ -52,7 +52,7 @@ async def find_problem(check: HealthCheck) -> str | None:
                     with contextlib.suppress(OSError):
                         await writer.wait_closed()
                 case "http":
-                    status = (await server.get(check.url)).status
+                    status = (await client.get(check.url)).status
                     return None if status < 400 else f"{check.url} answers {status}"
                 case "command":
                     return await _command_problem(check.command)

@@ -7,19 +7,14 @@ is watched only.
 from __future__ import annotations
 
 import asyncio
-import http.client
-import ssl
-import urllib.parse
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from muster.bus.http import server as bus_http
+from muster.bus.http import client
 from muster.core import errors, health
 from muster.manage import protocol
 from muster.manage.adapters import base
-
-ANSWER_BYTES = 64 << 10
 
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,36 +138,19 @@ class HttpAdapter(base.Adapter):
 
 async def _problem(config: HttpServiceConfig) -> str | None:
     try:
-        answer = await bus_http.get(config.health_url, timeout_s=config.timeout_s)
+        answer = await client.get(config.health_url, timeout_s=config.timeout_s)
     except errors.MusterError as error:
         return error.message
     return None if answer.status < 400 else f"{config.health_url} answers {answer.status}"
 
 
 async def _call(call: HttpCall, timeout_s: float, body: dict[str, Any] | None = None) -> None:
-    status = await asyncio.to_thread(_send, call, timeout_s, msgspec.json.encode(body or {}))
-    if status >= 400:
-        raise errors.Refused(f"{call.method} {call.url} answers {status}")
-
-
-def _send(call: HttpCall, timeout_s: float, body: bytes) -> int:
-    parts = urllib.parse.urlsplit(call.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise errors.InvalidInput(f"{call.url!r} is not an http:// or https:// address")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-    try:
-        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        connection.request(call.method, target, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        answer.read(ANSWER_BYTES)
-        return answer.status
-    except (OSError, http.client.HTTPException) as error:
-        raise errors.Unavailable(f"{call.url} does not answer: {error}") from error
-    finally:
-        connection.close()
+    response = await client.request(
+        call.method,
+        call.url,
+        msgspec.json.encode(body or {}),
+        headers={"Content-Type": "application/json"},
+        timeout_s=timeout_s,
+    )
+    if response.status >= 400:
+        raise errors.Refused(f"{call.method} {call.url} returned HTTP status {response.status}")

@@ -52,7 +52,7 @@ class SensorIntake:
                     {},
                     host,
                     http_port,
-                    doors={"/report": self._report, "/v1/metrics": self._otlp},
+                    post_routes={"/report": self._report, "/v1/metrics": self._otlp},
                     on_refused=self._refused,
                     body_bytes_max=BODY_BYTES_MAX,
                     connections_max=CONNECTIONS_MAX,

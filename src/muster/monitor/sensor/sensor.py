@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from muster.bus import api
-from muster.bus.http import server
+from muster.bus.http import client
 from muster.core import duplicates, errors, messages
 from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
@@ -146,7 +146,7 @@ class Sensor:
 
     async def _scrape_one(self, name: str, url: str) -> None:
         try:
-            answer = await server.get(url, timeout_s=SCRAPE_TIMEOUT_S, body_bytes_max=SCRAPE_BYTES_MAX)
+            answer = await client.get(url, timeout_s=SCRAPE_TIMEOUT_S, body_bytes_max=SCRAPE_BYTES_MAX)
             if answer.status != 200:
                 raise errors.Unavailable(f"{url} answered {answer.status}")
             text = answer.body.decode("utf-8", "replace")

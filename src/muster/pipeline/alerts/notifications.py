@@ -17,21 +17,21 @@ from __future__ import annotations
 import asyncio
 import collections
 import email.message
-import http.client
 import os
 import smtplib
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib import parse
 
 import msgspec
 
+from muster.bus.http import client
 from muster.core import errors, messages
 from muster.core.formats import yaml
 from muster.core.net import hosts
-from muster.core.settings import sections as core_settings
+from muster.core.settings import loader
 from muster.core.telemetry import log
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import tracker
@@ -172,24 +172,19 @@ class AlertNotificationSender:
                 await asyncio.to_thread(save)
 
     async def _send(self, receiver: AlertContact, notice: tracker.AlertNotification) -> None:
-        ways: list[Callable[[], None]] = []
+        ways: list[Callable[[], Awaitable[None]]] = []
         if receiver.webhook:
             ways.append(lambda: post(receiver.webhook, notice))
         if receiver.mail:
-            ways.append(lambda: mail(receiver.mail, notice, self._settings))
+            ways.append(lambda: asyncio.to_thread(mail, receiver.mail, notice, self._settings))
         for way in ways:
             wait_s = FIRST_WAIT_S
             for attempt in range(1, TRIES + 1):
                 try:
-                    await asyncio.to_thread(way)
+                    await way()
                     self.sent += 1
                     break
-                except (
-                    OSError,
-                    http.client.HTTPException,
-                    smtplib.SMTPException,
-                    errors.MusterError,
-                ) as error:
+                except (OSError, smtplib.SMTPException, errors.MusterError) as error:
                     self._log.warning("notice-not-sent", notice=notice.id, attempt=attempt, error=error)
                     if attempt == TRIES:
                         self._fail()
@@ -198,24 +193,15 @@ class AlertNotificationSender:
                         wait_s *= 2
 
 
-def post(url: str, notice: tracker.AlertNotification) -> None:
-    parts = parse.urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    path = parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    try:
-        connection.request(
-            "POST",
-            path,
-            body=msgspec.json.encode({"id": notice.id, "alert": notice.alert}),
-            headers={"Content-Type": "application/json"},
-        )
-        answer = connection.getresponse()
-        answer.read(64 << 10)
-        if not 200 <= answer.status < 300:
-            raise errors.Unavailable(f"the webhook answered {answer.status}")
-    finally:
-        connection.close()
+async def post(url: str, notice: tracker.AlertNotification) -> None:
+    response = await client.post(
+        url,
+        msgspec.json.encode({"id": notice.id, "alert": notice.alert}),
+        headers={"Content-Type": "application/json"},
+        timeout_s=TIMEOUT_S,
+    )
+    if not 200 <= response.status < 300:
+        raise errors.Unavailable(f"the webhook returned HTTP status {response.status}")
 
 
 def mail(
@@ -249,7 +235,7 @@ def mail(
         if security == "starttls":
             server.starttls(context=tls)
         if settings.mail_user:
-            server.login(settings.mail_user, core_settings.read_secret(settings.mail_password, os.environ))
+            server.login(settings.mail_user, loader.read_secret(settings.mail_password, os.environ))
         server.send_message(message)
 
 

@@ -1,0 +1,373 @@
+"""Loading of settings, and their text form: the file of the settings in force and the reference page.
+
+Values come from four sources; later ones override earlier ones:
+
+    defaults < a TOML file < environment (MUSTER_BUS__LEASE_TTL_S=20s) < flags ({"bus.lease_ttl_s": "20s"})
+
+Each value is checked on its own, so that an error names the source of the value, and all errors are reported
+together.  An unknown key is an error, because most unknown keys are misspelt; the closest known key is
+suggested.
+
+The value of a secret setting is a reference, ``file:PATH`` or ``env:NAME``.  The code that needs the secret
+reads it at the time of use (`read_secret`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import math
+import os
+import pathlib
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from muster.core import errors, units
+from muster.core.formats import toml
+from muster.core.settings import sections
+
+MAX_PROBLEMS = 50  # reported together
+MAX_SECRET_BYTES = 64 << 10
+MAX_NUMBER = (1 << 63) - 1  # the largest number that the broker and the database can store
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsProblem:
+    """An error in the settings: its source, the key, and the reason with the accepted form."""
+
+    source: str
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.key}: {self.what}" if self.key else f"{self.source}: {self.what}"
+
+
+class InvalidSettings(errors.InvalidInput):
+    """All errors of the settings together."""
+
+    code = "invalid-settings"
+
+    def __init__(self, problems: list[SettingsProblem]) -> None:
+        super().__init__(
+            "\n".join(map(str, problems)), hint="`muster config print` shows every key and its value"
+        )
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings(Generic[T]):
+    """Settings, and the source of each value that is not the default."""
+
+    settings: T
+    sources: Mapping[str, str]
+
+
+def load(
+    schema: type[T],
+    *,
+    file: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> T:
+    """Merge the sources into settings; `InvalidSettings` lists all errors."""
+    return resolve(schema, file=file, env=env, flags=flags).settings
+
+
+def resolve(
+    schema: type[T],
+    *,
+    file: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> ResolvedSettings[T]:
+    """Like `load`, with the source of each value."""
+    index = {field.path: field for field in sections.fields(schema)}
+    problems: list[SettingsProblem] = []
+    values: dict[sections.Path, Any] = {}
+    sources: dict[str, str] = {}
+
+    def assign(path: sections.Path, raw: Any, source: str, *, folder: pathlib.Path | None = None) -> None:
+        field = index.get(path)
+        if len(problems) >= MAX_PROBLEMS:
+            return
+        if field is None:
+            problems.append(SettingsProblem(source[:400], ".".join(path)[:200], _unknown(path, index)))
+            return
+        try:
+            value = _convert(field, raw)
+        except errors.InvalidInput as error:
+            problems.append(SettingsProblem(source, field.key, error.message))
+            return
+        if field.is_path and folder is not None and value:
+            value = str(folder / pathlib.Path(value).expanduser())
+        values[path] = value
+        sources[field.key] = source
+
+    if file is not None:
+        location = pathlib.Path(file)
+        document = toml.read(location)
+        for path, raw in _leaves(document.tree, index):
+            line = document.line(path)
+            source = f"{location}:{line}" if line else str(location)
+            assign(path, raw, source, folder=location.absolute().parent)
+    for name, raw in sorted((env or {}).items()):
+        if name.startswith(sections.ENV_PREFIX) and "__" in name:
+            assign(tuple(name[len(sections.ENV_PREFIX) :].lower().split("__")), raw, f"environment {name}")
+        elif misspelt := _misspelt_env(name, index):
+            problems.append(
+                SettingsProblem(f"environment {name}", "", f"did you mean {misspelt} (two underscores)?")
+            )
+    for key, raw in (flags or {}).items():
+        assign(tuple(key.split(".")), raw, f"flag {key}")
+
+    settings = _build(schema(), (), values, sources, problems)
+    if problems:
+        raise InvalidSettings(problems)
+    return ResolvedSettings(settings, sources)
+
+
+def read_secret(reference: str, env: Mapping[str, str], *, folder: pathlib.Path | None = None) -> str:
+    """Read the secret that ``reference`` names, without the final newline of a file."""
+    kind, _, name = reference.partition(":")
+    if kind == "env" and name:
+        if name not in env:
+            raise errors.NotFound(
+                f"the environment variable {name}, which holds a secret, is not set", hint=f"set {name}"
+            )
+        return env[name]
+    if kind == "file" and name:
+        path = (folder or pathlib.Path()) / pathlib.Path(name).expanduser()
+        try:
+            with path.open("rb") as opened:
+                data = opened.read(MAX_SECRET_BYTES + 1)
+        except OSError as error:
+            raise errors.NotFound(f"cannot read the secret in {path}: {error.strerror}") from error
+        if len(data) > MAX_SECRET_BYTES:
+            raise errors.LimitExceeded(f"the secret in {path} is longer than {MAX_SECRET_BYTES} bytes")
+        try:
+            return data.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise errors.InvalidInput(f"{path} is not UTF-8 text") from error
+    raise errors.InvalidInput("a secret setting takes file:PATH or env:NAME, not the secret itself")
+
+
+def _build(
+    defaults: T,
+    prefix: sections.Path,
+    values: Mapping[sections.Path, Any],
+    sources: Mapping[str, str],
+    problems: list[SettingsProblem],
+) -> T:
+    """Replace defaults by ``values``, innermost sections first, so that the check of each section runs."""
+    arguments: dict[str, Any] = {}
+    before = len(problems)
+    for info in msgspec.structs.fields(defaults):
+        path, default = (*prefix, info.name), getattr(defaults, info.name)
+        if isinstance(default, msgspec.Struct):
+            arguments[info.name] = _build(default, path, values, sources, problems)
+        else:
+            arguments[info.name] = values.get(path, default)
+    if len(problems) == before:
+        try:
+            return type(defaults)(**arguments)
+        except errors.InvalidInput as error:
+            key = ".".join(prefix)
+            at = {source for name, source in sources.items() if name.startswith(f"{key}." if key else "")}
+            problems.append(SettingsProblem(", ".join(sorted(at)) or "defaults", key, error.message))
+    return defaults
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def _leaves(
+    table: Mapping[str, Any],
+    index: Mapping[sections.Path, sections.SettingsField],
+    prefix: sections.Path = (),
+) -> Iterator[tuple[sections.Path, Any]]:
+    """Yield keys and values. A table below a setting, where no section can be, is an (invalid) value."""
+    for name, value in table.items():
+        path = (*prefix, name)
+        if isinstance(value, Mapping) and path not in index and any(p[: len(path)] == path for p in index):
+            yield from _leaves(value, index, path)
+        else:
+            yield path, value
+
+
+def _unknown(path: sections.Path, index: Mapping[sections.Path, sections.SettingsField]) -> str:
+    key = ".".join(path)
+    below = [field.key for field in index.values() if field.path[: len(path)] == path]
+    if below:
+        return f"is a section, not a setting: it has {', '.join(below[:6])}{', …' if len(below) > 6 else ''}"
+    known = [field.key for field in index.values()]
+    section_names = {".".join(p[:depth]) for p in index for depth in range(1, len(p))}
+    near = difflib.get_close_matches(key[:200], [*known, *section_names], n=1, cutoff=0.6)
+    if not near:  # perhaps the right name in the wrong section
+        near = [field.key for field in index.values() if field.path[-1] == path[-1]][:1]
+    return (
+        f"unknown setting; did you mean {near[0]}?"
+        if near
+        else f"unknown setting; sections: {_sections(index)}"
+    )
+
+
+def _sections(index: Mapping[sections.Path, sections.SettingsField]) -> str:
+    return ", ".join(dict.fromkeys(path[0] for path in index))
+
+
+def _misspelt_env(name: str, index: Mapping[sections.Path, sections.SettingsField]) -> str | None:
+    """The correct name of a variable that has single underscores in place of double ones."""
+    if not name.startswith(sections.ENV_PREFIX):
+        return None
+    return next((field.env for field in index.values() if field.env.replace("__", "_") == name), None)
+
+
+def _convert(field: sections.SettingsField, raw: Any) -> Any:
+    """Convert ``raw``, from a parsed file or as text, to the type of the field."""
+    if isinstance(raw, str):
+        raw = _from_text(field, raw)
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise errors.InvalidInput("must be a finite number")
+    if isinstance(raw, int) and abs(raw) > MAX_NUMBER:
+        raise errors.InvalidInput(f"must be at most {MAX_NUMBER}")
+    if sections.bare(field.type) is float and type(raw) is int:
+        raw = float(raw)
+    try:
+        return msgspec.convert(raw, field.type)
+    except msgspec.ValidationError as error:
+        takes = f"it takes {sections.describe_type(field)}"
+        if field.secret:  # a secret written here by mistake must not appear in a message
+            raise errors.InvalidInput(takes) from None
+        why = str(error).replace("`", "").removesuffix(" - at $")
+        raise errors.InvalidInput(f"{why[:200]}; {takes}") from error
+
+
+_TRUTH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _from_text(field: sections.SettingsField, text: str) -> Any:
+    bare = sections.bare(field.type)
+    if field.is_size:
+        return units.parse_size_bytes(text)
+    if field.is_duration:
+        seconds = units.parse_duration_s(text)
+        return int(seconds) if bare is int and seconds == int(seconds) else seconds
+    if bare is bool:
+        return _TRUTH.get(text.strip().lower(), text)
+    if typing.get_origin(bare) is tuple:
+        item = sections.bare(typing.get_args(bare)[0])
+        return tuple(_number(item, part.strip()) for part in text.split(",") if part.strip())
+    return _number(bare, text)
+
+
+def _number(kind: Any, text: str) -> Any:
+    """Convert ``text`` to a number if ``kind`` is a number type and ``text`` is a number."""
+    if kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+# -- writing ------------------------------------------------------------------------------------------------
+
+
+def value_of(settings: msgspec.Struct, path: sections.Path) -> Any:
+    return functools.reduce(getattr, path, settings)
+
+
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+
+
+def masked(text: str) -> str:
+    """Replace the password of each URL in ``text``."""
+    return _USER_INFO.sub(
+        lambda info: f"{info[0].partition(':')[0]}:***" if ":" in info[0] else info[0], text
+    )
+
+
+def to_toml(settings: msgspec.Struct, sources: Mapping[str, str] | None = None) -> str:
+    """Write the settings in force as a file that `load` reads; ``sources`` adds the source of each value."""
+    lines: list[str] = []
+    table: sections.Path = ()
+    for field in sections.fields(type(settings)):
+        if field.path[:-1] != table:
+            table = field.path[:-1]
+            lines += [*([""] if lines else []), f"[{'.'.join(table)}]"]
+        line = f"{field.path[-1]} = {toml.write(render_value(settings, field.path))}"
+        if sources is not None:
+            line += f"  # {sources.get(field.key, 'default')}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def render_value(settings: msgspec.Struct, path: sections.Path) -> Any:
+    """The value of a setting, with passwords of URLs replaced."""
+    value = value_of(settings, path)
+    if isinstance(value, tuple):
+        return tuple(masked(item) if isinstance(item, str) else item for item in value)
+    return masked(value) if isinstance(value, str) else value
+
+
+def reference(schema: type[msgspec.Struct]) -> str:
+    """The reference page of all settings, in Markdown."""
+    lines = [
+        "# Settings",
+        "",
+        "Generated from the source; do not edit. The sources of a value are the default, the TOML file, the",
+        "environment and flags (`--set bus.lease_ttl_s=20s`); later ones override earlier ones. Unknown keys",
+        "are errors.",
+        "Durations and sizes are numbers, or text such as `15s` and `64MiB`.",
+    ]
+    titles = _section_titles(schema(), ())
+    table: sections.Path = ()
+    for field in sections.fields(schema):
+        if field.path[:-1] != table:
+            table = field.path[:-1]
+            lines += ["", f"{'#' * (len(table) + 1)} `[{'.'.join(table)}]`", "", titles[table], ""]
+        lines += [
+            f"- **`{field.path[-1]}`** = `{_default(field)}` — {sections.describe_type(field)}."
+            f" `{field.env}`  ",
+            f"  {field.description}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: sections.SettingsField) -> str:
+    if field.is_duration and field.default:
+        return f'"{units.format_duration(field.default)}"'
+    if field.is_size and field.default:
+        return f'"{units.format_size(field.default)}"'
+    return toml.write(field.default)
+
+
+def _section_titles(defaults: msgspec.Struct, prefix: sections.Path) -> dict[sections.Path, str]:
+    """The description of each section: that of its field if there is one, else the docstring of its type."""
+    titles: dict[sections.Path, str] = {}
+    for info in msgspec.structs.fields(defaults):
+        section = getattr(defaults, info.name)
+        if isinstance(section, msgspec.Struct):
+            path = (*prefix, info.name)
+            description = next(
+                (meta.description for meta in sections.metas(info.type) if meta.description), None
+            )
+            titles[path] = " ".join((description or type(section).__doc__ or "").split())
+            titles |= _section_titles(section, path)
+    return titles

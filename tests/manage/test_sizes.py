@@ -107,8 +107,8 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "place"),
     [
-        (lambda fleet: fleet.plan(MANIFEST), (agent_selection, "specifications")),
-        (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "specifications")),
+        (lambda fleet: fleet.plan(MANIFEST), (agent_selection, "place_entries")),
+        (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "place_entries")),
         (lambda fleet: fleet.apply(MANIFEST), (registry_plan, "plan")),
         (lambda fleet: fleet.get(where="name = 'web'"), (views, "select")),
         (lambda fleet: fleet.rollout({"operation": "echo"}, where="name = 'web'"), (views, "select")),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from muster import notify
 from muster.core import errors
 from muster.notify import models
 from muster.notify.matcher import kernels_numpy, matcher, opcodes
@@ -371,7 +370,7 @@ def test_the_fastest_kernels_are_used_unless_others_are_given():
 
 
 def test_without_numba_the_plain_kernels_are_the_fastest(monkeypatch):
-    monkeypatch.delattr(notify, "kernels", raising=False)
+    monkeypatch.delattr("muster.notify.matcher.kernels_numba", raising=False)
     monkeypatch.setitem(sys.modules, "muster.notify.matcher.kernels_numba", None)
     assert matcher.select_kernels() is kernels_numpy
 

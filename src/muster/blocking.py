@@ -1,4 +1,4 @@
-"""The bus for programs without an event loop: the same words, and each call waits.
+"""The bus for programs without an event loop: the same interface with blocking calls.
 
     with muster.blocking.connect("nats://127.0.0.1:4222") as bus:
         bus.publish("news.today", b"hello")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -72,7 +72,7 @@ class BlockingMessage:
 
 
 class BlockingSubscription:
-    """Iterate it (without end, until it is closed), or take the `next` within a time."""
+    """Iterate over it until it is closed, or read the `next` message with a timeout."""
 
     def __init__(self, subscription: api.Subscription, loop: _Loop) -> None:
         self._subscription = subscription
@@ -82,7 +82,7 @@ class BlockingSubscription:
         return BlockingMessage(self._loop.wait(self._subscription.next(timeout_s=timeout_s)), self._loop)
 
     def messages(self, *, timeout_s: float | None = None) -> Iterator[BlockingMessage]:
-        """Until none came for ``timeout_s``, or the subscription has ended."""
+        """Yield messages until none arrives within ``timeout_s`` or the subscription has ended."""
         while True:
             try:
                 yield self.next(timeout_s=timeout_s)
@@ -253,7 +253,7 @@ class BlockingBus:
 
 
 def connect(servers: str | Iterable[str] | None = None, **options: Any) -> BlockingBus:
-    """As `muster.connect`, with the same options."""
+    """`muster.connect` for blocking programs, with the same options."""
     loop = _Loop()
     try:
         return BlockingBus(loop.wait(connection.connect(servers, **options)), loop)

@@ -1,4 +1,4 @@
-"""`muster.connect`: the front door of the bus, for programs that use Muster."""
+"""`muster.connect`: the entry point of the bus for programs that use Muster."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ async def connect(
 ) -> client.NatsBus:
     """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
 
-    ``servers``: addresses of brokers (``nats://``, ``tls://``, ``ws://``, ``wss://``); one that answers is
-    taken, and the others are turned to when it fails.  ``locator``: addresses of locators (``http://``,
-    ``https://``), the first of which to answer says which brokers are best for us; if none does, ``servers``
-    are what is left.  With neither, the domain is found as the command line finds it: by ``MUSTER_PROFILE``,
-    ``MUSTER_HOME``, the current profile or the home here or in the user's folder, with its credentials; where
-    there is none of these, the broker at nats://127.0.0.1:4222 is meant.  ``creds``: credentials,
-    or their file, which is read again for each new connection.  ``identity``: the name to go by; otherwise
-    the one in the credentials.
-    ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
-    proxy (``http://HOST:PORT``) by way of which brokers are reached.  ``measure``: where it counts what it
-    drops, refuses and renews.  ``echo``: whether its subscriptions hear what it publishes itself.
+    ``servers``: URLs of brokers (``nats://``, ``tls://``, ``ws://``, ``wss://``); one of them is used, and
+    the others when it fails. ``locator``: URLs of locators (``http://``, ``https://``); the first one that
+    responds names the best brokers for this client, and if none responds, ``servers`` are used. Without both,
+    the domain is found in the same way as on the command line: by ``MUSTER_PROFILE``, ``MUSTER_HOME``, the
+    current profile, or the home in the current folder or the user's folder, with its credentials. If there is
+    none of these, the broker at nats://127.0.0.1:4222 is used. ``creds``: credentials, or their file, which
+    is read again for each new connection. ``identity``: the name of the client; by default the name in the
+    credentials. ``tls``: the trusted certificate authorities, if they are not those of the system. ``proxy``:
+    an HTTP proxy (``http://HOST:PORT``) for connections to brokers. ``measure``: the metrics that count
+    dropped and refused messages and renewed subscriptions. ``echo``: whether subscriptions of this client
+    receive its own messages.
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if not addresses and locator is None:

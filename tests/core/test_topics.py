@@ -175,7 +175,7 @@ def test_a_path_of_odd_length_ends_with_a_tag_without_value() -> None:
     ("text", "fault"),
     [
         ("a=1,b,c=2", "has no value"),
-        ("a=1,a=2", "named twice"),
+        ("a=1,a=2", "occurs twice"),
         ("a=1,b=2;c=3", "not both"),
         ("a=b=c", "second ="),
         ("a=*", "no wildcards"),

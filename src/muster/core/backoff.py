@@ -1,8 +1,8 @@
-"""Whether, and when, to start a crashed broker again. Pure.
+"""Decides whether and when a crashed process is restarted. Pure.
 
-A broker that fell once is started at once: its clients wait.  One that keeps falling is given longer and
-longer pauses, and one that fell too often within a window is given up, because whatever is wrong needs a
-human: a loop of crashes only burns the disk's log and hides the first, telling line.
+A process that crashed once is restarted at once. After repeated crashes the delay grows. After too many
+crashes within a time window the process is not restarted any more, because the problem needs an operator: a
+crash loop only fills the log and hides the first error message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BackoffPolicy:
-    crashes_max: int = 5  # this many within `window_s`, and it is given up; 0: never restarted
+    # crashes within `window_s` after which there is no further restart; 0: never restarted
+    crashes_max: int = 5
     window_s: float = 60.0
     pause_s: float = 0.1  # doubled with each crash in the window after the first
     pause_s_max: float = 10.0
@@ -23,12 +24,13 @@ NO_RESTART = BackoffPolicy(crashes_max=0)
 
 
 def recent(supervision: BackoffPolicy, crashes_at_s: Sequence[float], now_s: float) -> list[float]:
-    """Those that still count."""
+    """The crashes within the time window."""
     return [at_s for at_s in crashes_at_s if now_s - at_s <= supervision.window_s]
 
 
 def next_delay_s(supervision: BackoffPolicy, crashes: int) -> float | None:
-    """Seconds to wait before the next start after so many crashes, this one included; None: give up."""
+    """The delay in seconds before the next start after this many crashes, the current one included; None: no
+    restart."""
     if crashes >= supervision.crashes_max:
         return None
     if crashes <= 1:

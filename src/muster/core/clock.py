@@ -1,21 +1,23 @@
 """A hybrid logical clock: stamps that are close to wall time and never contradict cause and effect.
 
-A stamp is one whole number, milliseconds of wall time above and a counter of 16 bits below, and the node that
-made it.  The rules are few:
+A timestamp is an integer (milliseconds of wall time in the upper bits, a 16-bit counter in the lower bits)
+and the node that created it. The rules:
 
-- A node's next stamp is one more than its last, or the wall time if that is later.  So its stamps only grow,
-  whatever its wall clock does, and a counter that overflows runs into the milliseconds by itself.
-- Whoever hears a stamp makes no lower one afterwards (`Clock.observe`): effects are stamped after causes.
-- A stamp that is further ahead of wall time than ``max_drift_s`` is refused: one broken clock must not drag
-  the whole fleet into the future.  "Wall time" here is the latest this node ever read: while its own clock is
-  set back, it goes on believing the others.
-- Stamps of different nodes with equal numbers are ordered by the nodes' names.
+- The next timestamp of a node is its last one plus one, or the wall time if that is later.  So timestamps
+  only grow, whatever the wall clock does, and an overflow of the counter carries into the milliseconds.
+- After a node has received a timestamp, it creates no lower one (`HybridClock.observe`): effects have later
+  timestamps than causes.
+- A timestamp that is further ahead of wall time than ``max_drift_s`` is rejected: one broken clock must not
+  move the complete fleet into the future.  "Wall time" is the latest time that this node ever read: while
+  its own clock is set back, it accepts the timestamps of others.
+- Equal timestamps of different nodes are ordered by the names of the nodes.
 
-**Restarts.**  A node that crashed does not know its last stamp.  So it issues stamps only below a ceiling
-that it has stored before (`Reservation`), and begins above that ceiling when it starts again.  One write
-every few seconds buys all the stamps between.  Right after a start, stamps may be ahead of wall time by what
-was left of the reservation.  A node that is ahead reserves little (`STEP_MS`), so that many restarts within a
-short time do not add up.  A clock made without a reservation is for what does not outlive its process.
+**Restarts.** A node that crashed does not know its last timestamp. Therefore it issues timestamps only below
+a ceiling that it has stored before (`ClockReservation`), and starts above that ceiling after a restart. One
+write every few seconds is sufficient for all timestamps between. Right after a start, timestamps may be ahead
+of wall time by the unused part of the reservation. A node that is ahead reserves little (`STEP_MS`), so that
+many restarts in a short time do not add up. A clock without a reservation is for data that does not outlive
+its process.
 
 Nothing here reads the time: the caller brings it, in nanoseconds since 1970.
 """
@@ -70,7 +72,7 @@ class HybridTimestamp:
         return self.time & ((1 << _COUNTER_BITS) - 1)
 
     def __str__(self) -> str:
-        """13 digits of base 32, and the node: may stand in a subject, a header, a key."""
+        """13 digits of base 32, and the node: valid in a subject, a header, a key."""
         return format_timestamp(self.time, self.node)
 
     def __bytes__(self) -> bytes:
@@ -94,7 +96,7 @@ class HybridTimestamp:
 
 
 def format_timestamp(time: int, node: str) -> str:
-    """Of the stamp of that time by that node."""
+    """The age of the timestamp of that node and time."""
     first, rest = divmod(time, 1 << 60)
     pairs = _PAIRS
     return (
@@ -104,7 +106,7 @@ def format_timestamp(time: int, node: str) -> str:
 
 
 class ClockReservation(NamedTuple):
-    """What a node stores so that a crash cannot make it repeat a stamp."""
+    """The stored state of a clock: after a crash the node does not repeat a timestamp."""
 
     ceiling: int = 0  # no stamp at or above it has been issued
     wall_ms: int = 0  # the latest wall time read
@@ -116,14 +118,12 @@ class ClockReservation(NamedTuple):
     def parse(cls, text: str) -> ClockReservation:
         match = re.match(r"([0-9]{1,19}) ([0-9]{1,15})\Z", text)
         if not match or int(match[1]) > _MAX_TIME:
-            raise errors.InvalidInput(
-                f"{text[:60]!r} is not a clock's reservation: expected two whole numbers"
-            )
+            raise errors.InvalidInput(f"{text[:60]!r} is not a clock reservation: expected two integers")
         return cls(int(match[1]), int(match[2]))
 
 
 class HybridClock:
-    """One node's clock. Not for several threads at once."""
+    """The clock of one node. Not thread-safe."""
 
     def __init__(
         self,
@@ -133,7 +133,8 @@ class HybridClock:
         stored: ClockReservation | None = None,
         reserve_s: float = 10.0,
     ) -> None:
-        """``stored``: what was stored last, `Reservation()` the first time; None: no restart matters."""
+        """``stored``: the last stored reservation, `ClockReservation()` at the first start; None: no
+        reservation."""
         if reserve_s >= max_drift_s:
             raise errors.InvalidInput(
                 f"reserve_s = {reserve_s:g} must be below max_drift_s = {max_drift_s:g}, or others would "
@@ -153,7 +154,7 @@ class HybridClock:
         return self._issue(max(self._last + 1, self._read(wall_ns) << _COUNTER_BITS))
 
     def observe(self, stamp: HybridTimestamp, wall_ns: int) -> HybridTimestamp:
-        """The stamp of hearing ``stamp``: higher than it; or `TooFarAhead`, with nothing changed."""
+        """Receive ``stamp`` and return a higher timestamp; `ClockSkewTooLarge` leaves the clock unchanged."""
         self.check(stamp, wall_ns)
         return self._issue(max(self._last + 1, stamp.time + 1, self._wall_ms << _COUNTER_BITS))
 
@@ -164,7 +165,8 @@ class HybridClock:
             raise ClockSkewTooLarge(stamp, ahead_s, self._max_drift_s)
 
     def to_store(self, wall_ns: int) -> ClockReservation | None:
-        """What to store now and then hand to `stored`; None while at least half of the last is left."""
+        """The reservation to store now and then pass to `stored`; None while at least half of the last one is
+        left."""
         if self._ceiling is None:
             return None
         wall_ms = self._read(wall_ns)
@@ -180,7 +182,8 @@ class HybridClock:
             self._ceiling = max(self._ceiling, reservation.ceiling)
 
     def ahead_s(self, wall_ns: int) -> float:
-        """How far the last stamp is ahead of wall time: 0 unless a clock was set back or others are ahead."""
+        """How far the last timestamp is ahead of wall time: 0 unless a clock was set back or others are
+        ahead."""
         return max(0.0, (self._last >> _COUNTER_BITS) / 1000 - wall_ns / 1e9)
 
     def _read(self, wall_ns: int) -> int:
@@ -192,7 +195,7 @@ class HybridClock:
             self._needed = time
             raise errors.Unavailable(
                 f"the clock of {self.node} has no stamps left that a restart could not repeat",
-                hint="store what `to_store` returns, then hand it to `stored`",
+                hint="store the result of `to_store`, then pass it to `stored`",
             )
         stamp = HybridTimestamp(time, self.node)
         self._last = time

@@ -1,11 +1,11 @@
 """Recognise repeats of numbered items, such as reports and batches. Pure.
 
-A source numbers what it sends and names the run in which it counts: its *boot*.  A boot is an identifier and
-nothing more; it may have been taken from a clock that was corrected afterwards, so a lower one is not older.
+A source numbers its items and names the run in which it counts: its *boot*. A boot is only an identifier. It
+may come from a clock that was corrected later, so a lower boot is not an older one.
 
-Of each source the highest sequence of its current boot is kept, and which of the `KEPT` - 1 before it were
-seen, so that items which overtake each other are not taken for repeats.  The same is kept of the boot before
-the current one, because items of a former run may still be under way after a restart.
+For each source the highest sequence of its current boot is stored, with a bit for each of the `KEPT` - 1
+sequences below it, so that items that arrive out of order are not taken for duplicates. The same is stored
+for the previous boot, because items of an earlier run may arrive after a restart.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Mapping
 KEPT = 64
 _BITS = (1 << KEPT) - 1
 
-#: The boot, the highest sequence, and a bit for each sequence seen: bit i is the one i below the highest.
+#: The boot, the highest sequence, and a bit for each sequence seen: bit i is for the sequence i below the
+#: highest.
 Seen = tuple[int, int, int]
 
 
 class DuplicateVerdict(enum.Enum):
     NEW = "new"
     DUPLICATE = "duplicate"
-    LATE = "late"  # too far below the highest to be told from a repeat
+    LATE = "late"  # too far below the highest to distinguish it from a duplicate
 
 
 def observe(high: int, bits: int, sequence: int) -> tuple[DuplicateVerdict, int, int]:
-    """Whether ``sequence`` is new within its boot, and what to remember then."""
+    """Whether ``sequence`` is new within its boot, and the new state in that case."""
     ahead = sequence - high
     if ahead >= KEPT:  # equivalent: at exactly KEPT the line below gives the same
         return DuplicateVerdict.NEW, sequence, 1
@@ -41,7 +42,7 @@ def observe(high: int, bits: int, sequence: int) -> tuple[DuplicateVerdict, int,
 
 
 class DuplicateWindows:
-    """The items of many sources; the source that was heard of first is forgotten beyond ``most``."""
+    """The items of many sources; with more than ``most`` sources the oldest source is removed."""
 
     def __init__(self, most: int, remembered: Mapping[str, list[Seen]] | None = None) -> None:
         self._most = most

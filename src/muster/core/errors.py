@@ -1,26 +1,27 @@
 """The one exception tree.
 
-The type says whose fault it was and whether trying again can help; facts are attributes; the cause is
-chained.  Errors of a library are translated into these at the seam, so no caller catches a driver's class.
+The type shows the responsible side and whether a retry can help. Facts are attributes, and the cause is
+chained. Errors of a library are translated into these where the library is called, so no caller catches the
+classes of a driver.
 
     MusterError
-    ├── InvalidInput        the caller's words are wrong; the same call will fail again
-    │   └── ParseError      …at this character of this text
-    ├── Refused             understood, and declined
-    │   ├── Unauthorized    who you are is not known, expired or revoked
-    │   ├── Forbidden       who you are is known, and may not do this
-    │   ├── Conflict        it changed since you read it (compare-and-set)
-    │   ├── StaleEpoch      you used to own this; someone else does now
-    │   └── LimitExceeded   a stated bound (size, budget, cost) would be passed
+    ├── InvalidInput        the input of the caller is invalid; the same call will fail again
+    │   └── ParseError      …at this character of the text
+    ├── Refused             understood, but not allowed or not possible
+    │   ├── Unauthorized    the identity is unknown, expired or revoked
+    │   ├── Forbidden       the identity is known, but lacks the permission
+    │   ├── Conflict        the value changed since it was read (compare-and-set)
+    │   ├── StaleEpoch      the caller's lease has passed to another process
+    │   └── LimitExceeded   a limit (size, budget, cost) would be exceeded
     ├── NotFound
-    │   └── Dropped         it was there, and is not kept any more
+    │   └── Dropped         it existed, but is not retained any more
     ├── AlreadyExists
-    ├── Unavailable         not now: trying again may help
+    ├── Unavailable         temporary: a retry may help
     │   ├── TimedOut
     │   ├── NotConnected
     │   └── Overloaded      a bounded queue is full
-    ├── MissingPart         something that has to be installed or started is not there
-    └── InvariantBroken     a bug of ours, with the story that led to it
+    ├── MissingDependency   something that must be installed or started is missing
+    └── InvariantViolation  a bug in Muster, with the history that led to it
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import ClassVar
 
 
 class MusterError(Exception):
-    """Base of all of Muster's errors. ``hint`` says what to do about it, where anything can be done."""
+    """Base of all Muster errors. ``hint`` describes the remedy, if there is one."""
 
     code = "error"
     exit_code = 1
@@ -48,7 +49,7 @@ class InvalidInput(MusterError):
 
 
 class ParseError(InvalidInput):
-    """``position`` is the index in ``text`` of the character at fault."""
+    """``position`` is the index in ``text`` of the invalid character."""
 
     code = "parse-error"
     facts = ("text", "position")
@@ -59,7 +60,7 @@ class ParseError(InvalidInput):
         self.position = position
 
     def pointer(self, width: int = 72) -> str:
-        """Two lines: the text around the fault, and a caret under the character."""
+        """Two lines: the text around the error, and a caret under the character."""
         start = max(0, self.position - width // 2)
         line = self.text[start : start + width].replace("\n", " ").replace("\t", " ")
         return f"{line}\n{' ' * (self.position - start)}^"
@@ -79,7 +80,7 @@ class Forbidden(Refused):
 
 
 class Conflict(Refused):
-    """``actual`` is what stands there now, as far as it is known."""
+    """``actual`` is the current value, if it is known."""
 
     code = "conflict"
     facts = ("actual",)
@@ -90,13 +91,13 @@ class Conflict(Refused):
 
 
 class StaleEpoch(Refused):
-    """``epoch`` came with the act; ``current`` is the one that has been seen since."""
+    """``epoch`` is that of the rejected act; ``current`` is the newest epoch seen."""
 
     code = "stale-epoch"
     facts = ("epoch", "current")
 
     def __init__(self, message: str, *, epoch: int, current: int) -> None:
-        super().__init__(message, hint="stop acting: another holder has taken over")
+        super().__init__(message, hint="stop acting: another process holds the lease")
         self.epoch = epoch
         self.current = current
 

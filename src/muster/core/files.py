@@ -1,4 +1,4 @@
-"""Atomic file replacement: after a crash at any moment a file has its old or its new content, never a part.
+"""Atomic file replacement: after a crash a file has its complete old or its complete new content.
 
 `write` replaces a file, `create` refuses to: both write to a temporary file in the same folder, set its
 mode, sync it, give it its name and sync the folder.  The mode is that of the new file, not of the one

@@ -1,9 +1,9 @@
-"""The health of a resource or a process: seven states that tell the truth, and how they follow each other.
+"""The health of a resource or a process: seven states and their transitions.
 
-Only a resource's manager says ``down`` and ``failed``; silence alone says ``late``.  ``unknown`` is not a
-kind of ``down``: it means that nothing can be concluded (the road is cut, the whole zone is silent), and so
-nobody acts.  The table below is the whole of it; `diagram` draws it for the documentation, and `advance`
-obeys it.
+Only the manager of a resource sets ``down`` and ``failed``; silence alone leads to ``late``. ``unknown`` is
+not a kind of ``down``: it means that nothing can be concluded (the connection is lost, or all of the zone is
+silent), so no action is taken. The table below defines all transitions; `diagram` draws it for the
+documentation, and `advance` applies it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from muster.core import errors
 
 
 class HealthState(enum.Enum):
-    STARTING = "starting"  # told to start, not heard of yet
-    UP = "up"  # heard of within its period, and says it works
-    LATE = "late"  # silent for longer than it should be; the road to it works
-    UNKNOWN = "unknown"  # nothing can be concluded: we are cut off, or its whole zone is silent
+    STARTING = "starting"  # start requested, no heartbeat yet
+    UP = "up"  # heartbeat within its period that reports success
+    LATE = "late"  # silent for longer than its period; the connection to it works
+    # nothing can be concluded: this process is disconnected, or all of the zone is silent
+    UNKNOWN = "unknown"
     DOWN = "down"  # known not to run
-    FAILED = "failed"  # known not to run, and starting it again has been given up
-    DRAINING = "draining"  # finishes what it has, takes no more
+    FAILED = "failed"  # known not to run; no further restart
+    DRAINING = "draining"  # finishes its work, accepts no more
 
 
 class HealthEvent(enum.Enum):
-    BEAT = "beat"  # a heartbeat that says it works
+    BEAT = "beat"  # a heartbeat that reports success
     OVERDUE = "overdue"  # no heartbeat for longer than its period allows
-    CUT_OFF = "cut-off"  # we cannot hear it, and that proves nothing about it
-    DIED = "died"  # its end is known: exit, refusal, or silence for a whole lease while the road works
+    CUT_OFF = "cut-off"  # it cannot be reached, which proves nothing about it
+    DIED = "died"  # its end is known: exit, refusal, or silence for a lease period while the connection works
     START = "start"  # an attempt to start it has begun
     GIVE_UP = "give-up"  # too many attempts, or one that cannot succeed
-    DRAIN = "drain"  # told to finish
+    DRAIN = "drain"  # drain requested
 
 
 _S, _E = HealthState, HealthEvent
 
-#: What each event makes of each state. An event that is not listed for a state cannot happen to it.
+#: The next state for each event and state. An event that is not listed for a state cannot occur in it.
 TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
     _S.STARTING: {
         _E.BEAT: _S.UP,
@@ -53,7 +54,7 @@ TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
         _E.OVERDUE: _S.LATE,
         _E.CUT_OFF: _S.UNKNOWN,
         _E.DIED: _S.DOWN,
-        _E.START: _S.STARTING,  # a restart that was asked for
+        _E.START: _S.STARTING,  # a requested restart
         _E.DRAIN: _S.DRAINING,
     },
     _S.LATE: {
@@ -66,24 +67,24 @@ TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
     },
     _S.UNKNOWN: {
         _E.BEAT: _S.UP,
-        _E.OVERDUE: _S.LATE,  # the road is back, and it is still silent
+        _E.OVERDUE: _S.LATE,  # the connection is back, and it is still silent
         _E.CUT_OFF: _S.UNKNOWN,
         _E.DIED: _S.DOWN,
         _E.DRAIN: _S.DRAINING,
-        # not START: nobody acts upon what may well be running
+        # not START: no action on a resource that may be running
     },
     _S.DOWN: {
-        _E.BEAT: _S.UP,  # it was started by somebody else
+        _E.BEAT: _S.UP,  # another process started it
         _E.START: _S.STARTING,
         _E.DIED: _S.DOWN,
-        _E.CUT_OFF: _S.UNKNOWN,  # somebody else may start it unseen
+        _E.CUT_OFF: _S.UNKNOWN,  # another process may start it unnoticed
         _E.GIVE_UP: _S.FAILED,
     },
     _S.FAILED: {
-        _E.BEAT: _S.UP,  # mended by hand
-        _E.START: _S.STARTING,  # an operator asked for one more attempt
+        _E.BEAT: _S.UP,  # repaired manually
+        _E.START: _S.STARTING,  # an operator requested another attempt
         _E.DIED: _S.FAILED,
-        _E.CUT_OFF: _S.FAILED,  # no news is needed: nobody was going to act
+        _E.CUT_OFF: _S.FAILED,  # no further information is needed: no action was due
         _E.GIVE_UP: _S.FAILED,
     },
     _S.DRAINING: {
@@ -96,7 +97,7 @@ TRANSITIONS: dict[HealthState, dict[HealthEvent, HealthState]] = {
     },
 }
 
-#: From the best to the worst, for reports that show one state for many.
+#: From best to worst, for reports with one state for many resources.
 SEVERITY: tuple[HealthState, ...] = (
     HealthState.UP,
     HealthState.DRAINING,
@@ -118,7 +119,7 @@ class Health:
 
     @property
     def is_working(self) -> bool:
-        """May be given work: that is the question behind ``/readyz``."""
+        """Whether it accepts work: the criterion of ``/readyz``."""
         return self.state is HealthState.UP
 
 
@@ -128,13 +129,13 @@ def advance(health: Health, event: HealthEvent, reason: str, at_ms: int) -> Heal
     if state is None:
         possible = ", ".join(sorted(e.value for e in TRANSITIONS[health.state]))
         raise errors.Conflict(
-            f"{event.value} cannot happen to what is {health.state.value}; what can: {possible}"
+            f"{event.value} cannot occur in state {health.state.value}; possible events: {possible}"
         )
     return Health(state, reason, health.since_ms if state is health.state else at_ms)
 
 
 def worst(states: Iterable[HealthState]) -> HealthState:
-    """One state for many; of none at all, nothing is known."""
+    """One state for many; ``unknown`` for none."""
     return max(states, key=SEVERITY.index, default=HealthState.UNKNOWN)
 
 

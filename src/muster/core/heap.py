@@ -1,7 +1,7 @@
-"""Memory that was taken for a while: free again, but the system's only if the C library is asked to.
+"""Returns freed memory to the system, which the C library does only on request.
 
-A process that has read a million records keeps the room they passed through, tens of bytes for each, unless
-it gives it back.
+A process that has read a million records retains the memory it used for them, tens of bytes for each, until
+it returns it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 
 
 def trim_heap() -> None:
-    """Takes milliseconds, and nothing where the C library knows no such thing."""
+    """Takes milliseconds; no effect where the C library has no such function."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -30,7 +30,7 @@ class LeakyBuckets(Generic[K]):
         return len(self._levels)
 
     def wait_s(self, key: K, now_s: float) -> float:
-        """How long until there is room for one more; 0: now."""
+        """The time until there is room for one more; 0: now."""
         over = self._level(key, now_s) - (self._budget.at_once - 1)
         # Rounding must not leave a client waiting for the last fraction of a second.
         return over * self._budget.forget_s if over > 1e-6 else 0.0
@@ -44,7 +44,7 @@ class LeakyBuckets(Generic[K]):
 
     def _level(self, key: K, now_s: float) -> float:
         level, at_s = self._levels.get(key, (0.0, now_s))
-        if now_s < at_s:  # the clock stepped back: what is forgotten counts from here
+        if now_s < at_s:  # the clock was set back: the leak counts from here
             self._levels[key] = (level, now_s)
             return level
         return max(0.0, level - (now_s - at_s) / self._budget.forget_s)

@@ -1,14 +1,15 @@
 """Messages that more than one service reads: heartbeat, node report, alert, decision.
 
-Each has a kind with a version in it (``"kind": "alert/1"``).  Within a version, fields may be added, always
-with a default, and readers ignore those they do not know; anything else is a new version.  A message is JSON,
-or the same in MessagePack where a link is thin; `decode` sees which by the first byte.
+Each has a kind with a version (``"kind": "alert/1"``). Within a version, fields may be added, always with a
+default, and readers ignore unknown fields; any other change is a new version. A message is JSON, or the same
+structure in MessagePack for slow links; `decode` detects the format by the first byte.
 
-Who sent a message is never read from it: the broker's subject says so (`muster.core.subjects`).  Times are
-wall time in milliseconds since 1970, which every language's numbers hold exactly.
+The sender is never read from a message: the subject identifies it, which the broker enforces
+(`muster.core.subjects`). Times are wall time in milliseconds since 1970, which the numbers of every language
+represent exactly.
 
-What is malformed, too large or of an unknown kind is `errors.InvalidInput` or `errors.LimitExceeded`, with a
-reason fit for a counter in ``code``.
+A message that is malformed, too large or of an unknown kind raises `errors.InvalidInput` or
+`errors.LimitExceeded`, with a reason for a counter in ``code``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from muster.core import errors, health
 
 MAX_BYTES = 1 << 20
 
-#: The audit: `Decision` records, of whichever part made them (``muster.<part>.log.decision.<what>``).
+#: The audit log: `Decision` records of all parts (``muster.<part>.log.decision.<what>``).
 DECISIONS_STREAM = "decisions"
 DECISIONS_SUBJECTS = "muster.*.log.decision.>"
 
@@ -53,7 +54,7 @@ class MessageTooLarge(errors.LimitExceeded):
 
 
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One service on a machine, within its node report."""
+    """A service on a machine, within its node report."""
 
     name: Name
     state: health.HealthState = health.HealthState.UP
@@ -65,16 +66,17 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class NodeReport(WireMessage, frozen=True, kw_only=True, tag="node-report/1", omit_defaults=True):
-    """What a sensor saw of its machine. It is also the machine's heartbeat."""
+    """The observations of a sensor on its machine. It is also the heartbeat of the machine."""
 
     machine: Name
     group: Name = "default"
     zone: Name = "default"
-    boot: Count = 0  # differs after each start of the sensor: sequence numbers begin anew with it
-    sequence: Count  # (machine, boot, sequence) names a report: whoever sees it twice counts it once
+    boot: Count = 0  # changes with each start of the sensor, which restarts the sequence numbers
+    sequence: Count  # (machine, boot, sequence) identifies a report, so that duplicates are counted once
     at_ms: TimeMs
     period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
-    dropped: Count = 0  # reports of this boot that the sensor gave up, for want of room while it was cut off
+    # reports of this boot that the sensor discarded because its buffer was full while disconnected
+    dropped: Count = 0
     metrics: Metrics = {}
     services: Annotated[tuple[ServiceReport, ...], msgspec.Meta(max_length=256)] = ()
 
@@ -92,20 +94,21 @@ class AlertState(enum.Enum):
     PENDING = "pending"  # true, not yet for long enough
     FIRING = "firing"
     RESOLVED = "resolved"
-    ACKNOWLEDGED = "acknowledged"  # somebody has it in hand
-    SILENCED = "silenced"  # true, and nobody is to be told
+    ACKNOWLEDGED = "acknowledged"  # an operator is working on it
+    SILENCED = "silenced"  # true, but contacts are not notified
 
 
 class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults=True):
     """A rule is true of something, or has ceased to be. (rule, about) names it; the latest message holds."""
 
     rule: Name
-    about: Name  # what it is true of: node:web-7, group:web, budget:reports, system
+    about: Name  # what the rule applies to: node:web-7, group:web, budget:reports, system
     severity: Severity
     state: AlertState
-    since_ms: TimeMs  # when this state began
+    since_ms: TimeMs  # start of this state
     at_ms: TimeMs
-    value: float | None = None  # what was measured; None where nothing was, which may be the alert
+    # the measured value; None if there is none, which may be the reason of the alert
+    value: float | None = None
     reason: Text = ""
     labels: Labels = {}
 
@@ -115,15 +118,15 @@ class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults
 
 
 class DecisionOutcome(enum.Enum):
-    DECIDED = "decided"  # not carried out yet
+    DECIDED = "decided"  # not executed yet
     DONE = "done"
     REFUSED = "refused"
     FAILED = "failed"
-    IN_DOUBT = "in-doubt"  # it cannot be known whether it was carried out
+    IN_DOUBT = "in-doubt"  # it is unknown whether it was executed
 
     @classmethod
     def of(cls, error: errors.MusterError) -> DecisionOutcome:
-        """What became of an act that ended with ``error``."""
+        """The outcome of an operation that ended with ``error``."""
         if isinstance(error, (errors.TimedOut, errors.NotConnected)):
             return cls.IN_DOUBT
         return cls.REFUSED if isinstance(error, _REFUSALS) else cls.FAILED
@@ -133,11 +136,11 @@ _REFUSALS = (errors.Refused, errors.InvalidInput, errors.NotFound, errors.Alread
 
 
 class Decision(WireMessage, frozen=True, kw_only=True, tag="decision/1", omit_defaults=True):
-    """Who decided or did what, to what, and why: the audit."""
+    """Who decided or did what, to what, and why: a record of the audit log."""
 
-    id: Name  # later records of the same id tell the outcome
+    id: Name  # later records with the same id have the outcome
     who: Name  # the identity that decided
-    on_behalf_of: Text = ""  # the user who asked, where somebody did
+    on_behalf_of: Text = ""  # the requesting user, if there is one
     what: Name  # apply, reassign, restart, promote, grant, …
     target: Name
     why: Text
@@ -159,7 +162,7 @@ _decoders: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.msgpack.Decoder[An
 
 
 def encode(message: WireMessage, form: Literal["json", "msgpack"] = "json") -> bytes:
-    """`TooLarge` or `Malformed` where no reader would take it."""
+    """`MessageTooLarge` or `MalformedMessage` if no reader would accept it."""
     try:
         data = _json.encode(message) if form == "json" else _msgpack.encode(message)
     except UnicodeEncodeError as error:

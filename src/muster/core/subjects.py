@@ -1,27 +1,26 @@
 """The plan of Muster's own broker subjects, so that permissions follow from a name's position.
 
-    muster.<part>.from.<identity>.<kind>[.…]   published by that identity and nobody else
-    muster.<part>.to.<identity>.<kind>[.…]     received by that identity and nobody else
-    muster.<part>.all.<kind>[.…]               said by a service to everyone in the domain
-    muster.<part>.log.<kind>[.…]               kept by that part's own processes, whichever of them writes
+    muster.<part>.from.<identity>.<kind>[.…]   published only by that identity
+    muster.<part>.to.<identity>.<kind>[.…]     received only by that identity
+    muster.<part>.all.<kind>[.…]               published by a service to the complete domain
+    muster.<part>.log.<kind>[.…]               stored by the processes of that part
     _R.<responder>.<requester>.<session>.<token>   the reply to one request
-    _INBOX.<identity>.…                        what the broker itself sends to that identity
+    _INBOX.<identity>.…                        messages of the broker to that identity
 
-The broker enforces the first two (see `muster.trust`), which is what makes a sender's identity
-unforgeable: a receiver reads it from the subject, never from the message.  Users' topics
-(`muster.core.topics`) live under ``topic.``: permissions are lists of what is allowed, so what users name
-freely needs a first token of its own.
+The broker enforces the first two (see `muster.trust`), so the identity of a sender cannot be forged: a
+receiver reads it from the subject, never from the message. Topics of users (`muster.core.topics`) are below
+``topic.``: permissions are allow lists, so freely chosen names need a first token of their own.
 
-A request that changes nothing has ``read`` as its kind (``muster.manage.from.ann.read.resources``): that is
-all a viewer may say.
+A request that changes nothing has the kind ``read`` (``muster.manage.from.ann.read.resources``): a viewer may
+send only those.
 
-Replies.  The broker does not check the reply subject that a requester names, so the reply subject carries
-both ends, and permissions protect both: the responder publishes only below its own ``_R.<responder>.``, the
-requester subscribes only to ``_R.*.<itself>.>``.  The request's subject determines the responder
-(`responder`): ``@<part>`` for a request to a part (any process that serves it may reply; ``@`` cannot occur
-in an identity), the identity for a request to one process, and `APP` for users' topics, whose responder is
-unknown: such replies are not authenticated.  A service replies only below `reply_prefix`, so it cannot be
-made to publish elsewhere with its own permissions.
+Replies. The broker does not check the reply subject of a request, so the reply subject contains both ends,
+and permissions protect both: the responder publishes only below its own ``_R.<responder>.``, the requester
+subscribes only to ``_R.*.<itself>.>``. The subject of the request determines the responder (`responder`):
+``@<part>`` for a request to a part (any process that serves it may reply; ``@`` cannot occur in an identity),
+the identity for a request to one process, and `APP` for topics of users, whose responder is unknown: such
+replies are not authenticated. A service replies only below `reply_prefix`, so it cannot be made to publish to
+other subjects with its own permissions.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ REPLY_PREFIX = "_R"
 APP = "app"  # the responder in replies to requests on users' topics, so no identity has this name
 TOPIC_PREFIX = "topic"  # the first token of every users' topic
 
-# The broker says here who connected and who is gone: `<CONNECTIONS>.connect` and `<CONNECTIONS>.disconnect`.
+# The broker publishes connection events here: `<CONNECTIONS>.connect` and `<CONNECTIONS>.disconnect`.
 CONNECTIONS = "muster.bus.all.connections"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 
 def token(name: str) -> str:
-    """``name`` itself if it can stand as one subject token of ours; otherwise an error that says why."""
+    """Return ``name`` if it is valid as one subject token; otherwise raise an error with the reason."""
     if not _TOKEN.match(name):
         raise errors.InvalidInput(
             f"{name[:140]!r} cannot be a name: use 1 to 128 of A-Z a-z 0-9 _ -",
@@ -91,7 +90,7 @@ def responder(subject: str) -> str:
 
 
 def reply_subject(responder: str, requester: str, token: str) -> str:
-    """Where ``responder`` (see there) replies; ``requester`` is an identity and its session."""
+    """The reply subject of ``responder`` (see `responder`); ``requester`` is an identity and its session."""
     if not responder:
         return f"{INBOX_PREFIX}.{requester}.{token}"
     return f"{REPLY_PREFIX}.{responder}.{requester}.{token}"
@@ -99,8 +98,8 @@ def reply_subject(responder: str, requester: str, token: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def reply_prefix(subject: str) -> str:
-    """What the reply subject of a request on ``subject`` begins with: on a ``from`` subject, the reply space
-    of its sender; on others the requester is not known."""
+    """The prefix of the reply subject of a request on ``subject``: on a ``from`` subject, the reply space of
+    its sender; on others the requester is unknown."""
     prefix = f"{REPLY_PREFIX}.{responder(subject)}."
     levels = subject.split(".", 4)
     return f"{prefix}{levels[3]}." if len(levels) == 5 and levels[2] == "from" else prefix
@@ -108,12 +107,12 @@ def reply_prefix(subject: str) -> str:
 
 def may_reply(subject: str, reply: str | None) -> bool:
     """Whether a service may reply to a request on ``subject`` that names ``reply``: it must be in the reply
-    space of the requester.  Elsewhere the requester would publish with the service's permissions."""
+    space of the requester. Otherwise the requester could publish with the permissions of the service."""
     return reply is not None and reply.startswith(reply_prefix(subject))
 
 
 def sender_of(subject: str) -> str:
-    """The identity that the broker let publish on this ``from`` subject."""
+    """The identity that published on this ``from`` subject, which the broker enforces."""
     parts = subject.split(".", 4)
     if len(parts) < 5 or parts[0] != PREFIX or parts[2] != "from":
         raise errors.InvalidInput(
@@ -123,9 +122,9 @@ def sender_of(subject: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """As the broker matches: ``*`` stands for one token, a last ``>`` for one or more.
+    """Match like the broker: ``*`` is one token, a last ``>`` is one or more.
 
-    If ``subject`` has wildcards itself: whether every subject that it stands for matches.
+    If ``subject`` has wildcards: whether every subject that it matches is matched.
     """
     pattern_tokens, tokens = pattern.split("."), subject.split(".")
     if pattern_tokens[-1] == ">":

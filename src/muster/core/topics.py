@@ -1,37 +1,37 @@
-r"""Topics, in three notations for the same thing.
+r"""Topics, in three equivalent notations.
 
 A topic is a sequence of 1 to 16 levels, each of them any text at all.  It is written as
 
     a path      Course/CPS616/Session/HPJava
     tags        Course=CPS616,Session=HPJava          levels alternate: tag, value, tag, value
-    a subject   topic.Course.CPS616.Session.HPJava    what the broker routes on
+    a subject   topic.Course.CPS616.Session.HPJava    used by the broker for routing
 
 and a subscription is a `Pattern`, written in the same three:
 
-    Course/*/Session/>        ``*`` is one level, a last ``>`` is one level or more; the rest stands in place
-    Course=*,Session=HPJava   every topic that has *at least* these tags, in whatever order and company
+    Course/*/Session/>        ``*`` is one level, a last ``>`` is one level or more; other levels are literal
+    Course=*,Session=HPJava   every topic with *at least* these tags, in any order
     Course=*;Session=HPJava   with semicolons: exactly these, in this order (the path Course/*/Session/HPJava)
     topic.Course.*.Session.>
 
-**Which notation?**  `parse` decides: text that starts with ``path:``, ``tags:`` or ``subject:`` says so
-itself; of the rest, text with an ``=`` is tags and all other text is a path.
+**Which notation?** `parse` decides: the prefixes ``path:``, ``tags:`` and ``subject:`` name the notation;
+otherwise text with an ``=`` is tags and all other text is a path.
 
-**Order of tags.**  Subjects are positional and sets of tags are not.  Tags joined by commas are put in the
-order of their code points, so two people who write the same tags in different orders mean the same topic;
-each may then be named only once.  Tags joined by semicolons stay as they are written: that is how a path
-whose tags are out of order, or repeated, is written as tags.  A path of odd length ends with a tag that has
-no value (``Course=CPS616,Session``).  Spaces after a separator are not part of a tag.
+**Order of tags.** Subjects are positional and sets of tags are not. Tags joined by commas are sorted by their
+code points, so the same tags in different orders are the same topic; each tag may then occur only once. Tags
+joined by semicolons keep their order: this notation is for paths whose tags are not sorted, or repeated. A
+path of odd length ends with a tag that has no value (``Course=CPS616,Session``). Spaces after a separator are
+not part of a tag.
 
-**Escapes in paths and tags.**  A backslash is an ordinary character, except in two places: before a separator
+**Escapes in paths and tags.** A backslash is an ordinary character, except in two places: before a separator
 (``/`` in paths; ``,`` ``;`` ``=`` in tags) it makes that character part of the level, and at the start of a
-level that would otherwise be a wildcard, it makes it the literal character (``\*``).  A backslash that stands
-there and means itself is doubled.  So every text is a path, and every topic has exactly one.
+level that would otherwise be a wildcard, it makes it the literal character (``\*``). A literal backslash in
+these places is doubled. So every text is a path, and every topic has exactly one path.
 
-**Subjects.**  They begin with a token of their own (`subjects.TOPIC_PREFIX`), so that no topic can be a
-subject of Muster's or of the engine, and permissions can be lists of what is allowed.  The mapping of ``/``,
-``.`` and empty levels is the broker's own for MQTT, so that an MQTT client that publishes on
-``topic/a//b.c`` and the topic ``a//b.c`` meet on one subject (``topic.a./.b//c``).  What a token cannot hold
-is percent-escaped.  Unicode is not normalised: topics are equal if their code points are.
+**Subjects.** They begin with a separate token (`subjects.TOPIC_PREFIX`), so that no topic can be a subject of
+Muster or of NATS, and permissions can be allow lists. The mapping of ``/``, ``.`` and empty levels is that of
+the broker for MQTT, so that an MQTT client that publishes on ``topic/a//b.c`` and the topic ``a//b.c`` use
+the same subject (``topic.a./.b//c``). Characters that are not valid in a token are percent-escaped. Unicode
+is not normalised: topics are equal if their code points are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from typing import TypeAlias
 from muster.core import errors, subjects
 
 MAX_LEVELS = 16
-# The broker's line is 4,096 bytes, and some of its own subjects contain a user's: half of it is safe.
+# A protocol line of the broker has at most 4,096 bytes, and some of its subjects contain a user's subject:
+# half is safe.
 MAX_SUBJECT_BYTES = 2048
 
 
@@ -61,14 +62,14 @@ Level: TypeAlias = str | Wildcard
 
 # -- subjects ----------------------------------------------------------------------------------------------
 
-_ESCAPED = r"[01][0-9A-F]|20|7F|2A|3E|2F|2B|23|25"  # the codes of what may need an escape
+_ESCAPED = r"[01][0-9A-F]|20|7F|2A|3E|2F|2B|23|25"  # the codes of characters that may need an escape
 _TO_ESCAPE = re.compile(rf"[\x00-\x20\x7f*>/+#]|%(?={_ESCAPED})")
 _TO_UNESCAPE = re.compile(rf"//|%({_ESCAPED})")
 _EMPTY_TOKEN = "/"
 
 
 def _encode(level: str) -> str:
-    """A level as a subject's token. ``+`` and ``#`` could stand there, but no MQTT topic may hold them."""
+    """Encode a level as a subject token. ``+`` and ``#`` would be valid there, but not in an MQTT topic."""
     if not level:
         return _EMPTY_TOKEN
     return _TO_ESCAPE.sub(_percent, level).replace(".", "//")
@@ -124,7 +125,7 @@ def _levels_of_subject(subject: str) -> Iterator[Level]:
 
 
 def _bound(text: str) -> None:
-    """No text this long can be a topic; refused before anything looks at it twice."""
+    """Reject text that is too long for a topic, before it is parsed."""
     if len(text) > 2 * MAX_SUBJECT_BYTES:
         raise errors.LimitExceeded(
             f"a topic of {len(text)} characters is too long: its subject may have {MAX_SUBJECT_BYTES} bytes"
@@ -206,7 +207,7 @@ def _pairs_of_text(text: str) -> tuple[list[_Pair], str]:
         if separator == "=":
             if tag is not None:
                 raise errors.InvalidInput(
-                    f"{text[:100]!r}: a second = in one pair; write \\= where it is meant"
+                    f"{text[:100]!r}: a second = in one pair; write \\= for a literal one"
                 )
             tag = piece
             continue
@@ -249,7 +250,7 @@ def _notation(text: str) -> tuple[str, str]:
 
 
 def _named(path: str) -> str:
-    """``path`` in a form in which `_notation` takes it for one."""
+    """``path`` in a form that `_notation` recognises as a path."""
     return f"path:{path}" if "=" in path or _NOTATION.match(path) else path
 
 
@@ -258,7 +259,7 @@ def _named(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What a message is published on: levels without wildcards."""
+    """The destination of a message: levels without wildcards."""
 
     levels: tuple[str, ...]
     subject: str = field(init=False, repr=False, compare=False)
@@ -289,7 +290,7 @@ class Topic:
             pairs = sorted(pairs[: len(pairs) - len(valueless)], key=lambda pair: str(pair.tag)) + valueless
             if not _in_order(pairs):
                 raise errors.InvalidInput(
-                    f"{tags[:100]!r}: a tag is named twice; join by semicolons if meant"
+                    f"{tags[:100]!r}: a tag occurs twice; join by semicolons if that is intended"
                 )
         return cls(_without_wildcards(_flat(pairs)))
 
@@ -335,10 +336,11 @@ def _without_wildcards(levels: Sequence[Level]) -> tuple[str, ...]:
 
 
 class TopicPattern(abc.ABC):
-    """What a subscription asks for: the subjects to subscribe to, and the exact test of what comes.
+    """The subjects of a subscription, and the exact test of received messages.
 
-    ``subjects`` together cover everything that matches, and sometimes more; two of them may both bring one
-    message.  `take` is the test for both: it is true for exactly one of the subscriptions a message came by.
+    ``subjects`` together match everything that the pattern matches, and sometimes more; two of them may
+    deliver the same message. `take` is the test for both: it accepts a message from exactly one of the
+    subscriptions.
     """
 
     @property
@@ -349,9 +351,10 @@ class TopicPattern(abc.ABC):
     def matches(self, topic: Topic) -> bool: ...
 
     def take(self, subject: str, via: int = 0) -> Topic | None:
-        """The topic of a message that came by the subscription to ``subjects[via]``, if it is for delivery.
+        """The topic of a message that arrived by the subscription to ``subjects[via]``, if it is to be
+        delivered.
 
-        None: it does not match, is no user's topic, or is taken by an earlier one of the subscriptions.
+        None: it does not match, is not a topic of a user, or an earlier one of the subscriptions delivers it.
         """
         try:
             topic = Topic.from_subject(subject)
@@ -367,7 +370,7 @@ class TopicPattern(abc.ABC):
 
     @property
     def cover(self) -> str:
-        """One subject that covers them all: for readers of a stream, whose filters may not overlap."""
+        """One subject that covers all others: for readers of a stream, whose filters may not overlap."""
         return self.subjects[0] if len(self.subjects) == 1 else f"{subjects.TOPIC_PREFIX}.>"
 
     @staticmethod
@@ -407,7 +410,7 @@ class PathPattern(TopicPattern):
     def __post_init__(self) -> None:
         _check(self.levels)
         if Wildcard.REST in self.levels[:-1]:
-            raise errors.InvalidInput("> stands for all further levels, so it must be the last one")
+            raise errors.InvalidInput("> matches all further levels, so it must be the last one")
         _ = self.subjects  # refuses one that is too long now, not when it is used
 
     @functools.cached_property
@@ -430,10 +433,10 @@ class PathPattern(TopicPattern):
 
 @dataclass(frozen=True)
 class TagPattern(TopicPattern):
-    """At least these tags, wherever they stand.
+    """Matches topics with at least these tags, at any position.
 
-    A broker cannot look for a tag at any place, so the pattern subscribes to one of its tags at each place
-    where it can stand (at most 16 subjects), and looks at the others when a message comes.
+    A broker cannot match a tag at any position, so the pattern subscribes to one of its tags at each possible
+    position (at most 16 subjects), and checks the others when a message arrives.
     """
 
     pairs: frozenset[_Pair]
@@ -446,7 +449,7 @@ class TagPattern(TopicPattern):
 
     @functools.cached_property
     def subjects(self) -> tuple[str, ...]:
-        # A tag with a value is the rarest in most messages, so it lets the broker drop the most.
+        # A tag with a value is the rarest in most messages, so the broker can drop the most.
         anchor = min(self._sorted(), key=lambda pair: not isinstance(pair.value, str))
         selected = list[Sequence[Level]]()
         for place in range(0, MAX_LEVELS, 2):
@@ -476,7 +479,7 @@ class TagPattern(TopicPattern):
 
 
 def _has(pattern_pair: _Pair, pair: _Pair) -> bool:
-    """A wanted tag without a value may have any, or none."""
+    """A tag without a value in the pattern matches any value, or none."""
     if pattern_pair.tag != pair.tag:
         return False
     if pattern_pair.value is Wildcard.ONE:

@@ -42,7 +42,9 @@ def parse_duration_s(text: str) -> float:
     if _PLAIN.match(trimmed):
         return float(trimmed)
     if not _DURATION.match(trimmed):
-        raise errors.InvalidInput(f"{text[:40]!r} is not a duration: write one like 15s, 250ms, 1h30m or 7d")
+        raise errors.InvalidInput(
+            f"{text[:40]!r} is not a duration: write for example 15s, 250ms, 1h30m or 7d"
+        )
     total_s = 0.0
     for number, unit in _DURATION_PART.findall(trimmed):
         if unit not in _DURATION_UNITS:
@@ -58,7 +60,8 @@ def parse_size_bytes(text: str) -> int:
     match = _SIZE.match(text.strip())
     if not match or match[2] not in _SIZE_UNITS:
         raise errors.InvalidInput(
-            f"{text[:40]!r} is not a size: write one like 512KiB, 64MiB (1,024s) or 2GB (1,000s)"
+            f"{text[:40]!r} is not a size: write for example 512KiB, 64MiB (powers of 1,024) or 2GB "
+            "(powers of 1,000)"
         )
     number, factor = match[1], _SIZE_UNITS[match[2]]
     return int(float(number) * factor) if "." in number else int(number) * factor

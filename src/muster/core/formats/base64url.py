@@ -13,7 +13,7 @@ def encode(data: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
-    """Strict: stray characters or bits would let one signature be written in several ways."""
+    """Strict: with extra characters or bits a signature would have several encodings."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:

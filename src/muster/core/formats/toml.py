@@ -1,4 +1,4 @@
-"""TOML with the line of each key, which the standard library does not tell; and values written as TOML."""
+"""TOML with the line of each key, which the standard library does not provide; and values written as TOML."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
 
 @dataclass(frozen=True, slots=True)
 class TomlDocument:
-    """A parsed file. ``lines`` is a help for eyes: a multi-line text that looks like keys may mislead it."""
+    """A parsed file. ``lines`` is for messages only: a multi-line text that looks like keys may make it
+    wrong."""
 
     tree: Mapping[str, Any]
     lines: Mapping[Path, int]
 
     def line(self, path: Path) -> int | None:
-        """Where the key stands, or else the table it would stand in."""
+        """The line of the key, or else of the table to which it would belong."""
         return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
 
 
@@ -74,7 +75,7 @@ def write(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
+        # JSON escapes are valid in TOML, except for DEL, which TOML requires to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return f"[{', '.join(map(write, value))}]"

@@ -1,12 +1,12 @@
-"""XML as doors need it: a small tree of our own, read with bounds and written with known prefixes.
+"""XML for gateways: a small tree type, read with limits and written with fixed prefixes.
 
-What comes from outside is UTF-8 without a document type or processing instructions (SOAP allows neither), and
-so without entities of its own or anything external; its depth and its numbers of elements and attributes are
-bounded while it is being read, not afterwards.  The parser is Python's expat, given all of it at once, so
-its time grows with the size only, and the size is bounded too.
+Input is UTF-8 without a document type or processing instructions (SOAP allows neither), and therefore without
+custom or external entities. Depth and the numbers of elements and attributes are limited during parsing, not
+afterwards. The parser is Python's expat and receives the complete document at once, so its time grows with
+the size only, and the size is limited too.
 
-Names are in Clark's notation, ``{namespace}local``.  A text that is a qualified name (the subcode of a fault)
-means nothing without the prefixes around it: it is written from a `QName` and read with `Element.qname`.
+Names are in Clark notation, ``{namespace}local``. A text that is a qualified name (the subcode of a fault)
+depends on the prefixes around it: it is written from a `QName` and read with `XmlElement.qname`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NCNAME = re.compile(r"[^\W\d][\w.\-]*\Z")
 
 
 class MalformedXml(errors.InvalidInput):
-    """Not XML, or XML that no SOAP message may be. ``reason`` is one word for a counter."""
+    """Not XML, or XML that SOAP does not allow. ``reason`` is a label for a counter."""
 
     code = "malformed-xml"
 
@@ -49,7 +49,7 @@ class XmlLimits:
     bytes: int = 1 << 20
     depth: int = 64
     elements: int = 50_000
-    attributes: int = 64  # of one element
+    attributes: int = 64  # per element
     prefixes: int = 256  # in scope at one place
 
 
@@ -154,7 +154,7 @@ class XmlElement:
         return [child for child in self.children if child.name == name]
 
     def text_of(self, name: str, default: str = "") -> str:
-        """Of the first child of that name."""
+        """The text of the first child with that name."""
         child = self.find(name)
         return default if child is None else child.text
 
@@ -165,7 +165,8 @@ class XmlElement:
             yield from child.walk()
 
     def qname(self) -> str | None:
-        """The name that its text stands for, in Clark's notation; None if its prefix is not declared."""
+        """The qualified name in the text of the element, in Clark notation; None if its prefix is not
+        declared."""
         prefix, colon, local = self.text.rpartition(":")
         scope = self.namespaces or {}
         if not colon:
@@ -206,9 +207,9 @@ def parse(data: bytes, limits: XmlLimits | None = None) -> XmlElement:
 
 
 def text_at_start(data: bytes, name: str, *, depth: int = 8, elements: int = 64) -> str | None:
-    """The text of the first element of that name, if ``data``, the start of a document, has the whole of it.
+    """The text of the first element with that name, if ``data``, the start of a document, contains all of it.
 
-    Looks at so many elements and no more: for what has to be known before the rest is read.
+    It reads a limited number of elements: for values that are needed before the rest is read.
     """
     builder = _Builder(XmlLimits(bytes=len(data), depth=depth, elements=elements))
     ended: list[str] = []
@@ -231,7 +232,7 @@ class _Found(Exception):
 
 class _Builder:
     def __init__(self, limits: XmlLimits) -> None:
-        # The encoding given here holds, whatever the document says of itself.
+        # This encoding overrides the declaration of the document.
         self.parser = expat.ParserCreate("utf-8", "}")
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
@@ -283,7 +284,7 @@ class _Builder:
 
     def _text(self, text: str) -> None:
         content = self._open[-1][1]
-        if content and isinstance(content[-1], str):  # a comment stood between them
+        if content and isinstance(content[-1], str):  # a comment separated them
             content[-1] += text
         else:
             content.append(text)
@@ -299,7 +300,7 @@ class _Builder:
 
 
 def can_hold(text: str) -> bool:
-    """Whether ``text`` can be written and read back as it is."""
+    """Whether ``text`` can be written and read back unchanged."""
     return _NO_XML.search(text) is None
 
 
@@ -335,8 +336,8 @@ def write(
 ) -> bytes:
     """``prefixes`` are those to use, by namespace; the ones that are needed are declared at the root.
 
-    Characters that XML cannot hold become U+FFFD: a reason that some process gave must not make an answer
-    unreadable.  What was parsed keeps all the prefixes that it was read with.  `errors.LimitExceeded` as soon
+    Characters that XML cannot represent become U+FFFD: an error reason with such characters must not make a
+    response unreadable. Parsed elements retain all prefixes of their document. `errors.LimitExceeded` as soon
     as there are more than ``bytes_max``.
     """
     preferred = dict(prefixes or {})
@@ -357,7 +358,7 @@ def _namespaces(element: XmlElement) -> Iterator[str]:
 
 
 class _Scope:
-    """The prefixes in force at some place, and how names are spelt there."""
+    """The prefixes that are declared at a position, and how names are written there."""
 
     __slots__ = ("bound", "spelt")
 

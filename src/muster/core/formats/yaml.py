@@ -8,7 +8,7 @@ from muster.core import errors
 
 
 def read(text: str, source: str) -> Any:
-    import yaml  # where it is needed: it takes longer to import than most commands to run
+    import yaml  # imported here: the import takes longer than most commands
 
     try:
         return yaml.safe_load(text)

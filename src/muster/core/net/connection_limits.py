@@ -1,7 +1,7 @@
 """The connections that a server holds, counted in all and for each client address.
 
-One client can then not take all connections of a server.  An IPv6 client counts by its network, since it has
-all addresses of it.  Pure.
+A single client can then not use all connections of a server. An IPv6 client is counted by its network, since
+it has all addresses of it. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConnectionLimits:
         return len(self._open)
 
     def add(self, connection: Hashable, address: str) -> bool:
-        """Whether the server may hold it; if so, `discard` it when it ends."""
+        """Whether the server may accept it; if so, `discard` it when it ends."""
         client = hosts.network(address)
         if len(self._open) >= self._max:
             self.refused["connections"] += 1

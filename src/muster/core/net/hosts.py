@@ -11,7 +11,7 @@ import msgspec
 
 from muster.core import errors
 
-NAME_LENGTH_MAX = 200  # of a client that is no address
+NAME_LENGTH_MAX = 200  # for a client without an IP address
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|::1|\[::1\])\Z")
@@ -59,8 +59,8 @@ def network(address: str) -> str:
 def forwarded_for(peer: str, header: str) -> str:
     """The client's address, where a proxy states it in ``header`` (the value of the configured one).
 
-    A proxy appends the address that it saw, so only the last entry is its word; the ones before it are the
-    client's own claims.
+    A proxy appends the address of its client, so only the last entry is reliable; earlier entries are claims
+    of the client.
     """
     last = header.rpartition(",")[2].strip().strip('"')
     if last.startswith("["):

@@ -1,4 +1,4 @@
-"""Where an HTTP/1 request ends, read strictly: what is ambiguous is refused.
+"""Strict framing of HTTP/1 requests: a request with an ambiguous end is rejected.
 
 Behind a proxy, two readers of one connection must agree where each request ends, or a client can hide a
 second request inside the first.  So a request with Content-Length and Transfer-Encoding, with two lengths,
@@ -31,14 +31,14 @@ class MalformedHttp(errors.InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class HttpHead:
-    """How the body of a request is delimited."""
+    """How the end of a request body is determined."""
 
     length: int = 0
     chunked: bool = False
 
 
 def read_head(head: bytes) -> HttpHead:
-    """Of a request line and headers, with the empty line that ends them."""
+    """Check a request line and headers, with the empty line at the end."""
     if not head.endswith(b"\r\n\r\n") or _BARE.search(head):
         raise MalformedHttp("a line does not end in CR LF")
     first, *lines = head[:-4].split(b"\r\n")
@@ -67,7 +67,7 @@ def read_head(head: bytes) -> HttpHead:
 
 class _State(enum.Enum):
     HEAD = "head"
-    BODY = "body"  # of known length
+    BODY = "body"  # with a Content-Length
     SIZE = "size"  # the line before a chunk
     CHUNK = "chunk"
     AFTER_CHUNK = "after-chunk"
@@ -107,7 +107,7 @@ class HttpFraming:
                     data = self._until(data, b"\r\n", TRAILER_BYTES_MAX)
 
     def _until(self, data: bytes, end: bytes, bytes_max: int) -> bytes:
-        """Take ``data`` as far as ``end``, and handle what ends there; the rest."""
+        """Consume ``data`` up to ``end`` and handle the completed element; return the rest."""
         held = len(self._buffer)
         start = max(0, held - len(end) + 1)
         self._buffer += data[: bytes_max + len(end)]

@@ -1,13 +1,13 @@
 """Reports in columns: the Arrow schema that channels write and the pipeline reads, and what rolls them up.
 
-A sensor says one `messages.NodeReport`; from the first channel on, many of them are one Arrow record batch
-of `node_schema`, a column for each standard metric.  Both forms hold the same: `to_batch` and `from_batch`
-are each other's inverse.  What belongs to a batch and not to a row (who made it, whether something is missing
-from it, what was dropped) is its `Facts`, which travel as JSON in the Arrow schema's metadata.
+A sensor publishes one `messages.NodeReport`; from the first channel on, many of them form one Arrow record
+batch of `node_schema`, with a column for each standard metric. Both forms have the same content: `to_batch`
+and `from_batch` are inverse to each other. Properties of a batch (its producer, missing and dropped reports)
+are its `BatchInfo`, which is stored as JSON in the metadata of the Arrow schema.
 
-The schema has a version.  Within it, columns are only added at the end; a reader takes columns by name, fills
-a missing one with null and passes over what it does not know.  A metric that is not standard needs no change
-at all: it is a key of ``extra``.  A standard metric that was not measured is null, never zero.
+The schema has a version. Within a version, columns are only added at the end; a reader selects columns by
+name, fills a missing one with null and ignores unknown ones. A metric that is not standard needs no schema
+change: it is a key of ``extra``. A standard metric that was not measured is null, never zero.
 
 `GroupReport` and `SystemReport` are the upper two levels; the pipeline makes them, others read them.
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 VERSION = 1
 NODE_SCHEMA = f"node-reports/{VERSION}"
 SUMMARY_SCHEMA = f"summaries/{VERSION}"
-GROUP_HEADER = "Muster-Group"  # of a message all of whose rows are of one group: its name
-METADATA_KEY = b"muster"  # of the Arrow schema: the batch's `Facts` in JSON
+GROUP_HEADER = "Muster-Group"  # in a message whose rows all belong to one group: its name
+METADATA_KEY = b"muster"  # in the Arrow schema: the `BatchInfo` in JSON
 
-MAX_BATCH_BYTES = 8 << 20  # of one message on the bus, and of what it may unpack to (eight times that)
+MAX_BATCH_BYTES = 8 << 20  # of one message on the bus; it may decompress to eight times that
 MAX_BATCH_ROWS = 100_000
 LEVELS_MAX = 64
 
-#: Metrics that every sensor knows, in the order of their columns.
+#: Metrics that every sensor provides, in the order of their columns.
 STANDARD_METRICS = (
     "cpu_percent",
     "load_1m",
@@ -55,13 +55,13 @@ STANDARD_METRICS = (
 _STANDARD = frozenset(STANDARD_METRICS)
 _PLAIN = ("machine", "group", "zone", "boot", "sequence", "period_s", "dropped")
 
-# Where channels that have no parent put batches, for the pipeline to read.
+# Destination of the batches of channels without a parent, which the pipeline reads.
 REPORTS_STREAM = "reports"
 REPORTS_SUBJECTS = subjects.from_identity("monitor", "*", "batch", "root", "*")
 SUMMARIES_STREAM = "summaries"
 SUMMARIES_SUBJECTS = subjects.from_identity("monitor", "*", "summary", "root", "*")
 
-# Where the pipeline puts what it made of them; the latest of each subject holds.
+# Results of the pipeline; the latest message of each subject is current.
 SYSTEM_STREAM = "system"
 
 Counts = Annotated[dict[messages.Name, messages.Count], msgspec.Meta(max_length=256)]
@@ -76,7 +76,7 @@ class ReportVersionMismatch(errors.InvalidInput):
 
 
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is true of a batch as a whole. ``(channel, boot, sequence)`` names it."""
+    """Properties of a batch. ``(channel, boot, sequence)`` identifies it."""
 
     schema: str = NODE_SCHEMA
     channel: messages.Name = "unknown"
@@ -95,7 +95,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MetricRollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One metric over many machines. Quantiles are missing where only the sum is known."""
+    """One metric over many machines. Quantiles are missing if only the sum is known."""
 
     count: messages.Count
     sum: float = 0.0
@@ -118,7 +118,7 @@ Top = Annotated[dict[messages.Name, tuple[RankedNode, ...]], msgspec.Meta(max_le
 
 
 class GroupReport(messages.WireMessage, frozen=True, kw_only=True, tag="group-report/1", omit_defaults=True):
-    """A group of machines over one window. ``nodes`` is filled only where detail was asked for."""
+    """A group of machines over one window. ``nodes`` is filled only if detail was requested."""
 
     group: messages.Name
     zone: messages.Name | None = None  # None: over all zones
@@ -132,14 +132,14 @@ class GroupReport(messages.WireMessage, frozen=True, kw_only=True, tag="group-re
     oldest_ms: messages.TimeMs | None = None  # the oldest report in here: staleness is measured from it
     dropped: Counts = msgspec.field(default_factory=dict)
     partial: bool = False
-    top: Top = msgspec.field(default_factory=dict)  # of some metrics the machines with the highest values
+    top: Top = msgspec.field(default_factory=dict)  # for some metrics the machines with the highest values
     nodes: tuple[messages.NodeReport, ...] = ()
 
 
 class SystemReport(
     messages.WireMessage, frozen=True, kw_only=True, tag="system-report/1", omit_defaults=True
 ):
-    """The whole fleet over one window."""
+    """The complete fleet over one window."""
 
     from_ms: messages.TimeMs
     to_ms: messages.TimeMs
@@ -156,7 +156,7 @@ class SystemReport(
 
 @functools.cache
 def node_schema() -> pa.Schema:
-    """One row is one node report."""
+    """A row is a node report."""
     import pyarrow as pa
 
     metrics_map = pa.map_(pa.string(), pa.float64())
@@ -179,7 +179,7 @@ def node_schema() -> pa.Schema:
             pa.field("period_s", pa.float64(), nullable=False),
             pa.field("state", pa.string(), nullable=False),  # the worst of its services
             pa.field("dropped", pa.int64(), nullable=False),  # reports of this boot the sensor gave up
-            pa.field("partial", pa.bool_(), nullable=False),  # of the batch it came in: see `Facts`
+            pa.field("partial", pa.bool_(), nullable=False),  # of its original batch: see `BatchInfo`
             *(pa.field(name, pa.float64()) for name in STANDARD_METRICS),
             pa.field("extra", metrics_map),
             pa.field("services", pa.list_(pa.field("item", service))),
@@ -189,7 +189,7 @@ def node_schema() -> pa.Schema:
 
 @functools.cache
 def summary_schema() -> pa.Schema:
-    """One row is one metric of one group over one holding time: what ``merge`` makes of node reports."""
+    """A row is one metric of one group over one holding time: the result of merging node reports."""
     import pyarrow as pa
 
     return pa.schema(
@@ -203,8 +203,8 @@ def summary_schema() -> pa.Schema:
             pa.field("sum", pa.float64(), nullable=False),
             pa.field("min", pa.float64()),
             pa.field("max", pa.float64()),
-            pa.field("sketch", pa.binary(), nullable=False),  # of quantiles, mergeable
-            pa.field("machines", pa.binary(), nullable=False),  # of distinct machines, mergeable
+            pa.field("sketch", pa.binary(), nullable=False),  # quantiles, mergeable
+            pa.field("machines", pa.binary(), nullable=False),  # distinct machines, mergeable
             pa.field("partial", pa.bool_(), nullable=False),
         ]
     )
@@ -221,14 +221,14 @@ def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
 
 
 def result_subject(pipeline: str, scope: str, name: str = "") -> str:
-    """Where a pipeline publishes the latest report of a scope (``system``, ``group``, ``zone``, ``node``)."""
+    """The subject of the latest report of a scope (``system``, ``group``, ``zone``, ``node``)."""
     prefix = subjects.from_identity("pipeline", pipeline, "report", scope)
     # A group may have any name; as the one level of a topic it becomes one token.
     return f"{prefix}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else prefix
 
 
 def worst_state(services: Sequence[messages.ServiceReport]) -> str:
-    """A machine that reports is up; its services may know better."""
+    """A machine that reports is up, unless one of its services is in a worse state."""
     return health.worst([health.HealthState.UP, *(service.state for service in services)]).value
 
 
@@ -286,7 +286,8 @@ def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
 
 
 def encode(batch: pa.RecordBatch, facts: BatchInfo, *, compression: str | None = None) -> bytes:
-    """One message of the bus: an Arrow IPC stream of one record batch. ``compression``: lz4, zstd or None."""
+    """Encode a batch as one message: an Arrow IPC stream of one record batch. ``compression``: lz4, zstd or
+    None."""
     import pyarrow as pa
 
     schema = batch.schema.with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
@@ -303,7 +304,7 @@ def encode(batch: pa.RecordBatch, facts: BatchInfo, *, compression: str | None =
 def decode(data: bytes) -> tuple[pa.RecordBatch, BatchInfo]:
     """A batch of node reports or of summaries, all of its columns there and of the right type.
 
-    What is not is an error with a reason in ``code``: too-large, malformed, wrong-version, wrong-schema.
+    Invalid data raises an error with a reason in ``code``: too-large, malformed, wrong-version, wrong-schema.
     """
     import pyarrow as pa
 
@@ -365,7 +366,7 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in reader:
-        # Whoever wrote the bytes wrote the offsets in them too: unchecked, they point anywhere.
+        # The sender controls the offsets in the data: unchecked, they could point anywhere.
         batch.validate(full=True)
         rows += batch.num_rows
         size += batch.nbytes
@@ -380,7 +381,7 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
 
 
 def service_rows(services: Sequence[messages.ServiceReport]) -> list[dict[str, Any]] | None:
-    """What stands in the column ``services``."""
+    """The value of the column ``services``."""
     return [
         {
             "name": service.name,

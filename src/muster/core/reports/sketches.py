@@ -4,8 +4,8 @@
 quantile is off by at most `RELATIVE_ERROR` of itself, whatever the values are and however often sketches are
 merged.  With more than `BUCKETS_MAX` buckets, those nearest to zero are joined: high quantiles stay right.
 
-`Distinct` keeps hashes of names while they are few, and is exact then; beyond `EXACT_MAX` it keeps the
-registers of a HyperLogLog, with a standard error of about 1.6 %.
+`DistinctSketch` stores hashes of names while they are few, and is exact then; beyond `EXACT_MAX` it stores
+the registers of a HyperLogLog, with a standard error of about 1.6 %.
 
 Merging is associative, commutative and has an empty value, so it does not matter in which tree it is done.
 """
@@ -37,7 +37,7 @@ _quantiles = msgspec.msgpack.Decoder(tuple[messages.Count, _Buckets, _Buckets])
 
 
 class QuantileSketch:
-    """Of finite numbers."""
+    """A sketch of finite numbers."""
 
     __slots__ = ("_above", "_below", "_zeros")
 
@@ -196,7 +196,7 @@ class DistinctSketch:
         hash_array: npt.NDArray[Any] = np.fromiter(hashes, np.uint64, len(hashes))
         places = (hash_array >> np.uint64(64 - _INDEX_BITS)).astype(np.int64)
         rest = hash_array & np.uint64((1 << (64 - _INDEX_BITS)) - 1)
-        # How many leading zeros the remaining 52 bits have, plus one; exact, since 52 bits fit a float.
+        # The number of leading zeros of the remaining 52 bits, plus one; exact, since 52 bits fit a float.
         ranks = (64 - _INDEX_BITS + 1) - np.frexp(rest.astype(np.float64))[1]
         np.maximum.at(self._registers, places, ranks.astype(np.uint8))
 

@@ -1,4 +1,5 @@
-"""The settings section ``[bus]``: brokers, ours or somebody else's, and how clients behave towards them."""
+"""The settings section ``[bus]``: the brokers of the domain or external brokers, and the behaviour of
+clients."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ _MIB = 1 << 20
 
 
 class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """Brokers, ours or somebody else's, and how clients behave towards them."""
+    """Brokers of the domain or external ones, and the behaviour of clients."""
 
     servers: Annotated[
         tuple[str, ...],
         doc(
-            "URLs of brokers that somebody else runs (nats://, tls://, ws:// or wss://). Empty: the domain "
-            "starts and supervises its own. Name several: a client that knows one broker cannot roam from "
-            "it."
+            "URLs of external brokers (nats://, tls://, ws:// or wss://). Empty: the domain starts and "
+            "supervises its own brokers. Name several: a client with only one URL cannot move to "
+            "another broker."
         ),
     ] = ()
     binary: Annotated[
@@ -36,16 +37,16 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     host: Annotated[
         str,
         doc(
-            "Address on which our brokers listen. Anything but loopback also turns TLS on (see `tls`) and "
-            "lets other machines in."
+            "Address on which the domain's brokers listen. An address other than loopback enables TLS "
+            "(see `tls`) and admits other machines."
         ),
     ] = "127.0.0.1"
     port: Annotated[
         hosts.Port,
         doc(
-            "Clients' port of the first broker; the n-th one's is PORT + n - 1. 0: free ones, different at "
-            "each start, found through the domain's state file: right for tests, wrong for clients "
-            "elsewhere."
+            "Client port of the first broker; broker n uses PORT + n - 1. 0: free ports, different at "
+            "each start, which the domain's state file lists: suitable for tests, not for clients on "
+            "other machines."
         ),
     ] = 0
     brokers: Annotated[
@@ -61,11 +62,12 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     layout: Annotated[
         Literal["mesh", "super-cluster", "leaf-tree"],
         doc(
-            "`mesh`: one cluster, every broker linked to every other, BROKERS * (BROKERS - 1) / 2 links. "
-            "`super-cluster`: CLUSTERS such meshes joined by gateways, which carry only subjects somebody "
-            "on the other side wants. `leaf-tree`: the first mesh is the root, and each further broker "
-            "hangs below another by one outbound link, at most FAN_OUT below each; such links may be added "
-            "and removed while running, routes and gateways may not (they are fixed when a broker starts)."
+            "`mesh`: one cluster in which every broker is linked to every other, BROKERS * (BROKERS - "
+            "1) / 2 links. `super-cluster`: CLUSTERS such meshes joined by gateways, which carry only "
+            "subjects with subscribers on the other side. `leaf-tree`: the first mesh is the root, and "
+            "each further broker connects to a parent by one outbound link, at most FAN_OUT to a "
+            "parent. Leaf links can be added and removed at run time; routes and gateways are fixed "
+            "when a broker starts."
         ),
     ] = "mesh"
     clusters: Annotated[
@@ -92,9 +94,9 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     storage_brokers: Annotated[
         int,
         doc(
-            "How many brokers of each cluster keep durable streams. 0: all. Fewer means fewer disks to sync "
-            "and to lose; streams have min(3, this) replicas, so 1 gives up surviving the loss of that "
-            "disk.",
+            "Number of brokers of each cluster that store durable streams. 0: all. Fewer brokers mean "
+            "fewer disks to sync and to lose; streams have min(3, this) replicas, so with 1 the loss "
+            "of that disk loses the streams.",
             ge=0,
             le=64,
         ),
@@ -102,14 +104,14 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     tls: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "`auto`: off on loopback, on everywhere else. `off` elsewhere sends messages in the clear "
-            "(identities stay unforgeable, contents do not stay secret). TLS costs a broker 10 to 30 % of "
-            "its throughput."
+            "`auto`: off on loopback, on for other addresses. `off` on other addresses sends messages "
+            "unencrypted: identities cannot be forged, but contents are not secret. TLS costs a broker "
+            "10 to 30 % of its throughput."
         ),
     ] = "auto"
     websocket: Annotated[
         bool,
-        doc("Also listen for WebSocket clients: browsers, and agents that may only speak HTTP outwards."),
+        doc("Also listen for WebSocket clients: browsers, and agents with HTTP-only network access."),
     ] = False
     websocket_port: Annotated[
         hosts.Port, doc("First broker's WebSocket port; counted up as `port` is. 0: free.")
@@ -117,28 +119,28 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     mqtt: Annotated[
         bool,
         doc(
-            "Also listen for MQTT 3.1.1 clients. Their sessions and retained messages are kept in streams, "
-            "so it needs storage and named brokers."
+            "Also listen for MQTT 3.1.1 clients. Their sessions and retained messages are stored in "
+            "streams, so storage and named brokers are required."
         ),
     ] = False
     mqtt_port: Annotated[hosts.Port, doc("First broker's MQTT port; counted up as `port` is. 0: free.")] = 0
     locator: Annotated[
         bool,
         doc(
-            "Run a locator, which tells clients the best broker for them. It costs next to nothing, holds no "
-            "connection, and nobody who is connected needs it."
+            "Run a locator, which returns the best brokers for a client. It has little cost and no "
+            "permanent connections, and connected clients do not depend on it."
         ),
     ] = True
     locator_port: Annotated[
         hosts.Port,
-        doc("The locator's port. 0: a free one, different at each start, told by `muster status`."),
+        doc("Port of the locator. 0: a free port, different at each start; `muster status` shows it."),
     ] = 0
     sync: Annotated[
         Literal["always", "interval"],
         doc(
-            "`always`: a durable publish is acknowledged after it is on disk. `interval`: the broker syncs "
-            "every `sync_interval_s`, several times faster, and a power cut takes what it acknowledged "
-            "since."
+            "`always`: a durable publish is acknowledged after it is on disk. `interval`: the broker "
+            "syncs every `sync_interval_s`, which is several times faster, but a power failure loses "
+            "messages acknowledged since the last sync."
         ),
     ] = "always"
     sync_interval_s: Annotated[
@@ -147,9 +149,10 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     max_payload_bytes: Annotated[
         int,
         doc(
-            "Largest message. A broker buffers up to 64 MiB for a slow client, so a large limit lets few "
-            "messages fill it; over 8 MiB is advised against by the engine. All brokers of a network must "
-            "agree. The default leaves room for a context of 1 MiB and what travels with it.",
+            "Maximum message size. A broker buffers up to 64 MiB for a slow client, so with a high "
+            "limit few messages fill the buffer; NATS recommends at most 8 MiB. All brokers of a "
+            "network must use the same limit. The default has room for a context of 1 MiB and its "
+            "metadata.",
             ge=1024,
             le=64 * _MIB,
         ),
@@ -164,22 +167,22 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     storage_disk_bytes: Annotated[
         int,
         doc(
-            "Disk that each broker may use for streams. The engine reserves a stream's whole budget when "
-            "the stream is made: this must be at least the sum of the stream budgets in [retention], and "
-            "room for users' own.",
+            "Disk space of each broker for streams. NATS reserves the complete budget of a stream when "
+            "the stream is created: this must be at least the sum of the stream budgets in "
+            "[retention], plus the streams of users.",
             ge=64 * _MIB,
         ),
     ] = 16 * _GIB
     storage_memory_bytes: Annotated[
-        int, doc("Memory that each broker may use for streams kept in memory only (not durable).", ge=0)
+        int, doc("Memory of each broker for streams that are stored in memory only (not durable).", ge=0)
     ] = 256 * _MIB
     lease_ttl_s: Annotated[
         float,
         doc(
-            "How long a silent owner keeps what it owns. Shorter: faster takeover after a machine is lost "
-            "(a killed process is noticed at once by its closed connection). But an election among brokers "
-            "takes 4 to 9 s, during which nobody can renew: below 10 s, an election looks like death. "
-            "Renewal happens every TTL / 3.",
+            "Time after which a silent lease holder loses its lease. Shorter: faster takeover after "
+            "the loss of a machine (a killed process is detected at once by its closed connection). An "
+            "election among brokers takes 4 to 9 s, during which no lease can be renewed: below 10 s, "
+            "an election looks like a failure. Leases are renewed every TTL / 3.",
             ge=1,
             le=3600,
         ),
@@ -197,7 +200,11 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = 10.0
     restart_wait_max_s: Annotated[
         float,
-        doc("A broker that keeps dying is restarted after waits that double from 0.1 s up to this.", gt=0),
+        doc(
+            "Maximum delay before the restart of a broker that fails repeatedly. The delay starts at "
+            "0.1 s and doubles.",
+            gt=0,
+        ),
     ] = 10.0
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
 """The settings that every process of a domain shares; `muster.app` adds the services' own sections.
 
-domain      which domain this is, where its data lie
-bus         brokers: ours or somebody else's, and how clients behave towards them
+domain      identity and folder of the domain
+bus         brokers of the domain or external ones, behaviour of clients
 store       SQL
 trust       keys, certificates, credentials
 retention   a budget for every stream, log and file
-log, health what a process says of itself
+log, health log output and health endpoints of a process
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ _MIB = 1 << 20
 
 
 class DomainSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """Which domain this is, and where it lives on this machine."""
+    """The identity of the domain and its folder on this machine."""
 
     name: Annotated[
         str,
         doc(
-            "The domain's name: part of its files' paths, of its account's and certificates' names. "
-            "Changing it later makes a new domain beside the old one."
+            "Name of the domain. It is part of file paths and of the names of its account and "
+            "certificates. A changed name creates a new domain next to the old one."
         ),
     ] = "local"
     data_dir: Annotated[
         sections.FilePath,
         doc(
-            "Everything the domain keeps on this machine lies in the folder DATA_DIR/NAME. Put it on a disk "
-            "whose sync is honest and fast: each durable publish waits for one. In a settings file a "
-            "relative path starts from that file's folder."
+            "The domain stores all its data on this machine in the folder DATA_DIR/NAME. Use a disk "
+            "with a reliable and fast sync: each durable publish waits for one. A relative path in a "
+            "settings file is relative to the folder of that file."
         ),
     ] = "~/.local/share/muster"
     zone: Annotated[
         str,
         doc(
-            "Machines that tend to fail together (a rack, a room) share a zone. Replicas are spread over "
-            "zones, and the loss of a whole zone freezes action there instead of moving its load; so a zone "
-            "that is too wide freezes too much, and one that is too narrow guards against nothing."
+            "Machines that tend to fail together (a rack, a room) share a zone. Replicas are spread "
+            "over zones. The loss of all machines of a zone freezes action there instead of moving its "
+            "load: a zone that is too wide freezes too much, and one that is too narrow protects "
+            "against nothing."
         ),
     ] = "default"
 
@@ -81,12 +82,12 @@ class StoreSettings(sections.SettingsSection, frozen=True, kw_only=True):
     sync: Annotated[
         Literal["full", "normal"],
         doc(
-            "`full`: a commit is on disk when it returns. `normal`: a power cut may take the last commits "
-            "(never the database's consistency), for several times the commits a second."
+            "`full`: a commit is on disk when it returns. `normal`: a power failure may lose the last "
+            "commits (never the consistency of the database), for several times the commit rate."
         ),
     ] = "full"
     pool: Annotated[
-        int, doc("Connections to PostgreSQL, or readers of SQLite beside its one writer.", ge=1, le=256)
+        int, doc("Connections to PostgreSQL, or SQLite readers in addition to its one writer.", ge=1, le=256)
     ] = 4
     busy_timeout_s: Annotated[
         float, doc("Wait for a lock, or for a free connection, before the call fails as unavailable.", gt=0)
@@ -102,13 +103,13 @@ class StoreSettings(sections.SettingsSection, frozen=True, kw_only=True):
     history_max_changes: Annotated[
         int,
         doc(
-            "Changes that the feed keeps. A reader further behind must scan everything again; more costs "
-            "disk only.",
+            "Number of changes that the change feed retains. A reader that is further behind must scan "
+            "all records again. A higher number costs disk space only.",
             ge=1_000,
         ),
     ] = 100_000
     history_max_bytes: Annotated[
-        int, doc("Most bytes of overwritten and deleted values that the feed keeps.", ge=_MIB)
+        int, doc("Maximum bytes of overwritten and deleted values that the change feed retains.", ge=_MIB)
     ] = 256 * _MIB
 
     def __post_init__(self) -> None:
@@ -123,19 +124,25 @@ class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
     keys_dir: Annotated[
         str,
         doc(
-            "Folder of private keys (relative: from the domain's folder), readable by its owner only. The "
-            "operator's key in it is the root of the domain: keep a copy off the machine."
+            "Folder of private keys, readable by its owner only. A relative path is relative to the "
+            "folder of the domain. The operator key in it is the root of the domain: store a copy on "
+            "another machine."
         ),
     ] = "keys"
     ca_lifetime_s: Annotated[
         float,
-        doc("Life of the domain's own certificate authority. Every client must learn of a new one.", gt=0),
+        doc(
+            "Lifetime of the domain's certificate authority. Every client needs the certificate of a "
+            "new one.",
+            gt=0,
+        ),
     ] = 3650 * _DAY_S
     certificate_lifetime_s: Annotated[
         float,
         doc(
-            "Life of a broker's certificate. Shorter limits what a stolen key is worth; but a domain that "
-            "was off for longer than the rest of that life must renew before it can talk.",
+            "Lifetime of a broker certificate. A shorter lifetime limits the use of a stolen key, but "
+            "a domain that was stopped for longer than the remaining lifetime must renew the "
+            "certificate before brokers can communicate.",
             gt=0,
         ),
     ] = 90 * _DAY_S
@@ -148,12 +155,17 @@ class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = 0.66
     credential_lifetime_s: Annotated[
         float,
-        doc("Life of a process's credentials. 0: until revoked. Shorter means renewing them in time.", ge=0),
+        doc(
+            "Lifetime of the credentials of a process. 0: until they are revoked. Shorter lifetimes "
+            "require timely renewal.",
+            ge=0,
+        ),
     ] = 0.0
     grant_lifetime_s: Annotated[
         float,
         doc(
-            "Longest life of an authority's grant: how long a revocation that nobody hears of goes unheard.",
+            "Maximum lifetime of a grant. A revocation that does not reach a process takes effect at "
+            "the latest after this time.",
             gt=0,
         ),
     ] = 30 * _DAY_S
@@ -163,7 +175,7 @@ class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
 
 class LogSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """What a process writes of its doings."""
+    """Log output of a process."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -181,22 +193,27 @@ class LogSettings(sections.SettingsSection, frozen=True, kw_only=True):
 class HealthSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """The small HTTP server with /livez, /readyz and /metrics that every process has."""
 
-    enabled: Annotated[bool, doc("Whether to serve them at all.")] = True
+    enabled: Annotated[bool, doc("Enables the health endpoints.")] = True
     host: Annotated[
-        str, doc("Address to listen on. They are read without a login: beyond loopback, everybody there can.")
+        str,
+        doc(
+            "Address to listen on. The endpoints need no login: beyond loopback every host that "
+            "reaches the address can read them."
+        ),
     ] = "127.0.0.1"
     port: Annotated[
         hosts.Port,
         doc(
-            "Port of the domain's own process. 0: a free one. Those it starts always take free ones; "
-            "`muster status` tells all of them, and run/pages/ in the form that Prometheus reads."
+            "Port of the domain process. 0: a free port. Processes that it starts always use free "
+            "ports; `muster status` shows all of them, and run/pages/ lists them in the format of "
+            "Prometheus."
         ),
     ] = 0
     otlp_url: Annotated[
         str,
         doc(
-            "Collector to send metrics to by OTLP over HTTP (`http://127.0.0.1:4318`), besides the pages. "
-            "Empty: none. What it does not take is counted and not kept."
+            "Collector that receives metrics by OTLP over HTTP (`http://127.0.0.1:4318`), in addition "
+            "to the endpoints. Empty: none. Reports that it does not accept are counted and discarded."
         ),
     ] = ""
     otlp_period_s: Annotated[float, doc("Between two reports of metrics to that collector.", ge=1)] = 30.0
@@ -204,11 +221,11 @@ class HealthSettings(sections.SettingsSection, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.otlp_url and not self.otlp_url.startswith(("http://", "https://")):
             raise errors.InvalidInput(f"otlp_url: {self.otlp_url!r} is not an http:// or https:// address")
-        hosts.without_password(self.otlp_url, "health.otlp_url", "put a collector beside it that has one")
+        hosts.without_password(self.otlp_url, "health.otlp_url", "run a collector on this host that has one")
 
 
 class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """What every process of a domain shares. Add sections by subclassing."""
+    """The settings that every process of a domain shares. Subclasses add sections."""
 
     domain: DomainSettings = msgspec.field(default_factory=DomainSettings)
     bus: settings_bus.BusSettings = msgspec.field(default_factory=settings_bus.BusSettings)

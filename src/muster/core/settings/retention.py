@@ -16,18 +16,21 @@ _MIB = 1 << 20
 
 
 class RetentionBudget(sections.SettingsSection, frozen=True, kw_only=True):
-    """A bound on what is kept."""
+    """A limit on stored data."""
 
     max_bytes: Annotated[
         int,
-        doc("Most bytes kept. Formula: rate * size of one * max_age_s, and half again for bursts.", ge=_MIB),
+        doc("Maximum stored bytes. Formula: rate * message size * max_age_s, plus 50 % for bursts.", ge=_MIB),
     ]
-    max_age_s: Annotated[float, doc("What is older goes. 0: no limit by age, only by size.", ge=0)]
+    max_age_s: Annotated[
+        float, doc("Older messages are deleted. 0: no age limit, only the size limit.", ge=0)
+    ]
     on_full: Annotated[
         Literal["refuse", "drop-oldest"],
         doc(
-            "`refuse`: what was acknowledged stays, and writers are told it is full. `drop-oldest`: writers "
-            "go on, and the oldest goes. Either way it is an alert and a counter."
+            "`refuse`: stored messages remain, and publishing fails while the stream is full. "
+            "`drop-oldest`: publishing succeeds, and the oldest messages are deleted. Both raise an "
+            "alert and increment a counter."
         ),
     ] = "drop-oldest"
 
@@ -74,7 +77,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     system: Annotated[
         RetentionBudget, doc("Stream: the pipeline's latest reports of groups, zones and the system.")
     ] = _budget(256 * _MIB, 7 * _DAY_S)
-    notifications: Annotated[RetentionBudget, doc("Stream: which events went to whom.")] = _budget(
+    notifications: Annotated[RetentionBudget, doc("Stream: deliveries of events to receivers.")] = _budget(
         256 * _MIB, 30 * _DAY_S
     )
     alerts: Annotated[RetentionBudget, doc("Stream: alerts, raised and cleared.")] = _budget(
@@ -115,5 +118,5 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
         }
 
     def reserved_bytes(self) -> int:
-        """What the streams of a domain with every part running reserve on a broker's disk."""
+        """Disk space that the streams of a domain with all components reserve on a broker."""
         return sum(budget.max_bytes for budget in self.streams().values())

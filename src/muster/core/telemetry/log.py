@@ -8,7 +8,7 @@ one JSON object a line.  The trace that the running task works for (`muster.core
 each.  It is a thin layer on the standard library's logging: a host program that embeds Muster configures the
 logger ``muster`` as any other, or calls `configure`.
 
-One event is always one line, whatever its facts hold, and a fact is cut at 2,000 characters.
+An event is always one line, whatever its facts contain, and a fact is truncated to 2,000 characters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+\Z")
 
 
 class EventLog:
-    """Where one part of Muster writes its events. ``bound`` facts are added to each of them."""
+    """Writes the events of one part of Muster. ``bound`` facts are added to each event."""
 
     def __init__(self, part: str, **bound: Any) -> None:
         self.part = part
@@ -40,13 +40,13 @@ class EventLog:
         self._logger = logging.getLogger(f"{ROOT}.{part}")
 
     def bind(self, **facts: Any) -> EventLog:
-        """The same, with these facts in every event: which domain, which broker."""
+        """A copy that adds these facts to every event, such as the domain or the broker."""
         return EventLog(self.part, **(self._bound | facts))
 
     def event(
         self, name: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **facts: Any
     ) -> None:
-        """``error`` adds its type and message; where ``debug`` is written, its stack as well."""
+        """``error`` adds its type and message; at level ``debug`` also its stack."""
         if not self._logger.isEnabledFor(level):
             return
         if error is not None:
@@ -137,7 +137,7 @@ def _quoted(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """Without any character that a reader may take for the end of a line, or a terminal for a command."""
+    """Remove characters that a reader may take for the end of a line, or a terminal for a command."""
     text = msgspec.json.encode(value).decode()
     return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 

@@ -4,10 +4,10 @@
     dropped = metrics.counter("bus_dropped_messages", "Messages dropped, by reason.", ("reason",))
     dropped.add(reason="slow-consumer")
 
-There is no registry of the process: each domain has a `Metrics` of its own and hands it down, so that several
-can live in one process.  Names are lower-case words joined by underscores, with the unit last (``_seconds``,
-``_bytes``); ``muster_`` is put before them, and ``_total`` after counters.  What is dropped or refused is a
-counter with the label ``reason``.
+There is no registry of the process: each domain has its own `Metrics` and passes it on, so that several
+domains can run in one process. Names are lower-case words joined by underscores, with the unit last
+(``_seconds``, ``_bytes``); the prefix ``muster_`` and, for counters, the suffix ``_total`` are added. Dropped
+and refused items are counters with the label ``reason``.
 
 A metric has at most 1,000 combinations of labels; further ones are counted together under ``other``, so that
 hostile names cannot fill the memory.
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 
 
 class _Metric:
-    """A named thing with one child for each combination of labels."""
+    """A metric with one child for each combination of labels."""
 
     def __init__(self, engine: Any, labels: tuple[str, ...]) -> None:
         self._engine = engine
@@ -68,7 +68,7 @@ class Counter(_Metric):
 
 
 class Gauge(_Metric):
-    """Goes up and down."""
+    """A value that increases and decreases."""
 
     def set(self, value: float, /, **labels: str) -> None:
         self._child(labels).set(value)
@@ -77,7 +77,7 @@ class Gauge(_Metric):
         self._child(labels).inc(change)
 
     def read_from(self, source: Callable[[], float], /, **labels: str) -> None:
-        """Ask ``source`` at each exposition, in place of setting it at each change."""
+        """Call ``source`` at each exposition, in place of setting the value at each change."""
         self._child(labels).set_function(source)
 
 
@@ -153,7 +153,7 @@ class Metrics:
         return list(self._registry.collect())
 
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
-        """Content type and text: OpenMetrics for those who accept it, else the classic Prometheus format."""
+        """Content type and text: OpenMetrics for clients that accept it, else the classic Prometheus format."""
         from prometheus_client import exposition
         from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -167,7 +167,7 @@ class Metrics:
     def _metric(
         self, kind: type[M], engine: Any, name: str, words: str, labels: Sequence[str], **more: Any
     ) -> M:
-        """The same name again, with the same kind and labels, is the same metric."""
+        """A second request for the same name, kind and labels returns the same metric."""
         with self._lock:
             names = tuple(labels)
             if name in self._known:

@@ -1,7 +1,7 @@
-"""Our metrics in the form of OTLP (JSON over HTTP), for those who collect them by being told. Pure.
+"""Metrics in the format of OTLP (JSON over HTTP), for collectors that receive them by push. Pure.
 
 Counters become monotonic sums and histograms cumulative ones, each since ``start_ns``; labels become
-attributes, and the process stands in the resource.
+attributes, and the process is described in the resource.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-CUMULATIVE = 2  # of OTLP's aggregation temporalities
+CUMULATIVE = 2  # the OTLP aggregation temporality
 
 
 class MetricSample(Protocol):
@@ -65,7 +65,7 @@ def _point(sample: MetricSample, times: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Of Prometheus's running totals, one point for each combination of labels."""
+    """Convert the running totals of Prometheus to one point for each combination of labels."""
     points: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
     for sample in family.samples:
         labels = dict(sample.labels)

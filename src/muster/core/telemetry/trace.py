@@ -1,8 +1,8 @@
 """W3C trace context in message headers: which request a message belongs to, across processes.
 
-``traceparent`` carries the trace's id, the span's id and flags; ``tracestate`` what other tracing systems
-added.  A malformed one is ignored and counted, and the message goes on without: tracing never costs a
-message.  Ids are made from random bytes that the caller brings.
+``traceparent`` has the trace id, the span id and flags; ``tracestate`` has the data of other tracing systems.
+A malformed header is ignored and counted, and the message is delivered without it. Ids are made from random
+bytes that the caller passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A place in a trace. ``span_id`` is that of whoever holds it; a message carries its sender's."""
+    """A position in a trace. ``span_id`` is that of its owner; in a message it is that of the sender."""
 
     trace_id: str
     span_id: str
@@ -60,7 +60,7 @@ current: contextvars.ContextVar[TraceContext | None] = contextvars.ContextVar("m
 def start(random: bytes, *, sampled: bool = True) -> TraceContext:
     """A new trace; ``random`` is 24 bytes."""
     if len(random) != 24:
-        raise errors.InvalidInput(f"a new trace takes 24 random bytes, not {len(random)}")
+        raise errors.InvalidInput(f"a new trace needs 24 random bytes, not {len(random)}")
     return TraceContext(_id(random[:16], 16), _id(random[16:], 8), _RANDOM_ID | (SAMPLED if sampled else 0))
 
 
@@ -76,7 +76,7 @@ def inject(trace: TraceContext, headers: Mapping[str, str] | None = None) -> dic
 def extract(
     headers: Mapping[str, str], on_malformed: Callable[[str], None] | None = None
 ) -> TraceContext | None:
-    """The trace that a message carries, or None. ``on_malformed`` hears which header was ignored."""
+    """The trace of a message, or None. ``on_malformed`` is called with the name of an ignored header."""
     fields = {name.lower(): value for name, value in headers.items() if name.lower() in _HEADERS}
     if PARENT_HEADER not in fields:
         return None
@@ -99,7 +99,7 @@ _HEADERS = (PARENT_HEADER, STATE_HEADER)
 def _id(random: bytes, size: int) -> str:
     if len(random) != size:
         raise errors.InvalidInput(f"an id is made from {size} random bytes, not {len(random)}")
-    return random.hex() if any(random) else "0" * (2 * size - 1) + "1"  # all zeros means: none
+    return random.hex() if any(random) else "0" * (2 * size - 1) + "1"  # all zeros: no id
 
 
 def _parse_parent(text: str) -> TraceContext | None:
@@ -121,7 +121,7 @@ def _parse_state(text: str) -> str | None:
         return None
     if not all(map(_MEMBER.match, members)):
         return None
-    # Whole members go from the end, where the oldest stand, until the rest is short enough to pass on.
+    # Complete members are removed from the end, where the oldest are, until the rest is short enough.
     while len(",".join(members)) > MAX_STATE_CHARACTERS:
         members.pop()
     return ",".join(members)

@@ -46,7 +46,7 @@ async def test_a_taken_port_is_named(settings, door):
         value = number if door.endswith("port") else config.BrokerListener(port=number)
         error = await failure(dataclasses.replace(settings, **{door: value}))
     assert error.fault is Fault.PORT_TAKEN
-    assert f"127.0.0.1:{number} is taken by another program" in error.message
+    assert f"127.0.0.1:{number} is in use by another program" in error.message
     assert "another port" in str(error.hint)
 
 
@@ -57,7 +57,7 @@ async def test_a_port_that_is_taken_behind_our_back_is_named_by_the_servers_own_
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", one.config.port))
         thief.listen()
-        with pytest.raises(diagnosis.BrokerFailed, match="is taken by another program") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="is in use by another program") as caught:
             await one.start()
     assert caught.value.fault is Fault.PORT_TAKEN
     assert caught.value.log_tail

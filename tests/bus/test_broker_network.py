@@ -102,7 +102,7 @@ async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
         assert victim.pid
         os.kill(victim.pid, signal.SIGKILL)
         await victim.wait_for(broker.BrokerState.FAILED)
-        with pytest.raises(errors.Refused, match="does not run, so what it stores cannot move"):
+        with pytest.raises(errors.Refused, match="does not run, so its stored data cannot move"):
             await mesh.remove("broker-2")
         await mesh.remove("broker-2", force=True)
         assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-3"]
@@ -191,7 +191,7 @@ async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_p
         await crosses(world["east-2"], world["west-1"])
         found = ups(await world.links(), Kind.GATEWAY)
         assert found == ["gateway:east-1>west", "gateway:east-2>west", "gateway:west-1>east"]
-        with pytest.raises(errors.Refused, match="cannot be taken away") as caught:
+        with pytest.raises(errors.Refused, match="cannot be removed") as caught:
             await world.unlink(found[0])
         assert "fixed by the engine" in str(caught.value.hint)
         with pytest.raises(errors.Refused, match="cannot join a super-cluster that runs"):
@@ -266,7 +266,7 @@ async def test_a_link_is_down_with_its_far_end_and_up_again_with_it(tmp_path):
 async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
     async with broker.Broker(config.BrokerConfig(name="a", directory=tmp_path / "a", storage=None)) as lonely:
         nowhere = config.LeafRemote(id="x", urls=("nats-leaf://127.0.0.1:9",))
-        with pytest.raises(diagnosis.BrokerFailed, match="the far end does not answer") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="the remote broker does not respond") as caught:
             await lonely.link(nowhere, timeout_s=0.5)
         assert caught.value.fault is diagnosis.BrokerFault.DEAD_LINK
         assert lonely.config.remotes == ()
@@ -321,7 +321,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
 
             await eventually(kept)
         assert holder not in await holders(mesh, "single") + await holders(mesh, "triple")
-        with pytest.raises(errors.Unavailable, match="its cluster keeps it out") as caught:
+        with pytest.raises(errors.Unavailable, match="its cluster does not admit it") as caught:
             await mesh.add_storage(holder, config.BrokerStorage())
         assert caught.value.retry_after_s
 
@@ -332,7 +332,7 @@ async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
     with pytest.raises(errors.InvalidInput, match="the only one of its cluster with storage"):
         await network.BrokerNetwork([first, *without]).start()
     async with network.BrokerNetwork([first, others[0], without[1]]) as mesh:
-        with pytest.raises(errors.Refused, match="would be alone with it"):
+        with pytest.raises(errors.Refused, match="would be the only one left"):
             await mesh.remove_storage("broker-1")
 
 

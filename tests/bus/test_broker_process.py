@@ -141,7 +141,7 @@ async def test_limits_change_while_it_runs_and_clients_stay(settings):
 async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(settings):
     async with broker.Broker(settings) as one:
         text = one.config.config_path.read_text()
-        with pytest.raises(diagnosis.BrokerFailed, match="would not take its new configuration") as caught:
+        with pytest.raises(diagnosis.BrokerFailed, match="rejected its new configuration") as caught:
             await one.apply(dataclasses.replace(one.config, name="two"))
         assert caught.value.fault is diagnosis.BrokerFault.RELOAD_REFUSED
         assert one.name == "one"

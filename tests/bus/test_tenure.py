@@ -117,7 +117,7 @@ def test_a_conflict_is_looked_into():
     assert isinstance(again, StoreLease)
     assert again.revision == 8
     one.conflicted(again.attempt, 4.1)
-    assert only(one.observed(9, other(), 4.2)) == LeaseLost("another has taken over")
+    assert only(one.observed(9, other(), 4.2)) == LeaseLost("another process has taken over")
 
 
 def test_a_late_acknowledgement_is_no_tenure():
@@ -325,8 +325,8 @@ def test_an_acknowledgement_without_a_connection_is_no_tenure_yet():
 
 
 def test_a_holder_that_finds_its_record_gone_has_lost():
-    assert only(holding().observed(8, None, 1.0)) == LeaseLost("the record is gone")
-    assert only(holding().observed(8, other(), 1.0)) == LeaseLost("another has taken over")
+    assert only(holding().observed(8, None, 1.0)) == LeaseLost("the record is missing")
+    assert only(holding().observed(8, other(), 1.0)) == LeaseLost("another process has taken over")
 
 
 def test_a_holder_that_sees_its_own_record_goes_on():

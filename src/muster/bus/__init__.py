@@ -1,6 +1,7 @@
-"""The road: publish, subscribe, request, gather, streams, key/value, leases; and the brokers themselves.
+"""The messaging layer: publish, subscribe, request, gather, streams, key/value, leases; and the brokers.
 
-The only folder that imports ``nats``.  Callers see the words of `muster.bus.api` and nothing of the engine.
-Promised: what a stream or key/value acknowledged is synced or replicated; slow consumers are bounded and
-counted.  Not promised: delivery of plain publishes to subscribers that are away, order across subjects.
+The only folder that imports ``nats``. Callers use the interface of `muster.bus.api` and nothing of NATS.
+Guaranteed: data that a stream or key/value bucket acknowledged is synced or replicated; the queues of slow
+consumers are bounded and counted. Not guaranteed: delivery of plain publishes to disconnected subscribers,
+order across subjects.
 """

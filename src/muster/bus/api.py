@@ -1,12 +1,11 @@
-"""The words in which everybody speaks to the bus.
+"""The interface of the bus.
 
-Two things speak them: the real one over brokers (`muster.bus.client.client`) and its in-memory twin for
-simulation (`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols
-only.
+It has two implementations: the connection to brokers (`muster.bus.client.client`) and the in-memory
+simulation (`muster.bus.memory`). One contract suite tests both. Services use these protocols only.
 
-Durable means: when a call of `Stream` or `KeyValue` that writes returns, what it wrote is synced to disk or
-stands on a quorum of brokers.  A plain `publish` promises nothing of the kind.  A write that ends in
-`errors.TimedOut` may or may not have been stored; with a ``message_id`` it can be repeated safely.
+Durable means: when a call of `Stream` or `KeyValue` that writes returns, the data is synced to disk or stored
+on a quorum of brokers. A plain `publish` has no such guarantee. A write that ends in `errors.TimedOut` may or
+may not have been stored; with a ``message_id`` it can be repeated safely.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DURABLE_TIMEOUT_S = (
 
 
 class OverflowPolicy(enum.Enum):
-    """What happens to a subscription whose reader is too slow. All of it is counted."""
+    """What happens when the reader of a subscription is too slow. Every drop is counted."""
 
     DROP_OLDEST = "drop-oldest"  # the newest matter most: states, reports
     DROP_NEWEST = "drop-newest"  # the oldest matter most: work that has begun
@@ -41,7 +40,8 @@ class SubscriptionStatistics:
     dropped: int
     pending: int
     failed: int  # times the handler raised
-    renewed: int  # times it was found deaf behind a live connection, and subscribed anew
+    # times the broker had lost it although the connection was alive, and it was subscribed again
+    renewed: int
 
 
 class Message(Protocol):
@@ -54,16 +54,17 @@ class Message(Protocol):
     @property
     def reply(self) -> str | None: ...
     def header(self, name: str) -> str | None:
-        """One of the headers, for less than it costs to look at all of them."""
+        """One header, at a lower cost than `headers`."""
         ...
 
     @property
     def trace(self) -> trace.TraceContext | None:
-        """The trace it belongs to. A handler runs under it; whoever iterates takes it from here."""
+        """The trace of the message. A handler runs in it; code that iterates reads it here."""
         ...
 
     async def respond(self, data: bytes, *, headers: Headers | None = None) -> None:
-        """Reply in the requester's reply space (`subjects.reply_prefix`); `errors.InvalidInput` elsewhere.
+        """Reply in the requester's reply space (`subjects.reply_prefix`); `errors.InvalidInput` for other
+        subjects.
 
         The requester chooses ``reply``: were any subject allowed, it could make a service publish, with the
         service's own permissions, where the requester may not.
@@ -71,7 +72,7 @@ class Message(Protocol):
         ...
 
     def respond_now(self, data: bytes) -> bool:
-        """The same from a plain function, if it can be sent without waiting. False: use `respond`."""
+        """Reply from a plain function, if that is possible without waiting. False: use `respond`."""
         ...
 
 
@@ -81,8 +82,8 @@ Handler = Callable[[Message], Awaitable[None] | None]
 class Subscription(Protocol):
     """Iterate it, or give `Bus.subscribe` a handler; not both.
 
-    A plain function as handler is called while the connection reads (fast; it must not block); what a
-    coroutine function does is awaited, one message after the other.
+    A plain function as handler is called while the connection reads (fast; it must not block). The result of
+    a coroutine function is awaited, one message after the other.
     """
 
     @property
@@ -100,7 +101,7 @@ class Subscription(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it stands in a stream."""
+    """A message in a stream."""
 
     subject: str
     data: bytes
@@ -111,7 +112,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """One message on its way into a stream."""
+    """A message to be stored in a stream."""
 
     subject: str
     data: bytes
@@ -123,9 +124,9 @@ class OutgoingMessage:
     expected_last_subject_sequence: int | None = None
     """`errors.Conflict` unless this is the sequence of the subject's last message (0: there is none)."""
     ttl_s: float | None = None
-    """The stream forgets it after so long; whole seconds, at least one."""
+    """The message expires after this time; in seconds, at least 1."""
     deliver_at_ns: int | None = None
-    """Stands aside on ``subject`` until then, and is stored on ``deliver_to`` at that time (wall clock)."""
+    """Held on ``subject`` until this time (wall clock), then stored on ``deliver_to``."""
     deliver_to: str | None = None
 
 
@@ -136,16 +137,16 @@ class Duplicate(int):
 
 
 class FullPolicy(enum.Enum):
-    """What a stream does when its budget is used up. Either way it is an alert and a counter."""
+    """What a stream does when its budget is used up. Both raise an alert and increment a counter."""
 
-    REFUSE = "refuse"  # publishing raises `errors.LimitExceeded`; nothing that was acknowledged goes
+    REFUSE = "refuse"  # publishing raises `errors.LimitExceeded`; no acknowledged message is deleted
     DROP_OLDEST = "drop-oldest"
 
 
 class RetentionPolicy(enum.Enum):
-    LIMITS = "limits"  # kept until a limit says otherwise
-    INTEREST = "interest"  # kept while some consumer has not acknowledged it
-    WORK_QUEUE = "workqueue"  # kept until its consumer acknowledged it
+    LIMITS = "limits"  # retained until a limit is reached
+    INTEREST = "interest"  # retained until every consumer has acknowledged it
+    WORK_QUEUE = "workqueue"  # retained until its consumer has acknowledged it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class StreamSettings:
     on_full: FullPolicy = FullPolicy.DROP_OLDEST
     retention: RetentionPolicy = RetentionPolicy.LIMITS
     replicas: int = 1
-    memory_only: bool = False  # not durable: says so in its name
+    memory_only: bool = False  # not durable
     duplicate_window_s: float = 120.0
     allow_delete: bool = True
     allow_schedules: bool = False
@@ -169,7 +170,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    first_sequence: int  # of the first message that is still there, or last_sequence + 1
+    first_sequence: int  # of the first retained message, or last_sequence + 1
     last_sequence: int
     messages: int
     bytes: int
@@ -178,7 +179,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class StreamBudget:
-    """How much of its budget a stream (or a key/value bucket, which is one) has used."""
+    """The used part of the budget of a stream (or of a key/value bucket, which is a stream)."""
 
     stream: str
     used_bytes: int
@@ -206,14 +207,14 @@ class ConsumerSettings:
 
 
 class StreamDelivery(Protocol):
-    """A stored message in the hands of a consumer: to be acknowledged."""
+    """A stored message delivered to a consumer, which must acknowledge it."""
 
     @property
     def message(self) -> StoredMessage: ...
     @property
     def redelivered(self) -> bool: ...
     async def ack(self, *, confirmed: bool = False) -> None:
-        """``confirmed``: returns when the broker has taken note, so it is never delivered again."""
+        """``confirmed``: wait until the broker has confirmed it, so that it is never delivered again."""
         ...
 
     async def nak(self, *, delay_s: float = 0.0) -> None: ...
@@ -263,13 +264,13 @@ class Stream(Protocol):
         ...
 
     async def store(self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
-        """The same for one message with everything that can be said about it (schedules too)."""
+        """Like `publish`, for a message with all its options (schedules too)."""
         ...
 
     def store_soon(
         self, message: OutgoingMessage, *, timeout_s: float = DURABLE_TIMEOUT_S
     ) -> asyncio.Future[int]:
-        """The same from a plain function: what it returns has the sequence, or what went wrong."""
+        """Like `store`, from a plain function: the future has the sequence or the error."""
         ...
 
     async def publish_batch(
@@ -284,20 +285,20 @@ class Stream(Protocol):
     def read(
         self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
     ) -> AsyncIterator[StoredMessage]:
-        """From ``first`` to ``last`` inclusive (None: to what is the end now).
+        """Read from ``first`` to ``last`` inclusive (None: to the current end).
 
-        Raises `errors.Dropped` if a part of the range has been dropped: a short answer is never silent.
-        With ``gaps``, or of one ``subject``, messages deleted from the middle are passed over, and only what
-        retention took from the front of the range is an error.
+        Raises `errors.Dropped` if a part of the range has been dropped: a result is never silently
+        incomplete. With ``gaps``, or for one ``subject``, deleted messages in the middle are skipped, and
+        only messages that retention removed from the start of the range are an error.
         """
         ...
 
     def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> OrderedConsumer:
-        """From ``first`` on, and then each new message as it is stored, across reconnections.
+        """Read from ``first`` on, and then each new message when it is stored, across reconnections.
 
-        No position is kept by the broker: the follower knows how far it is.  Gaps are treated as in `read`:
-        with ``gaps`` or a ``subject``, `errors.Dropped` tells once of what retention took before it was read,
-        and iterating again goes on with what is left.
+        The broker stores no position: the consumer tracks it. Gaps are treated as in `read`: with ``gaps`` or
+        a ``subject``, `errors.Dropped` is raised once for messages that retention removed before they were
+        read, and a new iteration continues with the remaining ones.
         """
         ...
 
@@ -305,7 +306,8 @@ class Stream(Protocol):
     async def delete_consumer(self, name: str) -> None: ...
     async def delete(self, sequence: int) -> None: ...
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
-        """Remove all, or those of ``subject``, or those below sequence ``before``; how many went."""
+        """Remove all messages, those of ``subject``, or those below sequence ``before``; return their
+        number."""
         ...
 
     async def state(self) -> StreamState: ...
@@ -345,7 +347,7 @@ class KeyWatch(Protocol):
 
 
 class KeyValue(Protocol):
-    """Keys are any strings; in ``pattern``, ``*`` stands for one dot-separated part and ``>`` for the rest.
+    """Keys are arbitrary strings; in ``pattern``, ``*`` is one dot-separated part and ``>`` is the rest.
 
     A full bucket refuses new values (`errors.LimitExceeded`) and drops nothing.
     """
@@ -375,7 +377,7 @@ class ConnectionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionId:
-    """One connection as the brokers know it; a client that roams gets another."""
+    """A connection as identified by the brokers. It changes when a client moves to another broker."""
 
     broker: str  # the broker's own id, which is new each time it starts
     number: int
@@ -384,7 +386,7 @@ class ConnectionId:
 @dataclass(frozen=True, slots=True)
 class BusStatistics:
     reconnects: int
-    violations: int  # publishes and subscriptions the broker refused for want of permission
+    violations: int  # publishes and subscriptions that the broker rejected for lack of permission
     dropped: int  # over all subscriptions there were
     renewed: int
     refused_full: int  # durable publishes refused because a stream's budget was used up
@@ -408,12 +410,12 @@ class Bus(Protocol):
         ...
 
     def on_state(self, listener: Callable[[ConnectionState], None]) -> Callable[[], None]:
-        """Hear of changes of `state`; the returned function ends it."""
+        """Call ``listener`` at each change of `state`; the returned function removes it."""
         ...
 
     def on_little(self, act: Callable[[], None]) -> None:
-        """``act`` is called when messages came that are no flood, and have been handed out: whoever passes
-        them on can do so at once, rather than wait for what else this turn of the loop brings."""
+        """Call ``act`` after a small block of messages has been delivered, so that the caller can flush its
+        output at once instead of waiting for the end of the event loop iteration."""
         ...
 
     def statistics(self) -> BusStatistics: ...
@@ -421,13 +423,13 @@ class Bus(Protocol):
     async def publish(
         self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str | None = None
     ) -> None:
-        """Said to whoever listens now. Like all that is sent, it carries the current trace."""
+        """Send to the current subscribers. Like all messages, it carries the current trace."""
         ...
 
     def publish_now(self, messages: Sequence[tuple[str, bytes, Headers]]) -> bool:
         """Several (subject, data, headers) in order and in one write, from a plain function.
 
-        False: that would mean to wait, so nothing was sent; use `publish`.
+        False: sending would block, so nothing was sent; use `publish`.
         """
         ...
 
@@ -441,7 +443,8 @@ class Bus(Protocol):
         max_pending_bytes: int = 64 << 20,
         overflow: OverflowPolicy = OverflowPolicy.DROP_OLDEST,
     ) -> Subscription:
-        """When this returns, the broker has it. Members of one ``group`` share the messages among them."""
+        """When this returns, the broker has the subscription. Each message goes to one member of a
+        ``group``."""
         ...
 
     async def request(
@@ -452,7 +455,7 @@ class Bus(Protocol):
         headers: Headers | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Message:
-        """`errors.Unavailable` at once if nobody listens, `errors.TimedOut` if nobody answers."""
+        """`errors.Unavailable` at once if there is no subscriber, `errors.TimedOut` if no reply arrives."""
         ...
 
     async def gather(
@@ -464,14 +467,15 @@ class Bus(Protocol):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         headers: Headers | None = None,
     ) -> list[Message]:
-        """Ask everybody: the answers until there are ``enough`` or time is up; empty if nobody listens."""
+        """Send a request to all subscribers and return the replies that arrive until there are ``enough`` or
+        the time has passed; empty if there is no subscriber."""
         ...
 
     async def stream(self, settings: StreamSettings) -> Stream:
         """The stream, created or brought to these settings.
 
-        One that is there keeps its budget (bytes, age, what it does when full) and its replicas: of many who
-        open it only one knows what the domain can afford, and says so with `limit`.
+        An existing stream keeps its budget (bytes, age, policy when full) and its replicas: only one of its
+        users knows the resources of the domain, and sets them with `limit`.
         """
         ...
 
@@ -494,7 +498,7 @@ class Bus(Protocol):
 
     async def flush(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None: ...
     async def close(self) -> None:
-        """Drain: what was received is handed out, what was published is sent; then disconnect."""
+        """Drain: received messages are delivered and published messages are sent; then disconnect."""
         ...
 
     async def __aenter__(self) -> Self: ...

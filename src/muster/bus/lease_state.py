@@ -1,8 +1,8 @@
-"""Who may act: the deciding half of leases, without clock, broker or randomness.
+"""The state machine of leases, without clock, broker or randomness.
 
-A lease is a key.  Whoever stored it holds it; the revision of that first store is the tenure's *epoch*, and
-travels with every act, so that a receiver can refuse whoever was superseded (`muster.bus.leases.EpochFence`).
-The record lives as long as its time to live unless stored again.
+A lease is a key. The process that stored it holds it. The revision of that first store is the *epoch*, which
+is part of every act, so that a receiver can reject a former holder (`muster.bus.leases.EpochFence`). The
+record expires after its time to live unless it is stored again.
 
     WAITING ──free, expired, or its holder's connection closed──> CLAIMING ──stored──> HELD
        ^                                                            │                   │  ^
@@ -10,16 +10,16 @@ The record lives as long as its time to live unless stored again.
                                                                                         v  │
     LOST <── another's record, or not renewed in time ── HELD or SUSPENDED <────────── SUSPENDED
 
-What keeps two from acting at once:
+How two holders at the same time are prevented:
 
-- A holder counts its time from before it *sent* the store that succeeded, and stops believing ``margin_s``
-  before the broker would let the record go.  The broker counts from when it stored it, which is later.
-- A holder without a connection does not believe, because the broker reports the closed connection and
-  another may take over at once.  If nobody did, a renewal over the new connection resumes the same tenure.
-- Every change is compared with the revision it was based on, so of several takers one wins.
+- A holder counts its time from before it *sent* the successful store, and stops ``margin_s`` before the
+  broker would expire the record.  The broker counts from the time of storing, which is later.
+- A holder without a connection does not act, because the broker reports the closed connection and another
+  process may take over at once.  If none did, a renewal over the new connection resumes the same lease.
+- Every change is conditional on the revision it was based on, so only one of several candidates succeeds.
 
-What remains is the moment between the broker dropping a connection and its client noticing; there, and when
-a holder's process is paused, only the epoch protects: receivers must check it.
+The remaining gap is the time between the loss of a connection in the broker and in its client. In this gap,
+and when the process of a holder is paused, only the epoch protects: receivers must check it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ import msgspec
 from muster.bus import api
 
 RENEWALS = 3  # a lease is renewed this many times in its time to live
-MARGIN = 0.1  # of the time to live: for clocks that run at different rates, and for what a pause may hide
+MARGIN = 0.1  # of the time to live: for clocks that run at different rates, and for pauses of the process
 RETRY_S = 0.25
 CLOSED_KEPT = 1024  # equivalent: any bound of this order serves
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """What stands under a lease's key."""
+    """The value of a lease's key."""
 
     holder: str
-    claim: str  # drawn by the holder for this tenure: tells its own records from those of a namesake
+    # random per acquisition: distinguishes the own record from that of another process of the same name
+    claim: str
     broker: str
     connection: int
     ttl_s: float
-    epoch: int = 0  # 0 in the first record of a tenure: its revision is the epoch
+    epoch: int = 0  # 0 in the first record: its revision is the epoch
 
 
 class LeasePhase(enum.Enum):
@@ -67,7 +68,7 @@ class StoreLease:
 
     record: LeaseRecord
     revision: int | None
-    attempt: int  # to be told with the outcome
+    attempt: int  # to be passed back with the outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class RemoveLease:
 
 @dataclass(frozen=True, slots=True)
 class ReadLease:
-    """Read the key and tell what is there."""
+    """Read the key and pass the result to `LeaseCandidate.observed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ Instruction = StoreLease | RemoveLease | ReadLease | LeaseGained | LeaseLost
 
 
 class LeaseCandidate:
-    """One attempt at a lease, from waiting to the end of the tenure. Events in, instructions out."""
+    """One attempt to acquire a lease, from waiting to its loss. Events in, instructions out."""
 
     def __init__(self, holder: str, claim: str, *, ttl_s: float) -> None:
         self.phase = LeasePhase.WAITING
@@ -106,16 +107,16 @@ class LeaseCandidate:
         self._closed: dict[api.ConnectionId, None] = {}  # in order of their closing
         self._revision = 0  # of the newest record seen or stored; equivalent: revisions begin at 1
         self._record: LeaseRecord | None = None  # another's, while waiting; None: the key is free
-        self._known = False  # whether anything has been observed yet
+        self._known = False  # whether the key has been read
         self._writing = False  # equivalent: without a connection nothing is stored, and `connected` sets it
         self._attempt = 0  # equivalent: compared only with itself
         self._written_over: api.ConnectionId | None = None
         self._gained = False
         self._deadline = 0.0
-        self._act_at = 0.0  # when to renew, or to look again
+        self._act_at = 0.0  # time of the next renewal or read
 
     def held_at(self, now: float) -> bool:
-        """Whether the holder may act: also right where `tick` is late, because the process was paused."""
+        """Whether the holder may act: also correct if `tick` is late because the process was paused."""
         return self.phase is LeasePhase.HELD and now < self._deadline
 
     @property
@@ -124,7 +125,7 @@ class LeaseCandidate:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` is wanted at the latest; None: only after another event."""
+        """The latest time of the next `tick`; None: only after another event."""
         may_act = not self.ended and not self._writing and self._connection is not None
         if self.phase in (LeasePhase.HELD, LeasePhase.SUSPENDED):
             return min(self._deadline, self._act_at) if may_act else self._deadline
@@ -134,7 +135,7 @@ class LeaseCandidate:
 
     def connected(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
         self._connection = connection
-        self._writing = False  # what was under way over the old one may never be answered
+        self._writing = False  # a write over the old connection may never be acknowledged
         self._act_at = now
         if self.phase is LeasePhase.CLAIMING:
             self.phase = LeasePhase.WAITING
@@ -146,27 +147,29 @@ class LeaseCandidate:
             self.phase = LeasePhase.SUSPENDED
 
     def closed(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
-        """The broker reports that this connection is no more."""
+        """The broker reports that this connection is closed."""
         self._closed[connection] = None
         if len(self._closed) > CLOSED_KEPT:
             del self._closed[next(iter(self._closed))]
         return self._claim_if_free(now) if self.phase is LeasePhase.WAITING else ()
 
     def observed(self, revision: int | None, record: LeaseRecord | None, now: float) -> Sequence[Instruction]:
-        """What stands under the key: None for both where there is nothing (or a marker of its end)."""
+        """The value of the key was read: None for both if it does not exist (or was deleted)."""
         if revision is None:
             revision = self._revision
         if self.ended or revision < self._revision:
             return ()
         if self.phase in (LeasePhase.HELD, LeasePhase.SUSPENDED):
             if record is None or record.claim != self._claim:
-                return self._lose("another has taken over" if record else "the record is gone", now)
+                return self._lose(
+                    "another process has taken over" if record else "the record is missing", now
+                )
             self._revision = revision
             return self.tick(now)
         self._revision, self._record, self._known = revision, record, True
         self._act_at = now + self._ttl_s
         if record is not None and record.claim == self._claim:
-            # A claim whose acknowledgement was lost. How much of its time is left nobody knows: renew.
+            # A claim whose acknowledgement was lost. Its remaining time is unknown: renew.
             self.epoch = record.epoch or revision
             self.phase = LeasePhase.SUSPENDED
             self._deadline, self._act_at = now + self._ttl_s, now
@@ -175,21 +178,21 @@ class LeaseCandidate:
 
     def stored(self, attempt: int, revision: int, sent_at: float, now: float) -> Sequence[Instruction]:
         if self.ended:
-            return (RemoveLease(revision),)  # too late for us: let others have it
+            return (RemoveLease(revision),)  # too late: release it for others
         if attempt != self._attempt:
-            return ()  # superseded: the later attempt finds out how things stand
+            return ()  # superseded: the later attempt determines the state
         self._writing = False
         self._revision = max(revision, self._revision)
         self.epoch = self.epoch or revision
         self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
         self._act_at = sent_at + self._ttl_s / RENEWALS
         if self._connection is None or self._connection != self._written_over:
-            # The record names a connection that is no more: others may take it for dead. Write it anew.
+            # The record names a closed connection: others may take it for lost. Write it again.
             self.phase = LeasePhase.SUSPENDED
             self._act_at = now
             return self.tick(now)
         if now >= self._deadline:
-            return self._lose("the acknowledgement came too late", now)
+            return self._lose("the acknowledgement arrived too late", now)
         self.phase = LeasePhase.HELD
         if self._gained:
             return ()
@@ -197,11 +200,12 @@ class LeaseCandidate:
         return (LeaseGained(self.epoch),)
 
     def conflicted(self, attempt: int, now: float) -> Sequence[Instruction]:
-        """Somebody else stored something, or we did and never heard of it: look."""
+        """The key changed: by another process, or by a write of this one whose acknowledgement was lost. Read
+        it."""
         return self._unsure(attempt, now, at_once=True)
 
     def failed(self, attempt: int, now: float) -> Sequence[Instruction]:
-        """Whether it was stored nobody knows."""
+        """It is unknown whether it was stored."""
         return self._unsure(attempt, now, at_once=False)
 
     def _unsure(self, attempt: int, now: float, *, at_once: bool) -> Sequence[Instruction]:
@@ -226,7 +230,7 @@ class LeaseCandidate:
 
     def release(self) -> Sequence[Instruction]:
         was, self.phase = self.phase, LeasePhase.RELEASED
-        # What is being stored just now is removed when it is known under which revision it stands.
+        # A write in progress is removed when its revision is known.
         return (
             (RemoveLease(self._revision),)
             if was in (LeasePhase.HELD, LeasePhase.SUSPENDED) and not self._writing
@@ -263,7 +267,7 @@ class LeaseCandidate:
         return (StoreLease(record, revision, self._attempt),)
 
     def _lose(self, reason: str, now: float) -> Sequence[Instruction]:
-        if not self._gained:  # nobody was told of it: it was only a claim
+        if not self._gained:  # not reported as gained yet: it was only a claim
             self.phase, self.epoch, self._known = LeasePhase.WAITING, 0, False
             self._act_at = now + RETRY_S
             return ()

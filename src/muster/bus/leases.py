@@ -1,18 +1,18 @@
-"""Leases: at most one holder, and an epoch to refuse those who no longer are.
+"""Leases: at most one holder, and an epoch to reject former holders.
 
     async with await leases.Leases.open(bus) as all_leases:
         async with await all_leases.acquire("manage.registry") as lease:
             while lease.held:
                 await act(epoch=lease.epoch)
 
-One module for every part of Muster that must be done by one process at a time.  `muster.bus.lease_state`
-decides; this shell stores, watches and tells.  A holder renews three times in the lease's time to live;
-whoever waits for the lease takes it when it is released, when it expires, and at once when a broker reports
-that the holder's connection is closed.
+All parts of Muster that allow one active process use this module. `muster.bus.lease_state` decides; this
+module stores, watches and notifies. A holder renews the lease three times within its time to live. A waiting
+process acquires the lease when it is released, when it expires, and at once when a broker reports that the
+connection of the holder is closed.
 
-The brokers say so on `DISCONNECTED`.  They say it in their own account first, as
+The brokers report that on `DISCONNECTED`. They publish it in the system account as
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
-take-over at once, any other waits for the time to live.
+takeover at once, any other waits for the time to live.
 
 15 s is the default: an election of a stream's leader (4 to 9 s, during which nothing can be renewed) passes
 unnoticed.
@@ -41,7 +41,7 @@ DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
 
 
 class EpochFence:
-    """The receiver's side: remembers the highest epoch it has seen, and refuses lower ones."""
+    """For receivers: stores the highest epoch seen, and rejects lower ones."""
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -55,7 +55,8 @@ class EpochFence:
 
 
 class Lease:
-    """One tenure. ``lost`` is set when it is over, for whatever reason; another needs another `acquire`."""
+    """A held lease. ``lost`` is set at its end, for any reason; acquiring it again needs another
+    `acquire`."""
 
     def __init__(self, name: str, epoch: int, run: _Run) -> None:
         self.name = name
@@ -69,7 +70,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the holder may act now. False while the connection is away, though nothing is lost yet."""
+        """Whether the holder may act now. False while disconnected, although the lease is not lost yet."""
         return self._run.held()
 
     async def release(self) -> None:
@@ -120,7 +121,7 @@ class Leases:
         await self.close()
 
     async def acquire(self, name: str, *, timeout_s: float | None = None) -> Lease:
-        """Wait until the lease is ours; `errors.TimedOut` if it is not within ``timeout_s``."""
+        """Wait for the lease; `errors.TimedOut` if it is not acquired within ``timeout_s``."""
         lease = await self._gained(
             _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard), timeout_s
         )
@@ -130,7 +131,7 @@ class Leases:
     async def try_acquire(self, name: str, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> Lease | None:
         """The lease if no other process holds it now, without waiting for its holder.
 
-        `errors.TimedOut` if the storage does not say within ``timeout_s``.
+        `errors.TimedOut` if the storage does not respond within ``timeout_s``.
         """
         run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard, wait=False)
         return await self._gained(run, timeout_s)
@@ -144,7 +145,7 @@ class Leases:
             await run.release()
             if isinstance(error, TimeoutError):
                 raise errors.TimedOut(
-                    f"the lease {run.name!r} was not to be had in {timeout_s:g} s"
+                    f"the lease {run.name!r} could not be acquired within {timeout_s:g} s"
                 ) from None
             raise
         if lease is None:
@@ -152,7 +153,7 @@ class Leases:
         return lease
 
     async def holder(self, name: str) -> tuple[str, int] | None:
-        """Who holds it, and the epoch of that tenure."""
+        """The holder and its epoch."""
         entry = await self._bucket.get(name)
         record = _record(entry)
         return (record.holder, record.epoch or entry.revision) if record and entry else None
@@ -174,7 +175,7 @@ class Leases:
 
 
 class _Run:
-    """Carries out what one candidate decides."""
+    """Executes the instructions of one candidate."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class _Run:
             await asyncio.wait(self._tasks)
 
     async def _watch(self) -> None:
-        """Tell the candidate of changes, as long as it waits."""
+        """Pass changes to the candidate while it waits."""
         try:
             seen = False
             async with await self._bucket.watch(self.name) as watch:
@@ -242,7 +243,8 @@ class _Run:
                         seen = True
                         self._obey(self.candidate.observed(entry.revision, _record(entry), now))
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
-                        # Free when the watch began. What our first look found may have been released since.
+                        # Free when the watch began. The record of the first read may have been released
+                        # since.
                         self._obey(self.candidate.observed(None, None, now))
         except errors.MusterError as error:
             if not self._gained.done():
@@ -286,7 +288,7 @@ class _Run:
         sent_at = self._loop.time()
         value = msgspec.json.encode(instruction.record)
         try:
-            async with asyncio.timeout(self._ttl_s):  # later than that the answer means nothing
+            async with asyncio.timeout(self._ttl_s):  # a later reply has no meaning
                 if instruction.revision is None:
                     revision = await self._bucket.create(self.name, value, ttl_s=self._ttl_s)
                 else:
@@ -312,7 +314,7 @@ class _Run:
         try:
             entry = await self._bucket.get(self.name)
         except errors.Unavailable:
-            return  # the candidate asks again when its time has come
+            return  # the candidate reads again after a delay
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)
@@ -347,7 +349,7 @@ def _record(entry: api.KeyValueEntry | None) -> lease_state.LeaseRecord | None:
     try:
         return msgspec.json.decode(entry.value, type=lease_state.LeaseRecord)
     except msgspec.DecodeError:
-        # Somebody else's writing. Nobody's lease, but not ours to overwrite either.
+        # Not a record of this module: no lease, but it must not be overwritten either.
         return lease_state.LeaseRecord(
             holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision
         )

@@ -11,7 +11,7 @@ from muster.bus import api
 from muster.core import errors, subjects
 from muster.core.telemetry import trace
 
-MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
+MAX_SUBJECT_BYTES = 3500  # a protocol line has at most 4096 bytes, with other fields
 MAX_ATOMIC = 1000  # messages in a batch: the broker's own limit
 
 _BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
@@ -20,7 +20,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 
 @functools.lru_cache(maxsize=8192)
 def check_subject(subject: str, *, wildcards: bool = False) -> None:
-    """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
+    """Reject subjects that the broker would misread. Cached: a process uses few subjects for many
+    messages."""
     if not subject or _BAD_IN_SUBJECT.search(subject):
         raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
     if len(_utf8(subject)) > MAX_SUBJECT_BYTES:
@@ -44,9 +45,9 @@ def _utf8(text: str) -> bytes:
 
 
 def reply_subject(subject: str, reply: str | None) -> str:
-    """Where to answer the message on ``subject``; see `api.Message.respond`."""
+    """The reply subject of the message on ``subject``; see `api.Message.respond`."""
     if reply is None:
-        raise errors.InvalidInput(f"the message on {subject!r} did not ask for an answer")
+        raise errors.InvalidInput(f"the message on {subject!r} has no reply subject")
     if not subjects.may_reply(subject, reply):
         raise errors.InvalidInput(
             f"the message on {subject!r} names {reply[:100]!r} for its reply, which is not below "
@@ -78,7 +79,7 @@ def _check_name(name: str) -> None:
 
 
 def decode_headers(raw: bytes | None) -> dict[str, str]:
-    """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
+    """Decode headers; the number of a status line is under ``Status`` and its text under ``Description``."""
     if not raw:
         return {}
     lines = raw.decode("utf-8", "replace").split("\r\n")
@@ -116,13 +117,13 @@ def with_trace_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def raw_headers(headers: api.Headers | None) -> bytes | None:
-    """As they are sent, with the trace that this is part of."""
+    """Encode headers, with the current trace."""
     with_trace = with_trace_headers(headers)
     return encode_headers(with_trace) if with_trace else None
 
 
 def check_outgoing(message: api.OutgoingMessage) -> None:
-    """Refuse what a stream could not store as it is meant."""
+    """Reject messages that a stream could not store as intended."""
     check_subject(message.subject)
     for name in message.headers:
         if name.lower().startswith("nats-"):
@@ -138,7 +139,7 @@ def check_outgoing(message: api.OutgoingMessage) -> None:
 def whole_seconds(ttl_s: float) -> int:
     """A time to live as the broker counts it: rounded up, since forgetting late is safer than early."""
     if not 1 <= ttl_s < 10**9:
-        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the broker takes 1 s or more")
+        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the minimum is 1 s")
     return math.ceil(ttl_s)
 
 

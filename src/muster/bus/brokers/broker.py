@@ -1,15 +1,16 @@
-"""One broker: a ``nats-server`` process that we start, watch, change while it runs, and stop.
+"""One broker: a ``nats-server`` process that Muster starts, supervises, reconfigures and stops.
 
-*Ports.*  Before the server starts we bind each of its ports, without listening, and hold them for as long as
-the `Broker` lives.  A socket so bound stands in nobody's way (both sides set SO_REUSEADDR) except those who
-would be given the number as a free one.  So a port of 0 is settled without a race, peers can be told it
-before the process runs, a taken port is found at once, and it cannot be lost between a crash and the restart.
+*Ports.* Before the server starts, each of its ports is bound without listening, and stays bound for the
+lifetime of the `Broker`. Such a socket does not conflict with the server (both sides set SO_REUSEADDR), but
+the system does not assign the port to other processes. So a port of 0 is resolved without a race, peers can
+be configured before the process runs, a port in use is detected at once, and the port cannot be lost between
+a crash and the restart.
 
-*Life.*  The server leads a session of its own, so that Ctrl-C in a terminal reaches us and not it.  Between
-us and it stands a guardian: the shell that becomes the server first leaves a child behind which reads from a
-pipe that we hold open.  If we die, however we die, the pipe ends and the guardian ends the server.
+*Life cycle.* The server runs in its own session, so that Ctrl-C in a terminal does not reach it. The shell
+that becomes the server first starts a guardian process that reads from a pipe which this process keeps open.
+If this process dies, for any reason, the pipe ends and the guardian ends the server.
 
-*Ready* means that the broker's own health page said so; for members of a cluster it means that it is up, and
+*Ready* means that the health page of the broker reports it; a member of a cluster is ready when it is up, and
 the network waits for the quorum.
 """
 
@@ -38,11 +39,11 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
-LOOK_UP_S = 3.0  # of a host's addresses
+LOOK_UP_S = 3.0  # for resolving a host name
 STORAGE_LOOK_S = 5.0
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
-# $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
+# $$ is the process id of the shell and, after exec, of the server. A line of input means: a regular end.
 _GUARDED = """
 exec 3<&0 </dev/null
 {
@@ -60,12 +61,12 @@ class BrokerState(enum.Enum):
     STOPPED = "stopped"
     STARTING = "starting"
     RUNNING = "running"
-    RESTARTING = "restarting"  # it fell; the next start is due
-    FAILED = "failed"  # it fell too often, and was given up
+    RESTARTING = "restarting"  # it crashed; the next start is scheduled
+    FAILED = "failed"  # it crashed too often; no further restart
 
 
 class Broker:
-    """``async with Broker(config) as broker: … broker.url`` — or `start` and `stop` by hand."""
+    """``async with Broker(config) as broker: … broker.url``, or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Broker:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
-    # What is known of it
+    # Properties
 
     @property
     def name(self) -> str:
@@ -145,8 +146,8 @@ class Broker:
         return await monitor.health(self.monitor_url)
 
     async def problem(self) -> errors.MusterError | None:
-        """What is wrong with it now, if anything is, and what to do: a disk that filled up, for one. A broker
-        that cannot store goes on carrying messages, and nobody but its health page says so."""
+        """The current problem with its remedy, if there is one, such as a full disk. A broker that cannot
+        store messages continues to forward them, and only its health page reports that."""
         if self.failure is not None and self.state in (BrokerState.RESTARTING, BrokerState.FAILED):
             return self.failure
         answer = await self.health()
@@ -155,7 +156,7 @@ class Broker:
     # Life
 
     async def reserve(self) -> None:
-        """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
+        """Reserve its ports before it starts. `start` does it too; a network needs the ports earlier."""
         holding = asyncio.create_task(asyncio.to_thread(ports.reserve, self.config, self._held))
         try:
             self.config = await asyncio.shield(holding)
@@ -172,8 +173,8 @@ class Broker:
             await self._begin(timeout_s)
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop it cleanly. With ``drain_s`` it first hands over leadership and sends its clients away, for at
-        most that long; whatever does not end by itself within ``timeout_s`` is killed."""
+        """Stop it. With ``drain_s`` it first transfers leadership and disconnects its clients, for at most
+        that long; a process that does not end within ``timeout_s`` is killed."""
         async with self._lock:
             await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
             ports.release(self._held)
@@ -203,7 +204,8 @@ class Broker:
         return self.state
 
     async def wait_healthy(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until its health page is good: for a member of a cluster, until the storage has a leader."""
+        """Wait until its health page reports success: for a member of a cluster, until the storage has a
+        leader."""
 
         async def healthy() -> bool:
             if self.state in (BrokerState.FAILED, BrokerState.STOPPED):
@@ -230,8 +232,8 @@ class Broker:
     # Change while it runs
 
     async def apply(self, settings: config.BrokerConfig) -> None:
-        """Rewrite its configuration and have it reloaded without a restart. What the server will not change
-        while it runs is refused, and the old configuration stands."""
+        """Write its configuration and reload it without a restart. Changes that the server does not support
+        at run time are rejected, and the old configuration stays in use."""
         async with self._lock:
             if self._process is None:
                 raise errors.NotConnected(f"broker {self.name} does not run")
@@ -242,7 +244,7 @@ class Broker:
             except BaseException:
                 await asyncio.to_thread(files.write_config, self.config)
                 with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGHUP)  # it may have taken the new one
+                    process.send_signal(signal.SIGHUP)  # it may have accepted the new one
                 raise
             self.config = settings
 
@@ -251,8 +253,8 @@ class Broker:
         await self.apply(self.config)
 
     async def link(self, remote: config.LeafRemote, *, timeout_s: float | None = LINK_TIMEOUT_S) -> None:
-        """Join it to another broker with a leaf link, and wait until that is up; ``timeout_s`` None does not
-        wait. A link that does not come up is taken back."""
+        """Create a leaf link to another broker, and wait until it is up; ``timeout_s`` None does not wait. A
+        link that does not come up is removed."""
         self._require_live_links()
         for known in self.config.remotes:
             if known.id == remote.id:
@@ -275,7 +277,7 @@ class Broker:
             raise diagnosis.dead_link(self.name, remote.id, remote.urls, output) from None
 
     async def unlink(self, id: str) -> None:
-        """Take a leaf link away. When this returns, nothing crosses it any more."""
+        """Remove a leaf link. When this returns, no message crosses it any more."""
         self._require_live_links()
         remaining = tuple(remote for remote in self.config.remotes if remote.id != id)
         if len(remaining) == len(self.config.remotes):
@@ -342,7 +344,7 @@ class Broker:
             command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
         self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
         try:
-            # Not in a thread: whoever is cancelled meanwhile would leave it open.
+            # Not in a thread: a cancellation would leave it open.
             output = self.config.output_path.open("wb")
         except OSError as error:
             raise diagnosis.unwritable(self.name, error) from error
@@ -388,8 +390,8 @@ class Broker:
                 return
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """When it has; its exit code. One that ceased to store because its disk was full does not begin again
-        by itself: it is ended here, once there is room."""
+        """Wait for its end; return its exit code. A server that stopped storing because its disk was full
+        does not resume by itself: it is ended here when there is space again."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STORAGE_LOOK_S):
@@ -400,7 +402,7 @@ class Broker:
                 and problem.fault is diagnosis.BrokerFault.DISK_FULL
                 and await asyncio.to_thread(files.has_room, self.config)
             ):
-                log.warning("broker %s: there is room on its disk again; it is started anew", self.name)
+                log.warning("broker %s: its disk has space again; restarting it", self.name)
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
                 with contextlib.suppress(TimeoutError):
@@ -410,7 +412,8 @@ class Broker:
                     process.kill()
 
     async def _restart(self, crashes_at_s: list[float]) -> bool:
-        """Start it again after a crash, however often that takes; False if it is given up."""
+        """Restart it after a crash, with as many attempts as allowed; False if there is no further
+        restart."""
         while True:
             now_s = time.monotonic()
             crashes_at_s[:] = backoff.recent(self._supervision, crashes_at_s, now_s)
@@ -476,8 +479,7 @@ class Broker:
 
 
 async def poll_until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
-    """Ask until it is so, at first often, then twenty times a second. TimeoutError if it does not come
-    true."""
+    """Call until it returns True, first often, then twenty times a second. TimeoutError if it does not."""
     pause_s = POLL_S_MIN
     async with asyncio.timeout(timeout_s):
         while not await condition():
@@ -486,7 +488,7 @@ async def poll_until(condition: Callable[[], Awaitable[bool]], *, timeout_s: flo
 
 
 async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
-    """Where these lead to. A name that is not known, or of which nobody tells soon, leads nowhere."""
+    """The IP addresses of these URLs. A name that cannot be resolved in time has none."""
     addresses: set[topology.Address] = set()
     for url in urls:
         parts = urlsplit(url)

@@ -1,15 +1,14 @@
-"""What a broker is told: plain data in, the text that the server reads out.
+"""The configuration of a broker: data in, the text for the server out.
 
-The server's language is a superset of JSON, so the text is JSON: quoting is exact, whatever a path holds.
-The one escape the server does not know is ``\\u00XX``; so control characters are refused here.
+The server's format is a superset of JSON, so the text is JSON: quoting is exact for every path. The server
+does not support the escape ``\\u00XX``; so control characters are rejected here.
 
 A port of 0 means a free one. `Broker` replaces the zeros before it renders, because others (routes, gateways,
-the restart after a crash) must be able to rely on the number.
+the restart after a crash) depend on the number.
 
-One set of certificates serves all doors of a broker: clients, WebSocket, MQTT, routes, gateways and leaf
-links. Routes and gateways always verify both ends, so a broker's certificate must be good for server and
-client use. Where a door is open to other machines, TLS is demanded unless ``plaintext`` says that its absence
-is meant.
+One set of certificates serves all listeners of a broker: clients, WebSocket, MQTT, routes, gateways and leaf
+links. Routes and gateways always verify both ends, so the certificate of a broker must be valid for server
+and client use. A listener that other machines can reach requires TLS unless ``plaintext`` is set.
 """
 
 from __future__ import annotations
@@ -46,23 +45,24 @@ class BrokerTls:
     cert_file: Path
     key_file: Path
     ca_file: Path
-    verify_clients: bool = False  # ask clients for a certificate too; routes and gateways are always asked
+    # require a certificate of clients too; routes and gateways always require one
+    verify_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStorage:
     """Durable storage (JetStream) on this broker.
 
-    ``sync_interval_s`` None syncs every message before it is acknowledged, which is what makes one broker
-    durable. A number is faster (some twenty times, for single publishes) and risks what was acknowledged
-    within that interval when the machine, not the process, dies.
+    ``sync_interval_s`` None syncs every message before it is acknowledged, which makes a single broker
+    durable. A number is faster (about twenty times, for single publishes), but a crash of the machine loses
+    messages acknowledged within that interval.
     """
 
     directory: Path | None = None  # None: "store" in the broker's own
     file_bytes_max: int = 10 * GIB
     memory_bytes_max: int = 256 * MIB
     sync_interval_s: float | None = None
-    domain: str | None = None  # keeps the storage of a leaf apart from its hub's
+    domain: str | None = None  # separates the storage of a leaf from that of its hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class BrokerListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerCluster:
-    """A full mesh. Every member names the others; ``secret`` keeps strangers out where there is no TLS."""
+    """A full mesh. Every member lists the others; ``secret`` authenticates members where there is no TLS."""
 
     name: str
     port: int = 0
@@ -82,7 +82,7 @@ class BrokerCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterGateway:
-    """A cluster's door to the other clusters of a super-cluster: their names, and where to knock."""
+    """The gateway of a cluster to the other clusters of a super-cluster: their names and URLs."""
 
     name: str
     port: int = 0
@@ -92,21 +92,21 @@ class ClusterGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafRemote:
-    """A leaf link that this broker keeps up to another."""
+    """A leaf link that this broker maintains to another."""
 
     id: str
-    urls: tuple[str, ...]  # one far end, under all its addresses
+    urls: tuple[str, ...]  # one remote broker or cluster, with all its URLs
     far: str | None = None  # the name of the far broker, where it is known
     account: str | None = None  # the local one that it joins to the far one
     credentials_file: Path | None = None
 
 
 class AccountResolver(enum.Enum):
-    """Where a broker keeps the accounts' documents.
+    """Where a broker stores the account JWTs.
 
-    In memory they stand in its configuration: a change is a rewrite and a reload of every broker.  In full
-    they lie in a directory, shared among the brokers: a change is pushed to one of them over the system
-    account.
+    ``MEMORY``: they are in its configuration, and a change rewrites and reloads the configuration of every
+    broker. ``FULL``: they are in a folder and shared among the brokers, and a change is pushed to one of them
+    over the system account.
     """
 
     MEMORY = "memory"
@@ -115,7 +115,8 @@ class AccountResolver(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTrust:
-    """Who is believed. Without it the broker believes everybody: tests, and one user's own machine."""
+    """The trusted operator. Without it the broker accepts every client: for tests, and for the machine of a
+    single user."""
 
     operator_jwt: str
     system_account: str  # its public key, one of `accounts`
@@ -126,11 +127,11 @@ class OperatorTrust:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     name: str
-    directory: Path  # its own: configuration, log, process id and, unless told otherwise, the store
+    directory: Path  # for its configuration, log, process id file and, by default, the store
     host: str = "127.0.0.1"
     port: int = 0
-    monitor_port: int = 0  # always on loopback: it asks nobody who they are
-    advertise: str | None = None  # host:port told to clients, where that is not what it listens on
+    monitor_port: int = 0  # always on loopback: it has no authentication
+    advertise: str | None = None  # host:port for clients, if it differs from the listen address
     tls: BrokerTls | None = None
     plaintext: bool = False  # listen on other addresses than loopback without TLS
     storage: BrokerStorage | None = field(default_factory=BrokerStorage)
@@ -159,7 +160,7 @@ class BrokerConfig:
 
     @property
     def output_path(self) -> Path:
-        """What the process wrote before its log was open, or while it fell."""
+        """Output of the process before its log was open, or during a crash."""
         return self.directory / "broker.out"
 
     @property
@@ -197,33 +198,33 @@ def peer_url(host: str, port: int, secret: str | None = None) -> str:
 
 
 def user_info(user: str, password: str) -> str:
-    """What stands before the host in an address."""
+    """The user info before the host of a URL."""
     return f"{quote(user, safe='')}:{quote(password, safe='')}@"
 
 
-DOORS = ("port", "monitor_port", "cluster", "gateway", "leaf", "websocket", "mqtt")
+LISTENERS = ("port", "monitor_port", "cluster", "gateway", "leaf", "websocket", "mqtt")
 
 
 def ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:
-    """Every door that is configured: its field, its host and its port."""
-    for door in DOORS:
-        value = getattr(config, door)
+    """All configured listeners: field, host and port."""
+    for listener in LISTENERS:
+        value = getattr(config, listener)
         if isinstance(value, int):
-            yield door, "127.0.0.1" if door == "monitor_port" else config.host, value
+            yield listener, "127.0.0.1" if listener == "monitor_port" else config.host, value
         elif value is not None:
-            yield door, config.host, value.port
+            yield listener, config.host, value.port
 
 
-def with_port(config: BrokerConfig, door: str, port: int) -> BrokerConfig:
-    value = getattr(config, door)
+def with_port(config: BrokerConfig, listener: str, port: int) -> BrokerConfig:
+    value = getattr(config, listener)
     changes: dict[str, Any] = {
-        door: port if isinstance(value, int) else dataclasses.replace(value, port=port)
+        listener: port if isinstance(value, int) else dataclasses.replace(value, port=port)
     }
     return dataclasses.replace(config, **changes)
 
 
 def check(config: BrokerConfig) -> None:
-    """`errors.InvalidInput` for what the server would refuse, or accept to the user's harm."""
+    """`errors.InvalidInput` for settings that the server would reject, or that would be unsafe."""
     if not _NAME.fullmatch(config.name):
         raise errors.InvalidInput(
             f"{config.name!r} cannot be a broker's name",
@@ -234,7 +235,7 @@ def check(config: BrokerConfig) -> None:
     if not is_loopback(config.host) and config.tls is None and not config.plaintext:
         raise errors.InvalidInput(
             f"broker {config.name} would listen on {config.host} without TLS",
-            hint="give it certificates, keep it on 127.0.0.1, or say that plain text is meant",
+            hint="configure certificates, use 127.0.0.1, or allow plain text explicitly",
         )
     if config.mqtt is not None and config.storage is None:
         raise errors.InvalidInput(
@@ -259,21 +260,21 @@ def check(config: BrokerConfig) -> None:
             f"broker {config.name}: system account {config.trust.system_account} is not among the accounts"
         )
     used: dict[int, str] = {}
-    for door, _, port in ports(config):
+    for listener, _, port in ports(config):
         if not 0 <= port <= 65_535:
-            raise errors.InvalidInput(f"broker {config.name}: {port} is not a port ({door})")
-        if port and used.setdefault(port, door) != door:
+            raise errors.InvalidInput(f"broker {config.name}: {port} is not a port ({listener})")
+        if port and used.setdefault(port, listener) != listener:
             raise errors.InvalidInput(
-                f"broker {config.name}: port {port} is given to {used[port]} and {door}"
+                f"broker {config.name}: port {port} is used by {used[port]} and {listener}"
             )
 
 
 def render(config: BrokerConfig) -> str:
     """The text the server reads. Every port must be known by now."""
     check(config)
-    for door, _, port in ports(config):
+    for listener, _, port in ports(config):
         if port == 0:
-            raise errors.InvalidInput(f"broker {config.name}: the port of {door} is not known yet")
+            raise errors.InvalidInput(f"broker {config.name}: the port of {listener} is not known yet")
     try:
         body = json.dumps(_plain(_document(config)), indent=2, ensure_ascii=False)
     except ValueError as error:
@@ -347,7 +348,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     if config.remotes:
         leafnodes["remotes"] = [_remote(remote, config.tls) for remote in config.remotes]
     if leafnodes:
-        # A reload that adds a link may close it again while accounts are read anew.
+        # A reload that adds a link may close it again while accounts are reloaded.
         document["leafnodes"] = leafnodes | {"reconnect": LEAF_RECONNECT}
     if config.websocket is not None:
         document["websocket"] = {

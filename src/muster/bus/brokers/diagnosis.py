@@ -1,4 +1,4 @@
-"""From what a dying broker wrote to an error that names the fault and what to do about it. Pure."""
+"""From the output of a failed broker to an error that names the problem and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BrokerFault(enum.Enum):
 
 
 class BrokerFailed(errors.Unavailable):
-    """A broker that did not start, or did not stay. ``log_tail`` is the end of what it said."""
+    """A broker that did not start, or crashed. ``log_tail`` is the end of its output."""
 
     code = "broker-failed"
 
@@ -55,8 +55,8 @@ _RULES = (
     _Rule(
         re.compile(_BIND + "address already in use"),
         BrokerFault.PORT_TAKEN,
-        "{0} is taken by another program",
-        "stop that program, or configure another port (0 takes a free one)",
+        f"{0} is in use by another program",
+        "stop that program, or configure another port (0: a free one)",
     ),
     _Rule(
         re.compile(_BIND + "cannot assign requested address"),
@@ -80,7 +80,7 @@ _RULES = (
         re.compile(r"^nats-server: (?:.*?:\d+:\d+: )?(.+)"),
         BrokerFault.BAD_CONFIG,
         "the server refuses its configuration: {0}",
-        "correct what is named in the broker's settings",
+        "correct this value in the settings of the broker",
     ),
     _Rule(
         re.compile(
@@ -95,7 +95,7 @@ _RULES = (
     _Rule(
         re.compile(r"(panic: .+|fatal error: .+)"),
         BrokerFault.CRASHED,
-        "the server fell: {0}",
+        f"the server crashed: {0}",
         "the broker's log has more",
     ),
 )
@@ -108,7 +108,7 @@ def explain(name: str, output: str, exit_code: int | None) -> BrokerFailed:
     killed = exit_code is not None and exit_code < 0
     how = f"was killed by signal {-(exit_code or 0)}" if killed else f"ended ({exit_code})"
     known = _match(lines, (BrokerFault.CRASHED,) if killed else tuple(BrokerFault))
-    message, fault, hint = known or (how, BrokerFault.CRASHED, "its log may say more")
+    message, fault, hint = known or (how, BrokerFault.CRASHED, "its log may have more details")
     return BrokerFailed(
         f"broker {name}{':' if known else ''} {message}", fault=fault, log_tail=lines[-TAIL_LINES:], hint=hint
     )
@@ -127,7 +127,7 @@ def restart_limit_reached(name: str, crashes: int, last: errors.MusterError) -> 
     tail = last.log_tail if isinstance(last, BrokerFailed) else ()
     times = "once" if crashes == 1 else f"{crashes} times"
     return BrokerFailed(
-        f"broker {name} fell {times} and was given up; the last time: {last.message}",
+        f"broker {name} crashed {times} and is not restarted any more; the last error: {last.message}",
         fault=BrokerFault.CRASH_LOOP,
         log_tail=tail,
         hint=last.hint or "the broker's log has more",
@@ -140,7 +140,7 @@ def refused_reload(name: str, output: str) -> BrokerFailed | None:
     if match is None:
         return None
     return BrokerFailed(
-        f"broker {name} would not take its new configuration: {match[1]}",
+        f"broker {name} rejected its new configuration: {match[1]}",
         fault=BrokerFault.RELOAD_REFUSED,
         log_tail=output.splitlines()[-TAIL_LINES:],
         hint="listeners, routes, gateways and names are fixed while the server runs: restart it",
@@ -148,7 +148,7 @@ def refused_reload(name: str, output: str) -> BrokerFailed | None:
 
 
 _LEAF_REASONS = (
-    (r"Loop detected", "it would close a ring of links", "take another link of the ring away first"),
+    (r"Loop detected", "it would close a ring of links", "remove another link of the ring first"),
     (
         r"[Aa]uthorization [Vv]iolation|[Aa]uthentication",
         "its credentials were refused",
@@ -158,14 +158,14 @@ _LEAF_REASONS = (
     (r"no such host|lookup", "the far end's name is not known", "see the address"),
     (
         r"connection refused|i/o timeout|no route",
-        "the far end does not answer",
+        "the remote broker does not respond",
         "see that it runs and listens",
     ),
 )
 
 
 def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFailed:
-    """For a leaf link that did not come up, from what its near end wrote meanwhile."""
+    """The error for a leaf link that did not come up, from the log output of its broker."""
     complaints = [line for line in output.splitlines() if "[ERR]" in line or "[WRN]" in line]
     reason, hint = next(
         (
@@ -173,7 +173,7 @@ def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFai
             for pattern, reason, hint in _LEAF_REASONS
             if any(re.search(pattern, line) for line in complaints)
         ),
-        ("the far end does not answer", "see that it runs and listens for leaf links"),
+        ("the remote broker does not respond", "see that it runs and listens for leaf links"),
     )
     where = re.sub(r"//[^@/\s]*@", "//", " ".join(urls))  # never show a password
     return BrokerFailed(
@@ -190,12 +190,12 @@ def unknown_host(name: str, id: str, urls: Sequence[str]) -> BrokerFailed:
     return BrokerFailed(
         f"broker {name}: the link {id} cannot come up: no address is known for the host {hosts}",
         fault=BrokerFault.DEAD_LINK,
-        hint="see how it is spelt, and that the DNS or the hosts file of this machine knows it",
+        hint="check its spelling, and the DNS or the hosts file of this machine",
     )
 
 
 def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
-    """For a port that we could not hold for the server, in the words the server's own complaint would get."""
+    """The error for a port that could not be reserved, with the same text as for an error of the server."""
     reason = {errno.EADDRINUSE: "address already in use", errno.EACCES: "permission denied"}.get(
         error.errno or 0, "cannot assign requested address"
     )
@@ -203,7 +203,7 @@ def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
 
 
 def unhealthy(name: str, reason: str) -> BrokerFailed:
-    """For a broker that runs, and says of itself that something is wrong."""
+    """The error for a running broker that reports a problem."""
     known = _match(reason.splitlines() or [""], (BrokerFault.DISK_FULL, BrokerFault.UNWRITABLE))
     if known is None:
         return BrokerFailed(f"broker {name} is not healthy: {reason}", fault=BrokerFault.NOT_READY)
@@ -220,7 +220,7 @@ def disk_full(name: str, folder: Path, free_bytes: int) -> BrokerFailed:
 
 
 def unwritable(name: str, error: OSError) -> BrokerFailed:
-    """For what we could not write ourselves, before the server had its turn."""
+    """The error for a file that could not be written before the server started."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BrokerFailed(
             f"broker {name}: the disk is full: {error.filename}",

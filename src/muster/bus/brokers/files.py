@@ -1,4 +1,4 @@
-"""A broker's files: its folders, its configuration, and what it has written to its log. All of it blocks."""
+"""The files of a broker: its folders, its configuration, and its log output. All functions block."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def prepare(settings: config.BrokerConfig) -> None:
 
 
 def has_room(settings: config.BrokerConfig) -> bool:
-    """Whether a broker would be started there as far as its disk goes."""
+    """Whether the disk has enough space to start a broker."""
     folders = filter(None, (settings.directory, settings.store_path))
     return all(shutil.disk_usage(folder).free >= FREE_BYTES_MIN for folder in folders)
 
 
 def write_config(settings: config.BrokerConfig) -> None:
-    """All of it or nothing, and for our eyes only: it may hold secrets."""
+    """Write the file atomically and readable by its owner only: it may contain secrets."""
     text = config.render(settings)
     temporary = settings.config_path.with_suffix(".new")
     try:
@@ -47,8 +47,7 @@ def size(path: Path) -> int:
 
 
 def read_from(path: Path, offset: int) -> str:
-    """What was written behind ``offset``, at most 64 KiB of it; from the start, if the file was turned
-    over."""
+    """The text after ``offset``, at most 64 KiB; from the start if the file was rotated."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Questions to a running broker, over the monitor port that it keeps open on loopback."""
+"""Requests to a running broker over its monitor port on loopback."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ TIMEOUT_S = 2.0
 @dataclass(frozen=True, slots=True)
 class BrokerHealth:
     ok: bool
-    reason: str = ""  # in the server's words
+    reason: str = ""  # text of the server
 
 
 async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """One of the server's pages (``varz``, ``connz``, ``routez``, ``gatewayz``, ``leafz``, ``jsz?…``)."""
+    """Read a page of the server (``varz``, ``connz``, ``routez``, ``gatewayz``, ``leafz``, ``jsz?…``)."""
     response = await client.get(f"{url}/{page}", timeout_s=timeout_s)
     if response.status != 200:
-        raise errors.Unavailable(f"{url}/{page} answered {response.status}: {response.body[:200]!r}")
+        raise errors.Unavailable(
+            f"{url}/{page} returned HTTP status {response.status}: {response.body[:200]!r}"
+        )
     answer = response.json()
     if not isinstance(answer, dict):
-        raise errors.Unavailable(f"{url}/{page} did not answer with an object")
+        raise errors.Unavailable(f"{url}/{page} did not return a JSON object")
     return answer
 
 
 async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> BrokerHealth:
-    """What the broker says of itself; a broker that does not answer is not healthy."""
+    """The health that the broker reports; a broker that does not respond is not healthy."""
     try:
         response = await client.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
         answer = response.json()

@@ -1,13 +1,13 @@
 """Several brokers and what joins them.
 
-Three kinds of joint, all the engine's own.  *Routes* make the members of a cluster one: a full mesh with
-shared, replicated storage.  *Gateways* join clusters into a super-cluster.  *Leaf links* hang a broker, or a
-cluster, on another: messages cross where there is interest, and each side keeps its own storage.
+There are three kinds of links, all of NATS. *Routes* connect the members of a cluster: a full mesh with
+shared, replicated storage. *Gateways* connect clusters to a super-cluster. *Leaf links* connect a broker or a
+cluster to another one: messages cross where there is interest, and each side has its own storage.
 
-What can change while the network runs: brokers join and leave a cluster (`Network.add`, `Network.remove`),
-leaf links come and go (`Network.link`, `Network.unlink`), durable storage is added to a broker and taken away
-from it (`Network.add_storage`, `Network.remove_storage`).  What cannot: single routes, and which clusters
-form a super-cluster.
+At run time, brokers can join and leave a cluster (`BrokerNetwork.add`, `BrokerNetwork.remove`), leaf links
+can be added and removed (`BrokerNetwork.link`, `BrokerNetwork.unlink`), and so can the durable storage of a
+broker (`BrokerNetwork.add_storage`, `BrokerNetwork.remove_storage`). Single routes and the set of clusters of
+a super-cluster cannot be changed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from muster.bus.client import connection
 from muster.core import backoff, errors
 
 EVACUATE_TIMEOUT_S = 60.0
-DRAIN_S = 5.0  # before a restart: leadership is handed over, and clients are asked to go elsewhere
+DRAIN_S = 5.0  # before a restart: leadership is transferred, and clients move to other brokers
 
 
 class BrokerNetwork:
-    """``async with mesh(3, directory) as network: … network.urls`` — or `start` and `stop` by hand."""
+    """``async with mesh(3, directory) as network: … network.urls``, or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class BrokerNetwork:
     # Life
 
     async def start(self, *, timeout_s: float = broker.START_TIMEOUT_S) -> None:
-        """When this returns, every broker is healthy and joined to those it should be joined to, and the
-        storage of every cluster has a leader."""
+        """When this returns, every broker is healthy and has all its links, and the storage of every cluster
+        has a leader."""
         brokers = list(self.brokers.values())
         for member in brokers:
             self._check_storage(member)
@@ -121,7 +121,7 @@ class BrokerNetwork:
             raise
 
     async def remove(self, name: str, *, drain_s: float = 0.0, force: bool = False) -> None:
-        """Stop a broker for good. What it stores moves to the others first; see `remove_storage`."""
+        """Stop a broker permanently. Its stored data moves to the others first; see `remove_storage`."""
         leaving = self[name]
         if leaving.config.storage is not None and leaving.config.cluster is not None:
             await self.remove_storage(name, force=force)  # first, because it may be refused
@@ -159,24 +159,23 @@ class BrokerNetwork:
         return id
 
     async def unlink(self, id: str) -> None:
-        """Take a leaf link away while both ends run."""
+        """Remove a leaf link while both ends run."""
         for member in self.brokers.values():
             if any(remote.id == id for remote in member.config.remotes):
                 return await member.unlink(id)
         if id.startswith(("route:", "gateway:")):
             raise errors.Refused(
-                f"{id} cannot be taken away while the network runs",
+                f"{id} cannot be removed while the network runs",
                 hint="routes and gateways are fixed by the engine: remove the broker, or restart the network",
             )
         there = [remote.id for member in self.brokers.values() for remote in member.config.remotes]
         raise errors.NotFound(
             f"no link {id!r} in this network",
-            hint=f"there is: {', '.join(there)}" if there else "there is none to take away",
+            hint=f"there is: {', '.join(there)}" if there else "there are no leaf links",
         )
 
     async def links(self) -> list[topology.LinkStatus]:
-        """Every link of every kind, as it is now. A broker that does not answer has only links that are
-        down."""
+        """The current state of all links. A broker that does not respond has only links that are down."""
         statuses = {
             status.id: status for status in topology.due([member.config for member in self.brokers.values()])
         }
@@ -204,17 +203,19 @@ class BrokerNetwork:
     async def add_storage(
         self, name: str, storage_config: config.BrokerStorage, *, timeout_s: float = broker.START_TIMEOUT_S
     ) -> None:
-        """Give a broker durable storage, for new streams to be placed on. The network runs on; the broker
-        itself is restarted, since the engine can start storage late but then does not know its own name."""
+        """Add durable storage to a broker, for new streams. The network continues to run; the broker is
+        restarted, because NATS can enable storage at run time, but then the server does not know its own
+        name."""
         member = self[name]
         if member.config.storage is not None:
             raise errors.AlreadyExists(f"broker {name} has durable storage already")
         since_s = time.monotonic() - self._storage_removed_at_s.get(name, float("-inf"))
         if since_s < storage.REJOIN_S and member.config.cluster is not None:
             raise errors.Unavailable(
-                f"broker {name} gave up its storage {since_s:.0f} s ago: its cluster keeps it out",
+                f"the storage of broker {name} was removed {since_s:.0f} s ago: its cluster does not "
+                "admit it yet",
                 retry_after_s=storage.REJOIN_S - since_s,
-                hint="the engine keeps out what was removed for five minutes; wait, or use another broker",
+                hint="NATS excludes a removed broker for five minutes; wait, or use another broker",
             )
         await member.restart(dataclasses.replace(member.config, storage=storage_config), drain_s=DRAIN_S)
         await self._ready(member, timeout_s)
@@ -223,11 +224,11 @@ class BrokerNetwork:
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
     ) -> None:
-        """Take durable storage away from a broker. The network runs on; the broker itself is restarted.
+        """Remove durable storage from a broker. The network continues to run; the broker is restarted.
 
-        What it stores moves to the other members of its cluster first. If too few remain for the replicas
-        that the streams ask for, or if it does not run, it is refused; with ``force`` it goes all the same,
-        and what only it held is lost.
+        Its stored data moves to the other members of its cluster first. If too few remain for the replicas of
+        the streams, or if it does not run, the request is rejected; with ``force`` the storage is removed
+        anyway, and data that only this broker had is lost.
         """
         member = self[name]
         if member.config.storage is None:
@@ -235,7 +236,8 @@ class BrokerNetwork:
         sharing = [other for other in self._sharing(member) if other is not member]
         if len(sharing) == 1:
             raise errors.Refused(
-                f"broker {name} cannot give up its storage: {sharing[0].name} would be alone with it",
+                f"the storage of broker {name} cannot be removed: {sharing[0].name} would be the only "
+                "one left with storage",
                 hint=storage.TWO_OR_MORE,
             )
         if not force:
@@ -251,7 +253,7 @@ class BrokerNetwork:
     async def _empty(self, member: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
         if member.state is not broker.BrokerState.RUNNING:
             raise errors.Refused(
-                f"broker {member.name} does not run, so what it stores cannot move",
+                f"broker {member.name} does not run, so its stored data cannot move",
                 hint="start it first, or force it and lose what only it held",
             )
         # A stream lives in one cluster of a super-cluster.
@@ -260,9 +262,11 @@ class BrokerNetwork:
         needed = await storage.replicas_max(member)
         if len(others) < needed:
             raise errors.Refused(
-                f"broker {member.name} cannot give up its storage: some stream has {needed} replicas, and "
-                f"{len(others)} other brokers of its cluster have storage",
-                hint="add storage to another broker, ask for fewer replicas, or force it and lose data",
+                f"the storage of broker {member.name} cannot be removed: a stream has {needed} "
+                f"replicas, and {len(others)} other brokers of its cluster have storage",
+                hint=(
+                    "add storage to another broker, reduce the number of replicas, or force it and lose data"
+                ),
             )
         if needed:
             await storage.evacuate(member, others, self._access(member), timeout_s)
@@ -272,7 +276,7 @@ class BrokerNetwork:
             credentials=self._system_credentials, password=member.config.system_secret, tls=member.config.tls
         )
 
-    # Who is joined to whom
+    # Links
 
     def _make(self, settings: config.BrokerConfig) -> broker.Broker:
         if settings.name in self.brokers:
@@ -291,8 +295,8 @@ class BrokerNetwork:
         )
 
     async def _rewire(self) -> None:
-        """Tell the running members of each cluster who belongs to it now. They know by hearsay; this is for
-        their next restart."""
+        """Write the current members of each cluster to the configuration of the running ones. They know new
+        members already; this is for their next restart."""
         for member in self.brokers.values():
             everybody = [other.config for other in self.brokers.values()]
             wired = topology.with_routes(member.config, everybody, self._outside_routes[member.name])
@@ -335,7 +339,7 @@ class BrokerNetwork:
         ]
 
     def _check_storage(self, member: broker.Broker) -> None:
-        """One broker alone cannot hold the storage of a cluster: the engine waits for a second for ever."""
+        """A single broker cannot have the storage of a cluster: NATS waits for a second one without limit."""
         cluster, gateway = member.config.cluster, member.config.gateway
         outside = self._outside_routes[member.name] or (gateway is not None and gateway.remotes)
         if cluster is not None and self._sharing(member) == [member] and not outside:
@@ -344,7 +348,7 @@ class BrokerNetwork:
             )
 
     def _sites(self) -> dict[str, str]:
-        """What each broker is one with: all clusters with gateways are one site."""
+        """The site of each broker: all clusters with gateways are one site."""
         return {
             member.name: "the super-cluster" if member.config.gateway else topology.cluster_of(member.config)
             for member in self.brokers.values()
@@ -423,7 +427,7 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:
                 group.create_task(coroutine)
-    except BaseExceptionGroup as failed:  # not except*: before 3.11.4 that wraps what is raised in it
+    except BaseExceptionGroup as failed:  # not except*: before 3.11.4 it wraps exceptions raised inside
         ours = failed.subgroup(errors.MusterError)
         if ours is None:
             raise

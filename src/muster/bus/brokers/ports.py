@@ -6,20 +6,21 @@ import socket
 
 from muster.bus.brokers import config, diagnosis
 
-Held = dict[str, socket.socket]  # by door
+Held = dict[str, socket.socket]  # by listener
 
 
 def reserve(settings: config.BrokerConfig, held: Held) -> config.BrokerConfig:
-    """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
-    for door, host, port in tuple(config.ports(settings)):
-        if door in held and port not in (0, held[door].getsockname()[1]):
-            held.pop(door).close()  # the settings name another now
-        if door not in held:
+    """Bind every listener that is not in ``held`` yet, and add it; return the settings with the assigned
+    ports."""
+    for listener, host, port in tuple(config.ports(settings)):
+        if listener in held and port not in (0, held[listener].getsockname()[1]):
+            held.pop(listener).close()  # the settings name another now
+        if listener not in held:
             try:
-                held[door] = _bound(host, port)
+                held[listener] = _bound(host, port)
             except OSError as error:
                 raise diagnosis.unbindable(settings.name, config.authority(host, port), error) from error
-        settings = config.with_port(settings, door, held[door].getsockname()[1])
+        settings = config.with_port(settings, listener, held[listener].getsockname()[1])
     return settings
 
 

@@ -1,8 +1,8 @@
-"""Where durable storage lives: asked of the brokers that share one, and changed while they run.
+"""Placement of durable storage: queried from the brokers that share it, and changed at run time.
 
-The brokers of a cluster, or of a super-cluster, that have storage form one group with a leader.  The leader
-places streams on members and moves them; through the system account it is told to empty a member and to
-forget it.
+The brokers of a cluster, or of a super-cluster, that have storage form one group with a leader. The leader
+places streams on members and moves them; requests on the system account make it evacuate a member and remove
+it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from muster.bus.brokers import broker, system_account
 from muster.core import errors
 
-# So long the engine keeps out a broker whose storage was removed.
+# NATS excludes a broker for this time after its storage was removed.
 REJOIN_S = 300.0
 ELECTION_TIMEOUT_S = 30.0
 TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
 
 
 async def replicas_max(member: broker.Broker) -> int:
-    """The most replicas that a stream on this broker asks for; 0 if there are none."""
+    """The highest number of replicas of a stream on this broker; 0 if there are none."""
     page = await member.ask("jsz?accounts=true&streams=true&config=true")
     return max(
         (
@@ -51,7 +51,7 @@ async def evacuate(
     except TimeoutError:
         raise errors.TimedOut(
             f"broker {member.name} still held streams after {timeout_s:g} s",
-            hint="it goes on emptying itself: ask again later",
+            hint="the evacuation continues: try again later",
         ) from None
 
 
@@ -60,7 +60,7 @@ async def remove_peer(
 ) -> None:
     """Strike a broker that stores no more from the group that the others form.
 
-    If it was their leader they elect another first, which takes some seconds: nobody answers meanwhile.
+    If it was the leader they elect another first, which takes some seconds without a reply.
     """
     addresses = [other.address for other in others]
 
@@ -75,14 +75,14 @@ async def remove_peer(
         await broker.poll_until(struck, timeout_s=ELECTION_TIMEOUT_S)
     except TimeoutError:
         raise errors.TimedOut(
-            f"broker {name} is still counted among those that store: nobody leads the others",
+            f"broker {name} is still a member of the storage group: the others have no leader",
             hint="see that more than half of the brokers that ever shared it run, and try again",
         ) from None
     await wait_until_settled(others, ELECTION_TIMEOUT_S)
 
 
 async def wait_until_settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
-    """Wait until these brokers, and no others, share a storage whose leader sees all of them."""
+    """Wait until exactly these brokers share a storage whose leader is connected to all of them."""
     names = {member.name for member in sharing}
 
     async def together() -> bool:

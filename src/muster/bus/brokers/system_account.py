@@ -1,4 +1,4 @@
-"""Requests on the brokers' system account, each over a connection of its own that ends with the answer."""
+"""Requests on the system account of the brokers, each over its own short connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemAccess:
-    """How to reach the system account: credentials where there is trust, a password where there is none."""
+    """Access to the system account: credentials with an operator, a password without one."""
 
     credentials: connection.CredentialSource | None = None
     password: str | None = None
@@ -28,7 +28,7 @@ class SystemAccess:
 async def request(
     addresses: Sequence[str], access: SystemAccess, subject: str, payload: dict[str, Any] | bytes
 ) -> dict[str, Any]:
-    """Ask whoever is responsible, and raise what the answer complains of."""
+    """Send a request to the responsible broker, and raise the error of its reply."""
     data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     async with await _connect(addresses, access) as bus:
         reply = await bus.request(subject, data, timeout_s=TIMEOUT_S)
@@ -41,7 +41,8 @@ async def request(
 async def gather(
     addresses: Sequence[str], access: SystemAccess, subject: str, *, enough: int, timeout_s: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Ask every broker, and collect answers until there are ``enough`` or time is up."""
+    """Send a request to every broker, and collect replies until there are ``enough`` or the time has
+    passed."""
     async with await _connect(addresses, access) as bus:
         return [
             json.loads(reply.data)

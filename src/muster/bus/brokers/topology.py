@@ -1,14 +1,14 @@
-"""What joins brokers, as data: which links there are, which are up, and which may not be made. Pure.
+"""Links between brokers as data: which exist, which are up, and which are not permitted. Pure.
 
-A link of leaf kind is kept up by one broker, its near end, towards another or a cluster, its far end.  It
-can be made and unmade while both run.  Routes and gateways follow from membership of a cluster or
-super-cluster: the engine spreads the news of every member to all others and joins each to each, so that a
-single one cannot be added or taken away.
+A leaf link is maintained by one broker, its near end, to another broker or a cluster, its far end. It can be
+added and removed while both run. Routes and gateways follow from the membership of a cluster or
+super-cluster: NATS announces every member to all others and connects each to each, so that a single one
+cannot be added or removed.
 
-Leaf links may not form a ring: what a broker sent would come back to it.  The engine notices, but only by
-cutting links, and not only the newest, for half a minute.  So a link that would close a ring is refused here,
-before it is tried.  Several members of one cluster may each keep a link to the same far end; that is not a
-ring, but insurance.
+Leaf links must not form a ring: the messages of a broker would return to it. NATS detects that, but only by
+closing links, and not only the newest, for half a minute. So a link that would close a ring is rejected here
+in advance. Several members of one cluster may each have a link to the same far end; that is not a ring, but
+redundancy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkKind(enum.Enum):
 class LinkStatus:
     id: str
     kind: LinkKind
-    near: str  # the broker that keeps it up
+    near: str  # the broker that maintains it
     far: str  # the broker, or for a gateway the cluster, at the other end; an address while that is unknown
     account: str | None
     up: bool
@@ -59,8 +59,8 @@ def leaf_links(
 ) -> list[LinkStatus]:
     """The leaf links of one broker, from its monitor page. ``addresses`` are those of each link's far end.
 
-    A far end that is a cluster may have sent us on to a member we never named: a connection that fits no
-    link by address belongs to the first link of its account that has none.
+    A far end that is a cluster may have redirected the connection to a member that is not configured: a
+    connection that matches no link by address belongs to the first link of its account without a connection.
     """
     connections = [leaf for leaf in leafz.get("leafs") or () if leaf.get("is_spoke")]
     connected: dict[str, Mapping[str, Any]] = {}
@@ -90,7 +90,7 @@ def leaf_links(
 
 
 def route_links(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
-    """One for each peer; the connections that the engine keeps to it share the load."""
+    """One for each peer; NATS spreads the load over several connections to it."""
     peers: dict[str, dict[str, Any]] = {}
     for route in routez.get("routes") or ():
         peer = peers.setdefault(route.get("remote_name") or route["remote_id"], {"rtt": route.get("rtt", "")})
@@ -197,8 +197,8 @@ def check_new(
 ) -> None:
     """Refuse a leaf link that the engine would refuse, or cut.
 
-    ``sites`` maps each broker to what it is one with: its cluster, its super-cluster, or itself.
-    ``leaves`` are the near end, far end and account of the leaf links there are.
+    ``sites`` maps each broker to its super-cluster, its cluster, or itself. ``leaves`` are the near end, far
+    end and account of the existing leaf links.
     """
     if sites[near] == sites[far]:
         raise errors.Refused(
@@ -219,7 +219,7 @@ def check_new(
     if path is not None:
         raise errors.Refused(
             f"a link from {near} to {far} would close a ring: {' - '.join(path)}",
-            hint="take another link of the ring away first, or keep this one in reserve until one fails",
+            hint="remove another link of the ring first, or add this one when a link fails",
         )
 
 
@@ -239,7 +239,7 @@ def _path(start: str, goal: str, neighbours: Mapping[str, set[str]]) -> list[str
     return path[::-1]
 
 
-# Who is joined to whom
+# Links
 
 
 def cluster_of(broker: config.BrokerConfig) -> str:
@@ -262,7 +262,7 @@ def with_routes(
     )
     routes = tuple(dict.fromkeys((*outside, *inside)))
     if not routes and broker.gateway is not None and broker.storage is not None:
-        # The engine lets a cluster of one store only if it has a route, be it to itself.
+        # NATS lets a cluster of one store only if it has a route, which may be to itself.
         routes = (config.peer_url(config.reachable(broker.host), broker.cluster.port, broker.cluster.secret),)
     return dataclasses.replace(broker, cluster=dataclasses.replace(broker.cluster, routes=routes))
 

@@ -1,4 +1,4 @@
-"""What brokers, the system and nats-py say when they refuse, in our words."""
+"""Maps errors of brokers, the system and nats-py to Muster errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
 
 
 def is_harmless(text: str) -> bool:
-    """Whether the connection lives on after this error line of the broker."""
+    """Whether the connection stays open after this error line of the broker."""
     text = text.lower()
     return any(words in text for words in _HARMLESS)
 
@@ -27,7 +27,7 @@ def is_credential_error(text: str) -> bool:
 
 
 def connection_error(error: Exception, server: str = "") -> errors.MusterError:
-    """The library's or system's error in our words."""
+    """Map an error of the library or the system to a Muster error."""
     text = str(error).removeprefix("nats: ").strip().strip("'") or type(error).__name__
     if isinstance(error, errors.MusterError):
         return error
@@ -45,5 +45,5 @@ def connection_error(error: Exception, server: str = "") -> errors.MusterError:
     if isinstance(error, ImportError):
         return errors.MissingDependency(f"{text}", hint="pip install 'muster-fabric[websocket]'")
     if isinstance(error, nats.errors.Error) and "url" in text:
-        return errors.InvalidInput(f"not the address of a broker: {where} ({text})")
-    return errors.NotConnected(f"no broker answers at {where}: {text}")
+        return errors.InvalidInput(f"not the URL of a broker: {where} ({text})")
+    return errors.NotConnected(f"no broker responds at {where}: {text}")

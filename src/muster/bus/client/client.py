@@ -1,8 +1,8 @@
 """The real bus: a connection to a broker, and to another one when that fails.
 
-What a connection does by itself: it reconnects with jitter to another broker it knows of; it subscribes
-anew; and every `audit_s` it asks its broker which of its subscriptions the broker holds, and says again
-those it has lost (docs/decisions/0009).
+A connection reconnects with jitter to another known broker and subscribes again. Every `audit_s` it requests
+from its broker the list of its subscriptions, and repeats those that the broker has lost
+(docs/decisions/0009).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ events = log.EventLog("bus")
 
 AUDIT_S = 30.0
 AUDIT_TIMEOUT_S = 2.0
-AUDIT_MAX = 5_000  # with more subscriptions the answer would be too large: they are said again unasked
+AUDIT_MAX = 5_000  # with more subscriptions the reply would be too large: all are repeated without a request
 AUDIT_SUBJECT = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_TIMEOUT_S = 5.0
@@ -53,7 +53,7 @@ class NatsBus:
         self._state = api.ConnectionState.CLOSED
         self._listeners = state_listeners.StateListeners()
         self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
-        self._may_ask = True  # the brokers, which of our subscriptions they hold
+        self._may_ask = True  # whether the identity may request its subscriptions from the brokers
         self._auditor: asyncio.Task[None] | None = None
         self._durable: streams_stream.StreamFactory
 
@@ -98,7 +98,7 @@ class NatsBus:
         else:
             if len(order) > 1 and failure is not None:
                 raise errors.NotConnected(
-                    f"none of {len(order)} brokers answers; the last: {failure}"
+                    f"none of {len(order)} brokers responds; the last error: {failure}"
                 ) from failure
             raise failure or errors.InvalidInput("no address of a broker was given")
         self._wire.know(order)
@@ -107,7 +107,7 @@ class NatsBus:
         if self._audit_s > 0:
             self._auditor = asyncio.create_task(self._audit_always(), name=f"audit of {self._identity}")
 
-    # What it is and how it fares.
+    # State.
 
     @property
     def identity(self) -> str:
@@ -269,7 +269,7 @@ class NatsBus:
             end()
         return answers
 
-    # What lasts.
+    # Streams and buckets.
 
     async def stream(self, settings: api.StreamSettings) -> streams_stream.NatsStream:
         return await self._durable.ensure(settings)
@@ -288,7 +288,8 @@ class NatsBus:
 
     @property
     def storage(self) -> jetstream.JetStreamApi:
-        """The brokers' own interface, for what has no word of ours (`muster.bus.streams.snapshots`)."""
+        """The JetStream interface, for functions that `api.Bus` does not have
+        (`muster.bus.streams.snapshots`)."""
         return self._durable.api
 
     async def budgets(self) -> list[api.StreamBudget]:
@@ -316,14 +317,14 @@ class NatsBus:
         may_ask = self._may_ask and len(requested) <= AUDIT_MAX
         held = await self._held_by_broker() if may_ask else None
         if self._wire.generation != generation:
-            return 0  # another connection by now: everything has just been subscribed anew
+            return 0  # another connection: everything has just been subscribed again
         if held is None:
-            # We may not ask, or nobody answered: say all of them again, which the broker passes over
-            # where it has them.
+            # The request is not permitted, or there is no reply: repeat all of them. The broker ignores those
+            # that it has.
             for number in requested:
                 self._wire.listen_again(number)
             return 0
-        # Whatever came after the question may rightly be missing from the answer.
+        # Subscriptions made after the request may be missing from the reply.
         lost = [number for number in requested if number not in held and number in self._wire.numbers()]
         for number in lost:
             self._wire.listen_again(number)
@@ -335,12 +336,12 @@ class NatsBus:
         return len(lost)
 
     async def _held_by_broker(self) -> set[int] | None:
-        """The numbers of our subscriptions as our broker knows them; None if that cannot be had."""
+        """The numbers of the subscriptions that the broker has; None if there is no result."""
         held: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
 
         def take(
             answer: requests.InboxReply,
-        ) -> None:  # every broker of the domain answers; one of them is ours
+        ) -> None:  # every broker of the domain replies; only the reply of this connection's broker counts
             report = json.loads(answer.data) if answer.data else {}
             if not answer.data or report.get("server", {}).get("id") == self._wire.server_id:
                 connections = report.get("data", {}).get("connections")
@@ -427,10 +428,10 @@ async def connect(
 ) -> NatsBus:
     """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
 
-    They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
-    ``creds`` may be a function, which is asked again for each new connection.  ``proxy`` is the address of an
-    HTTP proxy (``http://HOST:PORT``) by way of which every broker is reached.  Without ``echo`` its
-    subscriptions do not hear what it publishes itself.
+    They are tried in random order, so that clients spread, or ``in_order`` if they are ranked. ``creds`` may
+    be a function, which is called again for each new connection. ``proxy`` is the URL of an HTTP proxy
+    (``http://HOST:PORT``) for all connections. Without ``echo`` its subscriptions do not receive its own
+    messages.
     """
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:

@@ -1,9 +1,9 @@
-"""The thin layer on nats-py: one connection that keeps itself alive, read and written our way.
+"""The layer on nats-py: one connection that reconnects, with its own reading and writing.
 
-nats-py keeps what it is good at: the socket, TLS, WebSocket, the handshake, resubscribing.  Replaced are the
-parts on the path of every message (its parser, its queue and task for each subscription, its message class)
-and those whose answer to trouble is not ours (an error of the broker closes its client for good).  All use of
-its inner names is here, in `parsing` and in `sockets`; the contract suite tells when they move.
+nats-py provides the socket, TLS, WebSocket, the handshake and resubscription. Replaced are the parts that run
+for every message (its parser, its queue and task for each subscription, its message class) and its error
+handling where an error of the broker would close the client permanently. All uses of its private names are
+here, in `parser` and in `transports`; ``tests/bus/test_nats_py_internals.py`` lists them.
 
 Subscriptions here are *readers*: a plain function called for each message while the socket is read.
 """
@@ -35,11 +35,11 @@ RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
 PING_INTERVAL_S = 20
 MAX_UNSENT_BYTES = 2 << 20
-AT_ONCE_BYTES_MAX = 64 << 10  # behind more than that nothing is sent out of turn
+AT_ONCE_BYTES_MAX = 64 << 10  # with more unsent bytes, nothing is written ahead of the flusher
 
 
 class CredentialSource(Protocol):
-    """Who a connection is, and the proof. `muster.trust` has them."""
+    """The identity of a connection, and its proof. `muster.trust` implements it."""
 
     @property
     def identity(self) -> str: ...
@@ -47,7 +47,7 @@ class CredentialSource(Protocol):
     def user_jwt(self) -> str: ...
     @property
     def sees_connections(self) -> bool:
-        """Whether it may ask the brokers who is connected, and with which subscriptions."""
+        """Whether it may request the connections and subscriptions of its account from the brokers."""
         ...
 
     def answer(self, nonce: str) -> bytes:
@@ -57,8 +57,8 @@ class CredentialSource(Protocol):
 
 @contextlib.contextmanager
 def cancellable() -> Iterator[None]:
-    """Say a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
-    `asyncio.wait_for` does if what it waits for is done at that moment. A deadline would never strike."""
+    """Raise a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
+    `asyncio.wait_for` does if its future completes at the same time. A timeout would have no effect."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     yield
@@ -67,7 +67,7 @@ def cancellable() -> Iterator[None]:
 
 
 class NatsConnection(nats_client.Client):
-    """One connection. Its owner is told of changes of its state, and of subscriptions refused."""
+    """One connection. It notifies its owner of state changes and of rejected subscriptions."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class NatsConnection(nats_client.Client):
         self._in_burst = False
         self._attempts = 0
         self._auth_failures = 0
-        self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
+        self.cause: errors.MusterError | None = None  # the reason of an unrequested close
         self.generation = 0  # grows with each connection made
         self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
-        self.on_news: set[Callable[[], object]] = set()  # called when it is made anew, and when it is closed
+        self.on_news: set[Callable[[], object]] = set()  # called after each reconnection and close
 
     # Connecting.
 
@@ -107,7 +107,7 @@ class NatsConnection(nats_client.Client):
         proxy: str | None = None,
         echo: bool = True,
     ) -> None:
-        """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
+        """Connect to ``server``. After that the connection reconnects by itself, to other brokers too."""
         self._proxy = proxy
         complaints: list[Exception] = []
 
@@ -124,16 +124,16 @@ class NatsConnection(nats_client.Client):
             def sign(nonce: str) -> bytes:
                 nonlocal current
                 try:
-                    current = creds()  # anew for each attempt: they may have been renewed
+                    current = creds()  # again for each attempt: they may have been renewed
                 except errors.MusterError as error:  # unreadable now: those we have may still do
                     events.warning("credentials-unreadable", error=error)
                 return current.answer(nonce)
 
-            # nats-py asks for the signature first: the document is of the same reading.
+            # nats-py requests the signature first, so the JWT is from the same reading.
             options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
         parts = urllib.parse.urlsplit(server)
         if parts.password is not None:
-            # As options, because the addresses of other brokers that this one tells us hold no password.
+            # As options, because the URLs of other brokers that this one reports have no password.
             options.update(
                 user=urllib.parse.unquote(parts.username or ""), password=urllib.parse.unquote(parts.password)
             )
@@ -163,7 +163,7 @@ class NatsConnection(nats_client.Client):
                 )
         except (OSError, nats.errors.Error, ImportError) as error:
             await self._abandon()
-            # The last word of nats-py is often "no servers available": the reason is what was said before.
+            # The last error of nats-py is often "no servers available": the reason is the error before it.
             telling = (
                 complaints[-1] if isinstance(error, nats.errors.NoServersError) and complaints else error
             )
@@ -204,7 +204,7 @@ class NatsConnection(nats_client.Client):
         return random.choice(others), delay_s * (0.5 + random.random() / 2)
 
     async def _attempt_reconnect(self) -> None:
-        # Given up in the middle of it, nats-py marks its end twice: the last thing that it does.
+        # When it is cancelled, nats-py completes a future twice, as its last step.
         with contextlib.suppress(asyncio.InvalidStateError):
             await super()._attempt_reconnect()
 
@@ -238,11 +238,11 @@ class NatsConnection(nats_client.Client):
             hear()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        if not self.is_connected:  # nowhere to send it, and nats-py would trip over the attempt
+        if not self.is_connected:  # it cannot be sent, and nats-py would fail in the attempt
             self._pending, self._pending_data_size = [], 0
         try:
             await super()._close(status, do_cbs)
-        except OSError:  # the socket went while the last of it was being sent
+        except OSError:  # the socket was closed while the last bytes were being sent
             if self._transport is not None:
                 self._transport.close()  # type: ignore[no-untyped-call]
                 await self._transport.wait_closed()  # type: ignore[no-untyped-call]
@@ -255,7 +255,7 @@ class NatsConnection(nats_client.Client):
         if violation is None:
             events.warning("broker-error", said=err_msg.strip("'"))
             if not broker_errors.is_harmless(err_msg):
-                # The broker closes the connection after it: try again, perhaps elsewhere.
+                # The broker closes the connection after it: reconnect, possibly to another broker.
                 await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
             return
         kind, subject = violation.groups()
@@ -268,11 +268,11 @@ class NatsConnection(nats_client.Client):
         events.warning("forbidden", what=kind.lower(), subject=subject)
 
     def _told_those_who_asked(self, subject: str) -> bool:
-        """Whether somebody waits for an answer to what was refused, and has heard of it that way."""
+        """Whether a request was waiting for the rejected publish, and has been failed."""
         return False
 
     def know(self, servers: list[str]) -> None:
-        """Other brokers to turn to. Those the broker itself told of are known already."""
+        """Add brokers for reconnection. Those that the broker reported are known already."""
         known = [server.uri.geturl() for server in self._server_pool]
         self.set_server_pool(list(dict.fromkeys([*known, *servers])))
 
@@ -305,7 +305,7 @@ class NatsConnection(nats_client.Client):
         if isinstance(self._transport, transports.TcpTransport):
             self._transport.hand_over(self._take)
         await super()._read_loop()
-        if self.is_connected:  # it ended for no reason it knows: a socket nobody reads must not look alive
+        if self.is_connected:  # it ended without a reason: a socket that is not read must not look alive
             await self._process_op_err(nats.errors.Error("nats: reading ended"))
 
     async def _process_pong(self) -> None:
@@ -340,14 +340,14 @@ class NatsConnection(nats_client.Client):
         return number
 
     def forget(self, number: int, *, still_read: bool = False) -> None:
-        """Unsubscribe. The broker hears of it soon; ``still_read``: what it sends before that is read."""
+        """Unsubscribe. The broker is notified soon; ``still_read``: messages that arrive before are read."""
         if not still_read:
             self._readers.pop(number, None)
         if self._subs.pop(number, None) is not None and self.is_connected:
             self._append(b"UNSUB %d\r\n" % number)
 
     def listen_again(self, number: int) -> None:
-        """Say SUB again under the same number: nothing changes where the broker still has it."""
+        """Send SUB again under the same number: no change if the broker still has it."""
         subscription = self._subs.get(number)
         if subscription is not None and self.is_connected:
             group = f" {subscription._queue}" if subscription._queue else ""
@@ -370,8 +370,9 @@ class NatsConnection(nats_client.Client):
 
     def _append(self, command: bytes) -> None:
         if not self._in_burst and not self._pending and self._writes_at_once():
-            # The first of a turn of the loop goes out at once: whoever asks and waits gains the turn that the
-            # flusher would need. What follows in the same turn goes together.
+            # The first command of a loop iteration is written at once: a caller that waits for a reply saves
+            # the iteration that the flusher would need. Further commands of the same iteration are written
+            # together.
             self._in_burst = True
             asyncio.get_running_loop().call_soon(self._end_burst)
             self._transport.write(command)  # type: ignore[union-attr]
@@ -402,7 +403,9 @@ class NatsConnection(nats_client.Client):
             head = f"HPUB {subject} {reply} {len(raw_headers)} {size}\r\n".encode()
             command = b"%b%b%b\r\n" % (head, raw_headers, data)
         if size > self._max_payload:
-            raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+            raise errors.LimitExceeded(
+                f"a message of {size} bytes: the maximum of the broker is {self._max_payload}"
+            )
         self._queue(command)
         return self._pending_data_size > MAX_UNSENT_BYTES
 
@@ -419,37 +422,39 @@ class NatsConnection(nats_client.Client):
                 head = f"HPUB {subject} {to} {len(raw_headers)} {size}\r\n".encode()
                 parts += (head, raw_headers, data, b"\r\n")
             if size > self._max_payload:
-                raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+                raise errors.LimitExceeded(
+                    f"a message of {size} bytes: the maximum of the broker is {self._max_payload}"
+                )
         self._queue(b"".join(parts))
 
     def _queue(self, command: bytes) -> None:
         if not self.is_connected:
             self.check_open()
             if self._pending_data_size + len(command) > MAX_UNSENT_BYTES:
-                raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
+                raise errors.NotConnected("not connected, and the send buffer is full")
         self._append(command)
 
     @property
     def has_room(self) -> bool:
-        """Whether something can be sent without waiting: connected, and little is queued."""
+        """Whether a message can be sent without waiting: connected, and little is queued."""
         return self.is_connected and self._pending_data_size < MAX_UNSENT_BYTES // 2
 
     async def ease(self) -> None:
-        """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
+        """Wait until the queue has been written to the socket: a slow network slows a publisher down here."""
         with cancellable():
             await self._flush_pending(force_flush=True)
 
     async def round_trip(self, timeout_s: float) -> None:
-        """What was sent so far has been read by the broker when this returns."""
+        """When this returns, the broker has read everything sent so far."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._pong():
                     continue
         except TimeoutError:
-            raise errors.TimedOut(f"the broker did not answer within {timeout_s:g} s") from None
+            raise errors.TimedOut(f"the broker did not respond within {timeout_s:g} s") from None
 
     async def _pong(self) -> bool:
-        """Send a ping and wait for its answer; False if there was another connection before that."""
+        """Send a ping and wait for the pong; False if there was a reconnection before that."""
         await self.connected()
         answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""What a connection counts: for its `statistics`, and for the process's metrics where it is given them."""
+"""Counters of a connection, for `statistics` and for the metrics of the process, if it has any."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from muster.core.telemetry import metrics
 
 
 class ConnectionCounter(enum.Enum):
-    """Metric, what it counts, and the reason where several stand under one name."""
+    """Metric, description, and the reason if several share one name."""
 
-    DROPPED = ("bus_dropped_messages", "Messages dropped before a reader saw them.", "slow-reader")
-    FORBIDDEN = ("bus_refused", "What the brokers refused.", "forbidden")
-    FULL = ("bus_refused", "What the brokers refused.", "stream-full")
-    RECONNECTED = ("bus_reconnections", "Times a connection was made anew.", "")
+    DROPPED = ("bus_dropped_messages", "Messages dropped before they were read.", "slow-reader")
+    FORBIDDEN = ("bus_refused", "Requests that the brokers refused.", "forbidden")
+    FULL = ("bus_refused", "Requests that the brokers refused.", "stream-full")
+    RECONNECTED = ("bus_reconnections", "Reconnections.", "")
     RENEWED = ("bus_renewed_subscriptions", "Subscriptions a broker had lost.", "")
     HANDLER_FAILED = ("bus_failed_handlers", "Messages whose handler raised.", "")
     BAD_TRACE = ("bus_ignored_headers", "Headers that could not be read.", "malformed-trace")

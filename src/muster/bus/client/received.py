@@ -1,4 +1,4 @@
-"""A message as it came from the broker."""
+"""A message received from the broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _beginning(name: str) -> bytes:
 
 
 class ReceivedMessage:
-    """See `api.Message`. Headers are decoded when somebody looks at them."""
+    """See `api.Message`. Headers are decoded at the first access."""
 
     __slots__ = ("_headers", "_raw_headers", "_wire", "data", "reply", "subject")
 

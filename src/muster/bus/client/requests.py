@@ -1,10 +1,10 @@
-"""Questions and their answers over one connection.
+"""Requests and replies over one connection.
 
-Two wildcard subscriptions, made at the first request, receive all replies: those of other processes and those
-of the broker (JetStream, publish acknowledgements).  Each request has a reply subject of its own, derived
-from who must reply to it (`muster.core.subjects`), and only a message on exactly that subject is its reply:
-the right to reply as A never answers a request to B.  A request fails when the broker forbids it and when the
-connection is closed; where no process is subscribed the broker replies at once.
+Two wildcard subscriptions, created at the first request, receive all replies: those of other processes and
+those of the broker (JetStream, publish acknowledgements). Each request has its own reply subject, derived
+from its responder (`muster.core.subjects`), and only a message on exactly that subject is its reply: the
+permission to reply as A does not cover a request to B. A request fails when the broker forbids it and when
+the connection is closed; if there is no subscriber the broker replies at once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NO_RESPONDERS = b"NATS/1.0 503"
 
 
 class NoResponders(errors.Unavailable):
-    """The broker answered in place of a subscriber: there is none."""
+    """The broker replied because there is no subscriber."""
 
 
 class InboxReply:
-    """What came back to a request, before anybody looked into it."""
+    """The reply to a request, not decoded."""
 
     __slots__ = ("data", "raw_headers", "reply", "subject")
 
@@ -48,13 +48,13 @@ class _Call:
         take: Callable[[InboxReply], None],
         fail: Callable[[errors.MusterError], None],
     ) -> None:
-        self.subjects = subjects  # what was asked there: a refusal of the broker names it
+        self.subjects = subjects  # subjects of the request: a rejection of the broker names one of them
         self.take = take
         self.fail = fail
 
 
 class _Question:
-    """The same for one answer, without a function for each of its ends."""
+    """A request for one reply, without closures."""
 
     __slots__ = ("future", "subjects", "timeout_s")
 
@@ -72,11 +72,11 @@ class _Question:
             self.future.set_exception(error)
 
     def expire(self) -> None:
-        self.fail(errors.TimedOut(f"no answer from {self.subjects[0]!r} within {self.timeout_s:g} s"))
+        self.fail(errors.TimedOut(f"no reply from {self.subjects[0]!r} within {self.timeout_s:g} s"))
 
 
 class RequestConnection(connection.NatsConnection):
-    """A connection that can ask."""
+    """A connection that sends requests."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RequestConnection(connection.NatsConnection):
             started.set_exception(error)
             started.exception()
             raise
-        except BaseException:  # this asker was given up, which is no news for the others
+        except BaseException:  # this caller was cancelled, which does not concern the others
             self._mux_started = None
             started.set_result(False)
             raise
@@ -126,11 +126,11 @@ class RequestConnection(connection.NatsConnection):
 
     @property
     def is_ready(self) -> bool:
-        """Answers can be received."""
+        """Replies can be received."""
         return self._mux_started is not None and self._mux_started.done()
 
     async def ready(self) -> None:
-        """Answers can be received when this returns."""
+        """Replies can be received when this returns."""
         while (started := self._mux_started) is not None:
             if started.done() or await asyncio.shield(started):
                 return
@@ -144,7 +144,7 @@ class RequestConnection(connection.NatsConnection):
         *,
         stored: bool = False,
     ) -> tuple[str, Callable[[], object]]:
-        """A fresh reply subject whose messages go to ``take``, and the function that ends it.
+        """A new reply subject whose messages go to ``take``, and the function that removes it.
 
         ``stored``: the broker replies, when a stream has stored the message.  ``fail`` is called if the
         broker forbids one of ``subjects``, and when the connection is closed.  Call `ready` before.
@@ -171,10 +171,10 @@ class RequestConnection(connection.NatsConnection):
         timeout_s: float,
         stored: bool = False,
     ) -> InboxReply:
-        """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens.
+        """Send a request and wait for one reply; `errors.Unavailable` at once if there is no subscriber.
 
-        ``stored``: as with `expect`.  Without a connection nothing is sent: what was given up must not be
-        done when one is back.
+        ``stored``: as with `expect`. Without a connection nothing is sent: an abandoned request must not be
+        executed after a reconnection.
         """
         if not self.is_connected:
             await self.connected(timeout_s)
@@ -194,12 +194,12 @@ class RequestConnection(connection.NatsConnection):
             alarm.cancel()
             del self._calls[key]
         if is_no_responders(answer):
-            raise NoResponders(f"nobody listens on {subject!r}")
+            raise NoResponders(f"no subscriber on {subject!r}")
         return answer
 
 
 def is_no_responders(answer: InboxReply) -> bool:
-    """The broker's own answer to a request for which there is no subscription."""
+    """Whether this is the broker's reply to a request without a subscriber."""
     return (
         not answer.data and answer.raw_headers is not None and answer.raw_headers.startswith(_NO_RESPONDERS)
     )

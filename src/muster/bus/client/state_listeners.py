@@ -1,4 +1,4 @@
-"""Those who want to hear of changes of a connection's state."""
+"""Listeners for changes of the connection state."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class StateListeners:
         for listener in list(self._listeners):
             try:
                 listener(state)
-            except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
+            except Exception as error:  # noqa: BLE001  (the other listeners must be called too)
                 events.event("listener-failed", level=logging.ERROR, error=error)

@@ -1,12 +1,12 @@
 """A subscription on the reader's side: a bounded queue with a policy, in front of an iterator or a handler.
 
-Whoever receives (the real connection's read loop, or the simulated network) calls `accept`, which never
-waits: a reader that cannot keep up costs its own messages, by the policy it chose, and never the
-connection's.  Everything dropped is counted.
+The receiver (the read loop of the connection, or the simulated network) calls `accept`, which never waits: a
+slow reader loses its own messages, by its policy, and does not block the connection. Every dropped message is
+counted.
 
-A handler that is a plain function is called right there: no queue, no task.  The first time a handler
-returns something to be awaited, a task awaits it while later messages queue up, and goes on until the queue
-is empty; so handlers of one subscription never overlap and never change order.
+A handler that is a plain function is called directly: no queue, no task. The first time a handler returns an
+awaitable, a task awaits it while later messages are queued, and continues until the queue is empty; so
+handlers of one subscription never overlap and never change order.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BoundedSubscription:
         self._unsubscribe = unsubscribe
 
     def accept(self, message: api.Message) -> None:
-        """Take a message: hand it out, queue it, or drop one by the policy."""
+        """Receive a message: call the handler, queue it, or drop one by the policy."""
         if self._ended:
             return
         if self._handler is not None and self._pump is None:
@@ -90,7 +90,7 @@ class BoundedSubscription:
                 before = current.set(parent)
             try:
                 waiting = self._handler(message)
-                if waiting is not None:  # the task takes the trace with it
+                if waiting is not None:  # the task inherits the trace
                     self._pump = asyncio.get_running_loop().create_task(self._pump_rest(message, waiting))
             except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
                 self._handler_failed(message, error)
@@ -119,8 +119,9 @@ class BoundedSubscription:
         if self._overflow is api.OverflowPolicy.CLOSE:
             self.end(
                 errors.Overloaded(
-                    f"the reader of {self._subject!r} fell behind by more than {self._max_pending} messages "
-                    f"or {self._max_pending_bytes} bytes, and chose to be closed rather than miss one"
+                    f"the reader of {self._subject!r} is more than {self._max_pending} messages or "
+                    f"{self._max_pending_bytes} bytes behind; its policy is to close the subscription "
+                    "instead of dropping messages"
                 )
             )
             if self._unsubscribe is not None:
@@ -134,14 +135,14 @@ class BoundedSubscription:
         self._counts.add(counters.ConnectionCounter.DROPPED)
 
     def end(self, error: errors.MusterError | None = None) -> None:
-        """No more will come. What is queued can still be read; then ``error`` is raised, if any."""
+        """No more messages arrive. Queued ones can still be read; then ``error`` is raised, if any."""
         if not self._ended:
             self._ended = True
             self._error = error
             self._arrived.set()
 
     async def drained(self) -> None:
-        """Return when the handler has seen everything that was queued."""
+        """Return when the handler has processed the queue."""
         if self._pump is not None:
             await asyncio.wait([self._pump])
 
@@ -195,7 +196,7 @@ class BoundedSubscription:
 
     def _check_readable(self) -> None:
         if self._handler is not None:
-            raise errors.InvalidInput(f"{self._subject!r} has a handler, so it cannot be iterated as well")
+            raise errors.InvalidInput(f"{self._subject!r} has a handler and cannot be iterated")
 
     async def __anext__(self) -> api.Message:
         while not self._queue:

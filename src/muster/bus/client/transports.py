@@ -1,6 +1,6 @@
-"""nats-py's transports, mended where they would hang, leak or warn, and through an HTTP proxy if need be.
+"""The transports of nats-py, corrected where they would hang, leak or warn, with support for an HTTP proxy.
 
-A proxy is asked to CONNECT to the broker, and from then on passes bytes on: TLS is with the broker itself.
+The proxy receives a CONNECT request and forwards bytes: TLS is end to end with the broker.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class TcpTransport(transport.TcpTransport):
         self._proxy = proxy
 
     def __bool__(self) -> bool:
-        return True  # false until it is connected, and then nats-py would put one of its own in its place
+        return True  # otherwise false until it is connected, and nats-py would replace it
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        self._abort()  # what is left of an attempt that the broker refused
+        self._abort()  # the rest of an attempt that the broker rejected
         if self._proxy is None:
             await super().connect(uri, buffer_size, connect_timeout)
             return
@@ -42,7 +42,8 @@ class TcpTransport(transport.TcpTransport):
         self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
         await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        # As asyncio's own streams do: else it warns at the end that half a TLS connection cannot be kept.
+        # Like the streams of asyncio: otherwise there is a warning about a half-closed TLS connection at the
+        # end.
         self._io_writer._protocol._over_ssl = True  # type: ignore[union-attr]
 
     async def wait_closed(self) -> None:
@@ -55,8 +56,8 @@ class TcpTransport(transport.TcpTransport):
         return self._io_writer.transport.get_write_buffer_size() if self._io_writer is not None else 0
 
     def hand_over(self, take: Callable[[bytes], bytes]) -> None:
-        """What comes from now on goes to ``take`` as it comes, and what that leaves waits to be read: nobody
-        has to be woken for a message."""
+        """Pass received data to ``take`` directly, and queue the data it returns: no task has to wake up for
+        a message."""
         reader = self._io_reader
         assert reader is not None
         wait = reader.feed_data
@@ -75,7 +76,7 @@ class TcpTransport(transport.TcpTransport):
 
 
 class WebSocketTransport(transport.WebSocketTransport):
-    """nats-py's, with a limit to the time that connecting takes, said in a form that aiohttp still likes."""
+    """The transport of nats-py with a connect timeout, in the form that current aiohttp accepts."""
 
     def __init__(self, proxy: str | None = None) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ class WebSocketTransport(transport.WebSocketTransport):
 async def _through(
     proxy: str, host: str, port: int, buffer_size: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to ``host``, by way of an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
+    """Connect to ``host`` through an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
     where = urllib.parse.urlsplit(proxy)
     reader, writer = await asyncio.open_connection(where.hostname, where.port or 3128, limit=buffer_size)
     try:
@@ -122,14 +123,14 @@ async def _through(
         status = status_line.split(" ")[1:2]
         if status != ["200"]:
             reason = (
-                "a name and a password are wanted"
+                "it requires a user name and a password"
                 if status == ["407"]
-                else f"it answers {status_line[:100]!r}"
+                else f"its response is {status_line[:100]!r}"
             )
             raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {reason}")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
-        raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not answer") from error
+        raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not respond") from error
     except BaseException:
         writer.transport.abort()
         raise

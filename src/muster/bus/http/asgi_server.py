@@ -1,9 +1,9 @@
 """uvicorn with the bounds that a server on an open network needs; REST and the dashboard use it too.
 
-Added to it: connections are counted, in all and for each address, before their TLS handshake, and the
-handshake has a short deadline; requests whose end is ambiguous are refused (`muster.core.net.http1`); a
-request's head has a deadline; an answer that the client does not read ends the connection; signals are left
-to the process.
+It adds: limits on connections, in total and for each address, that apply before the TLS handshake; a short
+deadline for the handshake; rejection of requests with an ambiguous end (`muster.core.net.http1`); a deadline
+for the head of a request; the end of connections whose client does not read the response. Signals are left to
+the process.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AsgiProtocol(h11_impl.H11Protocol):
             self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
-        if not self._connected:  # it came with the end of the TLS handshake
+        if not self._connected:  # it arrived with the end of the TLS handshake
             self._early += data
             return
         if self._refused:

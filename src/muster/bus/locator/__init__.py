@@ -1,1 +1,1 @@
-"""Which broker a client should use."""
+"""Finds the best broker for a client."""

@@ -1,16 +1,18 @@
-"""Which broker is best for a client: the locator's judgement. Pure.
+"""Ranks the brokers for a client. Pure.
 
 After section 4.1 of the JMS paper, in this order:
 
-1. A broker that is leaving, or that the client cannot reach (it listens on another machine's loopback), is no
-candidate at all. 2. One that is *crowded* (few free connection slots, or little computing power left) comes
-after all others, full ones last: better a far broker than one that will turn the client away. 3. *Distance*,
-by the addresses: same machine, same network, same site, elsewhere. 4. One that is *new* and still emptier
-than the rest comes first, so that it is made use of at once. 5. *Headroom*: the computing power that is idle,
-times the share of connection slots that are free.  Clients that were sent to a broker since it was last asked
-count as connected, or a crowd that comes at once would all be sent the same way.
+1. A broker that is shutting down, or that the client cannot reach (it listens on the loopback of another
+   machine), is not a candidate.
+2. A *crowded* broker (few free connection slots, or little idle CPU) comes after all others, full ones
+   last: a distant broker is better than one that rejects the client.
+3. *Distance*, by address: same machine, same network, same site, elsewhere.
+4. A *new* broker with fewer connections than the others comes first, so that it is used at once.
+5. *Headroom*: the idle CPU times the share of free connection slots.  Clients that were sent to a broker
+   since its last survey count as connected; otherwise many clients at once would all be sent to the same
+   broker.
 
-What is not known of a broker counts as middling: neither for nor against it.
+Unknown properties of a broker count as average.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from muster.core import errors
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-CROWDED_SLOTS = 0.95  # of its connections taken
-CROWDED_LOAD = 0.9  # of its computing power used
+CROWDED_SLOTS = 0.95  # of its connections in use
+CROWDED_LOAD = 0.9  # of its CPU in use
 NEW_S = 60.0
 MESSAGES_PER_S_PER_CORE = (
-    200_000.0  # what we take for a core's full load, where messages say more than the CPU
+    200_000.0  # assumed full load of a core, where the message rate is more significant than the CPU usage
 )
 NETWORK_PREFIX = {4: 24, 6: 64}
 SITE_PREFIX = {4: 16, 6: 48}
@@ -64,18 +66,18 @@ _WORDS = {
 
 
 class BrokerHost(NamedTuple):
-    name: str  # as clients are told: what a certificate vouches for
-    address: str  # where that leads
+    name: str  # the name for clients, which the certificate contains
+    address: str  # its IP address
     port: int = 0  # 0: the broker's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerCandidate:
-    """A broker as the locator knows it. None means: not known."""
+    """The known properties of a broker. None: unknown."""
 
     id: str
     name: str
-    hosts: tuple[BrokerHost, ...]  # where it answered
+    hosts: tuple[BrokerHost, ...]  # where it responded
     port: int
     tls: bool = False
     websocket_port: int | None = None
@@ -97,7 +99,7 @@ class BrokerChoice:
     candidate: BrokerCandidate
     host: str
     port: int
-    reached: tuple[str, int]  # where it answers NATS clients
+    reached: tuple[str, int]  # where it serves NATS clients
     scheme: str
     distance: BrokerDistance
     why: str
@@ -125,8 +127,8 @@ def rank(
     protocol: BrokerProtocol = BrokerProtocol.NATS,
     sent: Mapping[str, int] | None = None,
 ) -> list[BrokerChoice]:
-    """The candidates that this client can use, best first. ``sent``: clients sent to each since it was
-    asked."""
+    """The candidates that this client can use, best first. ``sent``: clients sent to each since its last
+    survey."""
     usable: list[tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]] = []
     for candidate in candidates:
         nearest = _nearest(candidate, client)
@@ -177,7 +179,7 @@ def rank(
 
 
 def load(candidate: BrokerCandidate) -> float:
-    """How much of its computing power is used, from 0 to 1."""
+    """The used part of its CPU, from 0 to 1."""
     by_cpu = candidate.cpu_share if candidate.cpu_share is not None else 0.5
     by_messages = (candidate.messages_per_s or 0.0) / (MESSAGES_PER_S_PER_CORE * (candidate.cores or 1))
     return min(1.0, max(by_cpu, by_messages))
@@ -195,7 +197,7 @@ def _slots_taken(candidate: BrokerCandidate, sent: int) -> float:
 
 
 def _nearest(candidate: BrokerCandidate, client: IPAddress) -> tuple[BrokerDistance, BrokerHost] | None:
-    """Of equally near ones a name rather than an address: certificates are for names."""
+    """At the same distance a name is preferred to an address: certificates are for names."""
     reached = [(_distance(candidate, parse_address(host.address), client), host) for host in candidate.hosts]
     usable = [(distance, host) for distance, host in reached if distance is not None]
     return min(usable, key=lambda entry: (entry[0], _is_address(entry[1].name), entry[1]), default=None)
@@ -212,7 +214,7 @@ def _is_address(name: str) -> bool:
 def _distance(candidate: BrokerCandidate, host: IPAddress, client: IPAddress) -> BrokerDistance | None:
     """None if the client cannot reach it there."""
     if host.is_loopback:
-        # A client on the locator's machine asks from there; anybody else cannot mean our loopback.
+        # Only a client on the locator's machine can use a loopback address.
         return BrokerDistance.MACHINE if client.is_loopback else None
     if host == client or (client.is_loopback and candidate.beside_locator):
         return BrokerDistance.MACHINE
@@ -239,12 +241,12 @@ def _why(candidate: BrokerCandidate, distance: BrokerDistance, slots_taken: floa
     if candidate.uptime_s is not None and candidate.uptime_s < NEW_S:
         words.append("new")
     if candidate.round_trip_s is not None:
-        words.append(f"answered in {candidate.round_trip_s * 1000:.1f} ms")
+        words.append(f"response time {candidate.round_trip_s * 1000:.1f} ms")
     return "; ".join(words)
 
 
 def summary(choices: Sequence[BrokerChoice]) -> list[dict[str, object]]:
-    """As the locator tells it to a client."""
+    """The response of the locator."""
     return [
         {
             "name": choice.candidate.name,

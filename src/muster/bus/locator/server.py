@@ -1,19 +1,19 @@
-"""The locator tells a client which broker to use, so that clients need not know the brokers.
+"""The locator returns the best brokers for a client, so that clients need not be configured with brokers.
 
-After section 4 of the JMS paper.  It learns of the brokers from the brokers themselves: given the address of
-any one, it is told the others (each broker tells a client whom else there is), and over the system account it
-asks all of them for their connections, limits and load.  Then it ranks them for the client that asks
-(`ranking`), looks whether the best really answer, and names them.
+After section 4 of the JMS paper. It discovers the brokers itself: from the URL of any broker it finds the
+others (each broker lists its cluster to a client), and over the system account it requests their connections,
+limits and load. Then it ranks them for the client (`ranking`), probes the best ones, and returns those that
+respond.
 
-It holds no standing connection to anything: what it opens, it closes before it answers.  Nothing depends on
-it but the next client that wants to be told; so there may be several, and they need not know of each other.
-Asked often, it asks the brokers at most once in `REFRESH_S`, however many clients wait.
+It has no permanent connections: it closes every connection before it responds. Connected clients do not
+depend on it, so there may be several locators without coordination. It surveys the brokers at most once in
+`REFRESH_S`, for all waiting clients together.
 
 Without access to the system account it still works, with distance and a live ping only.
 
-It asks nobody who they are, since whoever asks has not been anywhere yet: it names what any broker tells any
-stranger who connects to it (names, addresses), and nothing of who is connected or what is said.  Many askers
-cost the brokers little: one survey a second, and `PROBES_MAX` live pings at a time.
+It has no authentication, because its clients are not connected yet. It returns only data that a broker shows
+to any client that connects (names, addresses), and nothing about connections or messages. The load on brokers
+is limited: one survey a second, and `PROBES_MAX` probes at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from muster.bus.locator import ranking
 from muster.core import errors
 
 REFRESH_S = 1.0
-FORGET_S = 300.0  # an address at which no broker was seen for so long is not tried any more
+FORGET_S = 300.0  # an address without a broker for this time is not tried any more
 PROBE_TIMEOUT_S = 1.0
 ANSWER_MAX = 8
 PROBES_MAX = 16
@@ -49,10 +49,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class BrokerGreeting:
-    """What a broker says to whoever connects, and how long it took to say it."""
+    """The first message of a broker on a new connection, and its response time."""
 
-    address: Address  # as it was told to us
-    reached: str  # where that led to
+    address: Address  # as configured or reported
+    reached: str  # its IP address
     info: Mapping[str, Any]
     round_trip_s: float
     same_machine: bool
@@ -65,7 +65,7 @@ class BrokerSurvey:
 
 
 class Locator:
-    """``async with Locator(["nats://…"]) as locator: … locator.url`` answers ``GET
+    """``async with Locator(["nats://…"]) as locator: … locator.url`` serves ``GET
     /locate?client=ADDRESS``."""
 
     def __init__(
@@ -125,7 +125,8 @@ class Locator:
         count: int = 3,
         via: str | None = None,
     ) -> list[ranking.BrokerChoice]:
-        """Up to ``count`` brokers for the client at this address, best first, each seen alive just now.
+        """Up to ``count`` brokers for the client at this address, best first, each of which has just
+        responded.
 
         ``via`` is the name under which the client reached this machine.
         """
@@ -145,7 +146,7 @@ class Locator:
             ]
         if not alive:
             raise errors.Unavailable(
-                f"no broker that {client} could use answers",
+                f"no broker that {client} can reach responds",
                 hint="see that brokers run and listen on an address that clients reach",
             )
         self._sent[alive[0].candidate.id] += 1
@@ -156,17 +157,17 @@ class Locator:
             protocol = ranking.BrokerProtocol(request.query.get("protocol", "nats"))
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
         except ValueError as error:
-            raise errors.InvalidInput(f"cannot make sense of the question: {error}") from None
+            raise errors.InvalidInput(f"invalid request: {error}") from None
         via = urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
         choices = await self.locate(
             request.query.get("client", request.peer), protocol=protocol, count=count, via=via
         )
         return server.json_response({"brokers": ranking.summary(choices)})
 
-    # What it knows of the brokers
+    # Survey
 
     async def _fresh(self) -> BrokerSurvey:
-        """What is known, asked anew if it is old. All who wait share one asking."""
+        """The survey, renewed if it is too old. Concurrent callers share one survey."""
         if time.monotonic() - self._survey.at_s > self._refresh_s:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask(), name="locator")
@@ -185,7 +186,7 @@ class Locator:
         self._sent.clear()
 
     async def _vitals(self, greetings: Sequence[BrokerGreeting]) -> dict[str, Mapping[str, Any]]:
-        """Each broker's own figures by its id, where we may ask for them."""
+        """The statistics of each broker by its id, if there is access to the system account."""
         if self._access is None or not greetings:
             return {}
         try:
@@ -196,7 +197,7 @@ class Locator:
                 enough=len({_id(greeting) for greeting in greetings}),
             )
         except errors.MusterError:
-            return {}  # a broker that fell at the wrong moment: rank by what the greetings say
+            return {}  # a broker failed during the survey: rank by the greetings only
         brokers: dict[str, Mapping[str, Any]] = {}
         for answer in answers:
             page = answer.get("data") or {}
@@ -215,7 +216,7 @@ class Locator:
 def candidates(
     greetings: Iterable[BrokerGreeting], vitals: Mapping[str, Mapping[str, Any]]
 ) -> list[ranking.BrokerCandidate]:
-    """One for each broker, from what it said under each of its addresses and what it told of itself. Pure."""
+    """One candidate for each broker, from its greetings at each address and its statistics. Pure."""
     by_id: dict[str, ranking.BrokerCandidate] = {}
     for greeting in greetings:
         name, port = greeting.address
@@ -248,7 +249,7 @@ def candidates(
 
 
 async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
-    """Greet these brokers, and those that they tell of, and those that those tell of."""
+    """Probe these brokers, and recursively those that they report."""
     probed: set[Address] = set()
     answered: list[BrokerGreeting] = []
     ask = list(dict.fromkeys(addresses))
@@ -262,8 +263,7 @@ async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
 
 
 async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> BrokerGreeting | None:
-    """A live ping: connect, hear the broker's greeting, leave. None if it does not answer as a broker
-    does."""
+    """Connect, read the greeting of the broker, and disconnect. None if there is no valid greeting."""
     writer = None
     began_s = time.monotonic()
     try:
@@ -303,8 +303,9 @@ def _reachable(
 ) -> ranking.BrokerCandidate:
     """With the address of this machine that leads to the client, if the broker listens on all of them.
 
-    Such a broker tells addresses of its machine only to the members of its cluster, and none that a
-    certificate is for.  The client has reached the locator under a name: there it reaches the broker as well.
+    Such a broker reports the addresses of its machine only to the members of its cluster, and none that the
+    certificate contains. The client reached the locator under a name: it can reach the broker under the same
+    name.
     """
     if not candidate.everywhere or not candidate.beside_locator or client.is_loopback:
         return candidate
@@ -318,18 +319,18 @@ def _reachable(
 
 
 def _own_address(client: ranking.IPAddress) -> str | None:
-    """The one of this machine from which it would speak to the client."""
+    """The local address of connections to the client."""
     family = socket.AF_INET if client.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as towards:
-            towards.connect((str(client), 9))  # sends nothing: only looks for the way
+            towards.connect((str(client), 9))  # sends nothing: only selects the route
             return str(towards.getsockname()[0])
     except OSError:
         return None
 
 
 def _welcomes(greeting: BrokerGreeting | None, choice: ranking.BrokerChoice) -> bool:
-    """It answers, it is the broker we mean, and it is not about to leave."""
+    """Whether it responded, is the expected broker, and is not shutting down."""
     return greeting is not None and _id(greeting) == choice.candidate.id and not greeting.info.get("ldm")
 
 

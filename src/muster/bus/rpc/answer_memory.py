@@ -1,7 +1,7 @@
-"""The answers that a server remembers by request id, so that a repeated request is carried out once.
+"""Stores replies by request id, so that a repeated request is executed once.
 
-All identities share one budget.  When it is exceeded, the identity that uses most of it loses its oldest
-answer, so a client with many requests pushes out its own answers and not those of clients with few.
+All identities share one budget. When it is exceeded, the identity that uses most of it loses its oldest
+reply, so a client with many requests displaces its own replies and not those of clients with few.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 BYTES_MAX = 16 << 20
-ANSWER_BYTES_MIN = 16 << 10  # that the smallest answer counts for: no more than 1,024 are remembered
+ANSWER_BYTES_MIN = 16 << 10  # minimum size for the budget: at most 1,024 replies are stored
 
 
 @dataclass(slots=True)
 class RememberedAnswer:
     digest: bytes  # of the request
     data: asyncio.Future[bytes]
-    bytes: int = 0  # that it counts for; none while it is not there
+    bytes: int = 0  # its size in the budget; 0 until there is a reply
 
 
 class AnswerMemory:
@@ -34,7 +34,7 @@ class AnswerMemory:
         return self._of.get(identity, {}).get(id)
 
     def expect(self, identity: str, id: str, digest: bytes) -> RememberedAnswer:
-        """An answer that is not there yet. It ends with `keep`, or with `drop`."""
+        """Register a request whose reply is pending, until `keep` or `drop`."""
         made = RememberedAnswer(digest, asyncio.get_running_loop().create_future())
         self._of.setdefault(identity, {})[id] = made
         return made
@@ -48,7 +48,7 @@ class AnswerMemory:
             del self._of[identity], self._bytes[identity]
 
     def keep(self, identity: str, id: str, data: bytes, *, remember: bool = True) -> None:
-        """The answer is there, for those who wait; with ``remember`` also for later repetitions."""
+        """Complete a pending request for those who wait; with ``remember`` also for later repetitions."""
         answer = self._of[identity][id]
         answer.data.set_result(data)
         if not remember:

@@ -1,9 +1,9 @@
-"""The client side: `call` sends a request, waits for its answer, and raises the error that came back.
+"""The client side: `call` sends a request, waits for its reply, and raises the error of the reply.
 
-A request that changes something has an id, so that it can be sent again when no answer came: a server that
-has it already answers again and does not carry it out again.  What cannot be known is said: a request that
-was sent, and whose answer did not come, is `errors.TimedOut`, its outcome in doubt.  `errors.Unavailable` of
-another kind means that it was not carried out.
+A request that changes something has an id, so that it can be sent again without a reply: a server that has
+executed it sends the same reply and does not execute it again. A request that was sent, but has no reply,
+raises `errors.TimedOut`: its outcome is unknown. Any other `errors.Unavailable` means that it was not
+executed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def result_of(data: bytes) -> Any:
     try:
         reply = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.MusterError(f"the answer is not understood: {error}") from error
+        raise errors.MusterError(f"the reply cannot be decoded: {error}") from error
     if reply.error is not None:
         raise error_replies.from_error_reply(reply.error)
     return reply.result
@@ -79,9 +79,9 @@ async def exchange(
     absent: errors.Unavailable | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> api.Message:
-    """The reply to one request, as it came.
+    """The encoded reply to a request.
 
-    After ``try_s`` without an answer it is sent again, to whichever process then serves.  While none does, it
+    After ``try_s`` without a reply it is sent again, to the process that serves then. While there is none, it
     ``waits`` for one, or raises ``absent`` at once.
     """
     reads = _reads(subject)
@@ -116,13 +116,13 @@ def _reads(subject: str) -> bool:
 
 def _no_answer(timeout_s: float, reads: bool) -> errors.TimedOut:
     doubt = "" if reads else "; it may have been done"
-    return errors.TimedOut(f"no answer in {timeout_s:g} s{doubt}")
+    return errors.TimedOut(f"no reply within {timeout_s:g} s{doubt}")
 
 
 async def pages(
     bus: api.Bus, subject: str, arguments: Mapping[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Any]:
-    """The items of a list that is answered in pages (`server.page`); takes the options of `call`."""
+    """The items of a list that is returned in pages (`server.page`); accepts the options of `call`."""
     after: str | None = ""
     while after is not None:
         page = await call(bus, subject, {**(arguments or {}), "after": after}, **options)

@@ -1,7 +1,7 @@
-"""Errors on the wire: a `Fault` carries an error from a service to its caller.
+"""The wire format of errors, from a service to its caller.
 
-There it becomes the same error.  The class is found by the code, or by the code of the nearest class of
-`muster.core.errors`, which every caller has.  A caller that does not know the code still gets an error with
+The caller gets the same error. Its class is found by the code, or by the code of the nearest base class in
+`muster.core.errors`, which every caller has. A caller that does not know the code still gets an error with
 that code and exit status.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from muster.core import errors
 
-TEXT_MAX = 4096  # characters of one fact: a parse error carries the text at fault
+TEXT_MAX = 4096  # characters of one fact: a parse error has the parsed text
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +46,7 @@ def to_error_reply(error: errors.MusterError) -> ErrorReply:
 
 
 def from_error_reply(fault: ErrorReply) -> errors.MusterError:
-    """The error that ``fault`` describes, without a call of its constructor, which may need other facts."""
+    """The error that ``fault`` describes, made without its constructor, which may need other facts."""
     kind = _class_of(fault.code) or _class_of(fault.kind) or errors.MusterError
     error = kind.__new__(kind)
     Exception.__init__(error, fault.message)

@@ -1,7 +1,8 @@
-"""Where an act began: a gateway states it with the requests that it sends for a user, and services record it.
+"""The origin of an operation: a gateway states it with the requests that it sends for a user, and services
+record it.
 
-The gateway acts under the user's own identity, so the service's audit record names the user; the interface
-and the address come from here.  They are what the sender states: an identity can state anything of itself.
+The gateway uses the identity of the user, so the audit record of the service names the user; the interface
+and the address come from here. They are claims of the sender.
 
     with origin.acting("rest", "10.0.0.1") as begun:
         await client.call(…)
@@ -47,7 +48,7 @@ def headers() -> dict[str, str]:
 
 
 def answered() -> None:
-    """A service has answered a request that changes something."""
+    """A service has replied to a request that changes something."""
     begun = _current.get()
     if begun is not None:
         begun.answered = True

@@ -3,9 +3,10 @@
 The service writes it, so it does not matter which program sent the request.  A record that cannot be stored
 is logged and counted; the act is not undone for it.
 
-The audit is bounded in bytes, and any identity can have requests refused.  So that it cannot push out the
-history of others in this way, `Refusals` bounds such records for each identity: beyond the budget they are
-counted, and one record states the count.  What was carried out, or may have been, is always recorded.
+The audit log is bounded in bytes, and any identity can cause rejected requests. So that an identity cannot
+displace the history of others in this way, records of rejected requests have a budget for each identity:
+beyond it they are counted, and one record states the count. Requests that were executed, or may have been,
+are always recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_AGE_S = 365 * 86400.0
 
 REFUSED = leaky_buckets.BucketBudget(100, 300.0)  # records of refused and failed requests of one identity
 SUMMARY_S = 300.0  # after which a record states how many were not stored
-SUMMARY = "not-recorded"  # what such a record says was done
+SUMMARY = "not-recorded"  # the operation in such a record
 
 _BOUNDED = (messages.DecisionOutcome.REFUSED, messages.DecisionOutcome.FAILED)
 
@@ -33,7 +34,7 @@ events = log.EventLog("audit")
 
 
 class Refusals:
-    """Which records of refused requests are stored: those within the budget of their key.
+    """Decides which records of rejected requests are stored: those within the budget of their key.
 
     ``summarise`` stores one record for a key, with the number of those that were not stored.
     """
@@ -82,7 +83,7 @@ class Refusals:
 
 
 def summary(key: str, count: int) -> dict[str, str]:
-    """What the record of suppressed records states."""
+    """The text of the record of suppressed records."""
     return {
         "what": SUMMARY,
         "target": key,
@@ -94,7 +95,7 @@ def summary(key: str, count: int) -> dict[str, str]:
 class RequestAudit:
     """Writes for the services of one part. ``epoch``: the term under which they act, if they have one.
 
-    It takes the stream as it is, or makes it: only the domain's own process may change its limits.
+    It uses the existing stream or creates it: only the domain process may change its limits.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which messages are requests: `accept` says who sent one, what it asks for, and that it may be answered.
+"""Accepts requests: `accept` determines the sender and the operation, and checks the reply subject.
 
 The sender is the identity in the subject, which the broker enforces.  Three kinds of messages are refused,
 and counted by their reason:
@@ -9,7 +9,7 @@ and counted by their reason:
   sender;
 - ``subject``: it does not match the subscribed pattern: a consumer delivered it.
 
-The work is a few dictionary look-ups for each message, so that a data path can afford it.
+It costs a few dictionary look-ups for each message, so that it is suitable for data paths.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from collections import Counter
 from muster.bus import api
 from muster.core import subjects
 
-ON_BEHALF_OF = "Muster-On-Behalf-Of"  # a header: the user for whom the sender acts, as the sender claims
-REQUEST_ID = "Muster-Request"  # a header: the same id is the same request, and is carried out once
+ON_BEHALF_OF = "Muster-On-Behalf-Of"  # a header: the user for whom the sender acts, as a claim of the sender
+# a header: requests with the same id are the same request, which is executed once
+REQUEST_ID = "Muster-Request"
 
-_STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of what a stream sends
+_STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of messages from a stream
 
 
 class RpcCaller:
-    """A request that may be answered: its sender and its operation."""
+    """An accepted request: its sender and its operation."""
 
     __slots__ = ("identity", "message", "operation")
 
@@ -38,7 +39,7 @@ class RpcCaller:
 
     @property
     def on_behalf_of(self) -> str:
-        """As the sender claims; believe it of senders that may act themselves."""
+        """A claim of the sender; valid only for senders that may act for others."""
         return (self.message.header(ON_BEHALF_OF) or "")[:256]
 
     @property

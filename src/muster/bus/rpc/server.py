@@ -1,12 +1,12 @@
-"""The server side: a table of operations, and what is common to all of them.
+"""The server side: a table of operations, and the code that all of them share.
 
 A handler is ``async def handler(call, **arguments)``.  Its annotated parameters are the declared type of the
 request: arguments that do not fit are the caller's error, found before the handler runs; any other exception
 in the handler is an internal error, logged and counted, and never reported as the caller's.
 
-A request with an id (`requests.REQUEST_ID`) is carried out once: a repetition waits for the first, or gets
-its answer again.  That memory (`answers`) is bounded, and of this process: after a fail-over a repetition is
-a new request.
+A request with an id (`requests.REQUEST_ID`) is executed once: a repetition waits for the first, or gets the
+same reply. The stored replies (`answer_memory`) are bounded, and local to this process: after a failover a
+repetition is a new request.
 
 Every operation that changes something leaves one record in the audit: done, refused, failed, or in doubt when
 it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``), and
@@ -37,21 +37,21 @@ from muster.core.telemetry import log
 events = log.EventLog("rpc")
 
 PENDING_MAX = 1000  # requests under way or waiting, in one server
-AUDIT_S = 5.0  # how long `close` waits for the records of what it cancelled
+AUDIT_S = 5.0  # how long `close` waits for the records of cancelled requests
 PAGE_ROWS = 200
-PAGE_BYTES = 512 << 10  # of one page: half of what a message holds
+PAGE_BYTES = 512 << 10  # of one page: half of the maximum message size
 
 READ = "read"
 
 
 class RpcCall:
-    """One request while it is carried out. A handler may add to its audit record."""
+    """A request during its execution. A handler may add to its audit record."""
 
     def __init__(self, caller: requests.RpcCaller) -> None:
         self.identity = caller.identity
         self.operation = caller.operation
         self.message = caller.message
-        self.on_behalf_of = ""  # set by an authorization that believes `claims_for`
+        self.on_behalf_of = ""  # set by an authorization function that accepts `claims_for`
         self.claims_for = caller.on_behalf_of
         self.target: str | None = None
         self.why = ""
@@ -61,7 +61,7 @@ class RpcCall:
 
     @property
     def actor(self) -> str:
-        """The user for whom it is done."""
+        """The user for whom it is executed."""
         return self.on_behalf_of or self.identity
 
 
@@ -73,11 +73,11 @@ Authorize = Callable[["RpcCall", "RpcOperation", Mapping[str, Any]], Awaitable[N
 class RpcOperation:
     """``name`` is the subject after the sender: ``request.apply``, ``read.list``, ``hello``, ``vouch.*``.
 
-    ``audited``: None means that an operation which changes something is.  ``what`` is the audit's word for it
-    and ``target`` says what it was done to, from the arguments.  ``arguments`` is the declared type, where
-    the handler's own parameters do not say it (`arguments_of`).  With ``decode`` the handler is called with
-    what it returns, in place of keyword arguments.  ``once``: False where a repetition does no harm, so that
-    answers need not be remembered.
+    ``audited``: None means that an operation which changes something is audited. ``what`` is its name in the
+    audit log and ``target`` determines its target from the arguments. ``arguments`` is the declared type, if
+    the parameters of the handler do not declare it (`arguments_of`). With ``decode`` the handler is called
+    with its result, in place of keyword arguments. ``once``: False if a repetition has no effect, so that
+    replies need not be stored.
     """
 
     name: str
@@ -92,7 +92,7 @@ class RpcOperation:
 
     @classmethod
     def plain(cls, name: str, function: Handler, **options: Any) -> RpcOperation:
-        """Of a function that does not take the call: ``async def function(**arguments)``."""
+        """An operation of a function without the call: ``async def function(**arguments)``."""
 
         async def run(_: RpcCall, **arguments: Any) -> Any:
             return await function(**arguments)
@@ -163,10 +163,10 @@ async def allow(call: RpcCall, operation: RpcOperation, arguments: Mapping[str, 
 class RpcServer:
     """``async with Server(bus, part, operations, …):`` serves them until it is left.
 
-    ``at_once``: how many are carried out at a time; further ones wait, up to ``pending_max``, and beyond that
-    are refused as overloaded.  One identity may have half of them pending, so it cannot lock out all others.
-    While ``serving`` returns False requests are ignored, and callers ask again.  ``on_outcome`` is called
-    with the outcome of each request, as `outcomes` counts them.
+    ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
+    ``pending_max``, and beyond that are rejected as overloaded. One identity may have half of them pending,
+    so it cannot lock out all others. While ``serving`` returns False requests are ignored, and callers retry.
+    ``on_outcome`` is called with the outcome of each request, as `outcomes` counts them.
     """
 
     def __init__(
@@ -218,9 +218,9 @@ class RpcServer:
             self._subscriptions.append(await self._bus.subscribe(pattern, handler=receive, group=self._group))
 
     async def close(self) -> None:
-        """What is under way is cancelled; what that leaves in doubt is in the audit when this returns.
+        """Cancel running requests; those with an unknown outcome are in the audit log when this returns.
 
-        What has been carried out is still recorded and answered.
+        Requests that have been executed are still recorded and replied to.
         """
         while self._subscriptions:
             await self._subscriptions.pop().close()
@@ -243,9 +243,9 @@ class RpcServer:
             self.submit(caller, operation or self._operations.get(caller.operation))
 
     def submit(self, caller: requests.RpcCaller, operation: RpcOperation | None) -> None:
-        """Carry out a request that was accepted elsewhere: a service with a fast path subscribes itself, and
-        submits what takes longer.  It need not start the server; None: there is no such operation.
-        """
+        """Execute a request that was accepted by other code: a service with a fast path subscribes itself,
+        and submits requests that take longer. It need not start the server; None: there is no such
+        operation."""
         message = caller.message
         if operation is None:
             kind, _, name = caller.operation.partition(".")
@@ -290,7 +290,7 @@ class RpcServer:
         return len(self._tasks)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let what is under way come to its end, for so long."""
+        """Wait for the running requests, up to this time."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
@@ -341,7 +341,7 @@ class RpcServer:
             failure = error
         except asyncio.CancelledError:
             call.outcome = messages.DecisionOutcome.IN_DOUBT
-            self._record_later(call, operation, arguments, "the service stopped meanwhile")
+            self._record_later(call, operation, arguments, "the service stopped during the operation")
             raise
         except Exception as error:  # noqa: BLE001  (a bug of the service must not leave the caller waiting)
             events.error("operation-failed", operation=caller.operation, by=caller.identity, error=error)
@@ -382,7 +382,7 @@ class RpcServer:
                 self.outcomes["oversize"] += 1
                 too_large = errors.LimitExceeded(
                     f"the result is {len(data)} bytes, which is more than a message holds",
-                    hint="ask for it in pages, with a limit, or for less of it",
+                    hint="request it in pages, with a limit, or with a narrower selection",
                 )
                 await message.respond(self._codec.error(too_large))
 
@@ -404,7 +404,7 @@ class RpcServer:
         await self._audit.record(
             operation.what or operation.name.rpartition(".")[2],
             target,
-            call.why or f"{call.actor} asked",
+            call.why or f"requested by {call.actor}",
             who=call.identity,
             on_behalf_of=call.on_behalf_of,
             outcome=call.outcome,
@@ -413,7 +413,7 @@ class RpcServer:
 
 
 def _patterns(operations: Mapping[str, RpcOperation]) -> list[tuple[str, RpcOperation | None]]:
-    """What to subscribe to, below the sender: one for each kind, and one for each name with wildcards."""
+    """The subscriptions below the sender: one for each kind, and one for each name with wildcards."""
     patterns: dict[str, RpcOperation | None] = {}
     for name, operation in operations.items():
         kind, dot, _ = name.partition(".")
@@ -428,7 +428,7 @@ _NAMES = ("names", "name", "target", "agent", "id", "key", "where")
 
 
 def target_of(arguments: Mapping[str, Any]) -> str:
-    """What an operation was done to, as far as its arguments name it."""
+    """The target of an operation, if its arguments name it."""
     for name in _NAMES:
         value = arguments.get(name)
         if value:

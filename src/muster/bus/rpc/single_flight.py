@@ -1,7 +1,7 @@
-"""What is asked again while it is under way is done once, and all who asked are told its outcome.
+"""Concurrent requests with the same key are executed once, and all callers get the outcome.
 
-Whoever asks cannot know whether a broker that died had the request, had the answer, or neither; so it asks
-again soon, in the same words.
+A caller cannot know whether a broker that failed had the request, had the reply, or neither; so it soon
+repeats the same request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SingleFlight(Generic[T]):
     async def once(self, what: Hashable, do: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The outcome of ``do``, or of the one that was begun for the same ``what`` and has not ended.
 
-        It belongs to all who asked: it is cancelled when the last of them is.
+        It is shared by all callers: it is cancelled when the last of them is.
         """
         if (task := self._outcomes.get(what)) is None:
             task = self._outcomes[what] = asyncio.create_task(do())

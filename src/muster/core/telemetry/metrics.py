@@ -153,7 +153,7 @@ class Metrics:
         return list(self._registry.collect())
 
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
-        """Content type and text: OpenMetrics for clients that accept it, else the classic Prometheus format."""
+        """Content type and text: OpenMetrics if the client accepts it, else the classic Prometheus text."""
         from prometheus_client import exposition
         from prometheus_client.openmetrics import exposition as openmetrics
 

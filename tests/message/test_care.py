@@ -40,7 +40,7 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
         await producer.send(messages.TextMessage("moved", properties={delivery.FROM: str(SECRET)}))
         for to in (str(SECRET), None):
             with pytest.raises(errors.Forbidden):
-                await connection.ask(protocol.MoveMessages("orders", to))
+                await connection.request(protocol.MoveMessages("orders", to))
         due_ms = time.time_ns() // 1_000_000 + 100
         disguised = messages.MessageMeta(
             kind="t", destination=str(SECRET), delivery_time_ms=due_ms, persistent=True
@@ -64,9 +64,9 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
             await session.producer(ORDERS).send(messages.TextMessage(f"{number}", properties={"n": number}))
         assert await consumer.receive(30) is not None
         with pytest.raises(errors.MusterError):
-            await connection.ask(protocol.MoveMessages("orders", "topic:a/*"))
+            await connection.request(protocol.MoveMessages("orders", "topic:a/*"))
         with pytest.raises(errors.InvalidInput):
-            await connection.ask(protocol.MoveMessages("orders"))
+            await connection.request(protocol.MoveMessages("orders"))
         others = await session.consumer(ORDERS)
         got = [await others.receive(30) for _ in range(2)]
         assert [one.body() for one in got if one] == ["0", "1"]
@@ -89,7 +89,7 @@ async def _rates(connection: client_api.Connection) -> None:
     async def in_and_out() -> bool:
         await producer.send("one")
         assert await consumer.receive(30) is not None
-        (row,) = (await connection.ask(protocol.ListQueues())).rows
+        (row,) = (await connection.request(protocol.ListQueues())).rows
         return bool(row["in_a_second"] > 0 and row["out_a_second"] > 0)
 
     await eventually.eventually(in_and_out, timeout_s=30)
@@ -109,8 +109,8 @@ async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_t
     other = await second.session(client_api.AcknowledgeMode.CLIENT).consumer(ORDERS)
     (given,) = session.unacknowledged
     assert isinstance(consumer, consumers.DispatchedConsumer)
-    await first.ask(protocol.StopDelivery(first.name, [consumer.number]))
-    await first.ask(protocol.ReleaseMessages(first.name, {given.key: [given.sequence]}))
+    await first.request(protocol.StopDelivery(first.name, [consumer.number]))
+    await first.request(protocol.ReleaseMessages(first.name, {given.key: [given.sequence]}))
     again = await other.receive(30)
     assert again is not None
     assert again.redelivered
@@ -145,7 +145,7 @@ async def test_a_repeated_work_is_done_once_however_much_came_between(
         await busy.session().producer(destinations.queue("other")).send(f"{number}")
     meta = messages.encode_meta(messages.MessageMeta(kind="t")).decode()
     for number in (1, 1):  # the answer got lost; and the first comes once more, late, behind a second
-        await slow.ask(
+        await slow.request(
             protocol.CommitWork(slow.name, number, [protocol.SendMessage(str(ORDERS), meta, b"again")])
         )
         await slow.session().producer(destinations.queue("other")).send("another")
@@ -168,7 +168,7 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
             consumer = await session.consumer(ORDERS)
             await session.producer(ORDERS).send("late", delay_s=0.1)
             assert await consumer.receive(30) is not None
-            await connection.outbox.idle()
+            await connection.outbox.wait_idle()
     async with conftest.serving(connect, "second"):
         await session.producer(ORDERS).send("more")
         message = await consumer.receive(30)
@@ -198,7 +198,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
 
         async def listed() -> list[str]:
             await session.producer(ORDERS).send("another record: a checkpoint comes after some")
-            return [row["queue"] for row in (await connection.ask(protocol.ListQueues())).rows]
+            return [row["queue"] for row in (await connection.request(protocol.ListQueues())).rows]
 
         async def only_orders() -> bool:
             return await listed() == ["orders"]
@@ -207,7 +207,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
         await session.producer(destinations.queue(names[0])).send("again")
         await session.producer(destinations.queue("consumed")).send("to whom it may concern")
         assert await held.receive(30) is not None
-        await connection.outbox.idle()
+        await connection.outbox.wait_idle()
     async with conftest.serving(connect, "second", wanted):
         consumer = await session.consumer(destinations.queue(names[0]))
         message = await consumer.receive(30)
@@ -224,7 +224,7 @@ async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
 ):
     """No checkpoint has cut what is done: a queue that began anew would hand it out again."""
     looks = 0
-    forget = admin.QueueAdmin.forget
+    forget = admin.QueueAdmin.forget_idle_queues
 
     async def look(self: admin.QueueAdmin, now: float) -> None:
         nonlocal looks
@@ -233,7 +233,7 @@ async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
 
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
     monkeypatch.setattr(admin, "FORGET_S", -1.0)
-    monkeypatch.setattr(admin.QueueAdmin, "forget", look)
+    monkeypatch.setattr(admin.QueueAdmin, "forget_idle_queues", look)
     async with conftest.serving(connect):
         connection = await dial()
         session = connection.session()
@@ -253,5 +253,5 @@ def test_a_viewer_may_look_at_queues_and_do_nothing_to_them():
         return any(subjects.matches(pattern, subject) for pattern in allowed)
 
     assert may(protocol.read_subject("looker"))
-    assert not may(protocol.ask_subject("looker"))
-    assert not may(protocol.tell_subject("looker"))
+    assert not may(protocol.request_subject("looker"))
+    assert not may(protocol.notify_subject("looker"))

@@ -142,7 +142,7 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         ]
 
         async def depth() -> int:
-            rows = (await looking.ask(protocol.ListQueues())).rows
+            rows = (await looking.request(protocol.ListQueues())).rows
             return int(rows[0]["depth"]) if rows else 0
 
         async def has_begun() -> bool:
@@ -154,8 +154,8 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         assert not any(task.done() for task in flooding), "they are slowed down"
-        for bridge in gateway.bridges:
-            for inlet in bridge.inlets.values():
+        for bridge in gateway.connections:
+            for inlet in bridge.producer_links.values():
                 assert inlet.under_way <= producers.CREDIT + producers.CREDIT // 2
         ballast.unlink()
         accepted = set().union(*await asyncio.gather(*flooding))

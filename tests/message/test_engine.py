@@ -54,7 +54,7 @@ class World:
                 event.link.target.copy(event.link.remote_target)
                 event.link.open()
                 link = self.server.link_of(event.link)
-                link.take = lambda number, data, settled, _: self.taken.append((number, data, settled))
+                link.on_message = lambda number, data, settled, _: self.taken.append((number, data, settled))
                 self.links.append(link)
 
     def run(self) -> None:
@@ -263,8 +263,8 @@ def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions(
     ample = memory_budget.GatewayLimits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
     one, other = (memory_budget.ConnectionBudget(ample, login) for _ in range(2))
     eased: list[str] = []
-    one.on_eased = lambda: eased.append("one")
-    login.on_eased = lambda: eased.append("login")
+    one.on_room = lambda: eased.append("one")
+    login.on_room = lambda: eased.append("login")
     assert [part.add_link() for part in (one, other, one, other)] == [True, True, True, False]
     assert one.add_unfinished(600)
     assert not other.add_unfinished(600)
@@ -409,5 +409,5 @@ def test_links_stop_after_a_megabyte_until_the_socket_has_taken_it():
     assert world.server.stopped
     data, _ = world.server.pull()
     assert len(data) > sent * size
-    world.server.go_on()
+    world.server.resume()
     assert world.server.may_send(link)

@@ -25,7 +25,7 @@ WAIT_S = 30
 
 
 def _outlet(gateway: amqp_gateway.AmqpGateway) -> Any:
-    (found,) = [one for bridge in gateway.bridges for one in bridge.outlets.values()]
+    (found,) = [one for bridge in gateway.connections for one in bridge.outgoing_links.values()]
     assert isinstance(found, consumers.TopicLink | consumers.DispatcherLink)
     return found
 

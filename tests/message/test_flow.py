@@ -56,7 +56,7 @@ async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_pu
         producer = connection.session().producer(ORDERS)
         sending = [producer.submit(bytes(20_000)) for _ in range(120)]
         await eventually.eventually(lambda: connection.outbox.log_is_full)
-        assert (await connection.ask(protocol.PurgeQueue("orders"))).count > 0
+        assert (await connection.request(protocol.PurgeQueue("orders"))).count > 0
         await asyncio.gather(*sending)
         await connection.close()
 
@@ -82,7 +82,7 @@ async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
         producer = session.producer(target)
         for _ in range(120):
             await producer.send(bytes(20_000), ttl_s=0.2)
-        for row in (await connection.ask(protocol.ListQueues())).rows:
+        for row in (await connection.request(protocol.ListQueues())).rows:
             assert row["depth"] < 120
         await producer.send("it lives")
         consumer = await consume()

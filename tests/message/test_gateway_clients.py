@@ -56,9 +56,9 @@ async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway:
         return raw
 
     raw = await asyncio.to_thread(work)
-    (one,) = gateway.bridges
+    (one,) = gateway.connections
     await eventually.eventually(lambda: not one.running._links)
-    assert (one.inlets, one.outlets, len(one.running._sessions)) == ({}, {}, 1)
+    assert (one.producer_links, one.outgoing_links, len(one.running._sessions)) == ({}, {}, 1)
     raw.socket.close()
 
 
@@ -89,7 +89,7 @@ async def test_a_session_that_ends_at_once_takes_nothing_with_it(
         return raw
 
     raw = await asyncio.to_thread(work)
-    assert len(next(iter(gateway.bridges)).outlets) == 1
+    assert len(next(iter(gateway.connections)).outgoing_links) == 1
     raw.socket.close()
 
 
@@ -183,8 +183,8 @@ async def test_who_never_settles_costs_bounded_memory(
     producer = (await dial()).session().producer(NEWS, persistent=False)
     for number in range(100):
         await producer.send(f"{number} " + "x" * 1000)
-    (one,) = gateway.bridges
-    (tap,) = one.outlets.values()
+    (one,) = gateway.connections
+    (tap,) = one.outgoing_links.values()
     assert isinstance(tap, consumers.TopicLink)
     session = tap.link.session
     await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)

@@ -85,10 +85,10 @@ async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
 def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when no dispatcher answers for a minute: what was asked for may have been done."""
 
-    async def ask(*_: object, **__: object) -> None:
+    async def unanswered(*_: object, **__: object) -> None:
         raise errors.TimedOut("no answer")
 
-    monkeypatch.setattr(outbox.Outbox, "_ask", ask)
+    monkeypatch.setattr(outbox.Outbox, "_send_work", unanswered)
 
 
 async def test_a_commit_in_doubt_has_no_outcome(

@@ -63,7 +63,7 @@ async def test_a_half_open_connection_is_given_up(
                 answer = await reader.read()
                 assert (b"resource-limit-exceeded" in answer) == opened, "it was told why"
         writer.close()
-        await eventually.eventually(lambda: not impatient.bridges)
+        await eventually.eventually(lambda: not impatient.connections)
 
 
 async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_gateway.AmqpGateway):
@@ -105,7 +105,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
     receiver.open()
     receiver.flow(1_000_000)
     await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
-    (bridge,) = gateway.bridges
+    (bridge,) = gateway.connections
     bus = await connect("plain")
     for number in range(count):
         await bus.publish(destinations.topic("flood").subject, f"{number:06}".encode() + b"x" * size)
@@ -141,7 +141,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
 async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
     gateway: amqp_gateway.AmqpGateway, broker: brokers.Broker, bus: api.Bus, kind: str, dropped: int
 ):
-    async def quiet(login: passwords.PasswordLogin) -> api.Bus:
+    async def connect_without_echo(login: passwords.PasswordLogin) -> api.Bus:
         return await bus_client.connect((broker.url,), identity="quiet", echo=False)
 
     def say(raw: raw_client.Raw, text: str) -> None:
@@ -171,16 +171,16 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         mine.until(lambda: receiver.current is not None and receiver.current.readable)
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
-        outlets = [one for bridge in deaf.bridges for one in bridge.outlets.values()]
-        rejected = [one.rejected for one in outlets if isinstance(one, consumers.TopicLink)]
+        outgoing_links = [one for bridge in deaf.connections for one in bridge.outgoing_links.values()]
+        rejected = [one.rejected for one in outgoing_links if isinstance(one, consumers.TopicLink)]
         for one in (mine, other):
             one.socket.close()
         return f"{got.body}, dropped {rejected}"
 
     heard = await bus.subscribe(destinations.topic("hall").subject)
-    without_echo = None if dropped else quiet
+    without_echo = None if dropped else connect_without_echo
     async with amqp_gateway.AmqpGateway(
-        gateway.connect, None, anonymous="nobody", quiet=without_echo
+        gateway.connect, None, anonymous="nobody", connect_without_echo=without_echo
     ) as deaf:
         assert await asyncio.to_thread(work, deaf.port) == f"theirs, dropped [{dropped}]"
     assert {(await heard.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
@@ -205,7 +205,7 @@ async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again
         delivery.update(proton.Delivery.ACCEPTED)
         delivery.settle()
         await asyncio.to_thread(raw.write)
-        (bridge,) = gateway.bridges
+        (bridge,) = gateway.connections
         await eventually.eventually(lambda: any(bridge.jms.outbox.acknowledged()))
         async with conftest.serving(connect, "second"):
             await producer.send("another")
@@ -268,7 +268,7 @@ async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
         return raw
 
     raw = await asyncio.to_thread(come_and_go)
-    (queue,) = (await connection.ask(protocol.ListQueues())).rows
+    (queue,) = (await connection.request(protocol.ListQueues())).rows
     assert (queue["consumers"], queue["in_flight"], queue["depth"]) == (0, 0, 1)
     raw.socket.close()
 
@@ -290,7 +290,7 @@ async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
     consumer = await session.consumer(destinations.queue("orders"))
     got = [await consumer.receive(30) for _ in range(3)]
     assert [one.body() for one in got if one] == ["0", "1", "2"]
-    (link,) = [one.link for bridge in gateway.bridges for one in bridge.outlets.values()]
+    (link,) = [one.link for bridge in gateway.connections for one in bridge.outgoing_links.values()]
     assert (link.credit, link.delivered) == (0, 0)
     raw.socket.close()
 
@@ -320,9 +320,9 @@ async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
         return raw
 
     raw = await asyncio.to_thread(work)
-    assert (await connection.ask(protocol.ListQueues())).rows == []
-    (bridge,) = gateway.bridges
-    assert bridge.attaching.temporaries == set()
+    assert (await connection.request(protocol.ListQueues())).rows == []
+    (bridge,) = gateway.connections
+    assert bridge.link_factory.temporaries == set()
     raw.socket.close()
 
 
@@ -341,7 +341,7 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp
             said = await asyncio.to_thread(work, port)
             assert "amqp:invalid-field" in said
             assert "container-id" in said
-            await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)
+            await eventually.eventually(lambda: not gateway.connections and not gateway._tasks)
 
 
 async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(
@@ -371,7 +371,7 @@ async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_link
         gateway.connect, None, anonymous="nobody", connection_limits=limits
     ) as bounded:
         assert set(await asyncio.to_thread(work, bounded.port)) == {"amqp:resource-limit-exceeded"}
-        await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
+        await eventually.eventually(lambda: not bounded.connections and not bounded._budgets)
 
 
 async def test_a_connection_with_too_many_links_is_closed(gateway: amqp_gateway.AmqpGateway):
@@ -470,4 +470,4 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
         gateway.connect, None, anonymous="nobody", login_limits=limits
     ) as bounded:
         assert await asyncio.to_thread(work, bounded.port) == [accepted, rejected, accepted]
-        await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
+        await eventually.eventually(lambda: not bounded.connections and not bounded._budgets)

@@ -45,12 +45,12 @@ async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Amqp
         return found
 
     async with amqp_gateway.AmqpGateway(
-        gateway.connect, None, anonymous="nobody", of_login_max=2, measure=measured
+        gateway.connect, None, anonymous="nobody", per_login_max=2, measure=measured
     ) as bounded:
         for _ in range(2):
             found = await asyncio.to_thread(work, bounded.port)
             assert found == ["", "", "amqp:resource-limit-exceeded"]
-            await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
+            await eventually.eventually(lambda: not bounded.connections and not bounded._budgets)
     assert measured.value("muster_amqp_refused_connections_total", reason="login") == 2
 
 
@@ -65,13 +65,13 @@ async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.A
             return False
 
     async with amqp_gateway.AmqpGateway(
-        gateway.connect, None, anonymous="nobody", of_address_max=2, measure=measured
+        gateway.connect, None, anonymous="nobody", per_address_max=2, measure=measured
     ) as bounded:
         held = [await asyncio.to_thread(_opened, bounded.port, f"client-{number}") for number in range(2)]
         assert not await asyncio.to_thread(is_served, bounded.port)
         for raw, _ in held:
             raw.socket.close()
-        await eventually.eventually(lambda: not bounded.bridges)
+        await eventually.eventually(lambda: not bounded.connections)
         assert await asyncio.to_thread(is_served, bounded.port)
     assert measured.value("muster_amqp_refused_connections_total", reason="address") == 1
 
@@ -108,8 +108,8 @@ async def test_connections_end_with_the_password_of_their_login(
         ann = opened["ann"][0]
         await asyncio.to_thread(ann.until, lambda: ann.connection.state & CLOSED)
         assert ann.connection.remote_condition.name == "amqp:unauthorized-access"
-        await eventually.eventually(lambda: len(checking.bridges) == 2)
-        assert {one.login.name for one in checking.bridges if one.login} == {"bob", "nobody"}
+        await eventually.eventually(lambda: len(checking.connections) == 2)
+        assert {one.login.name for one in checking.connections if one.login} == {"bob", "nobody"}
         for raw, _ in opened.values():
             raw.socket.close()
 
@@ -134,5 +134,5 @@ async def test_a_login_that_cannot_be_checked_now_goes_on(
 
         monkeypatch.setattr(passwords.PasswordStore, "get", unreadable)
         await eventually.eventually(lambda: tries >= 3)
-        assert len(checking.bridges) == 1
+        assert len(checking.connections) == 1
         raw.socket.close()

@@ -258,11 +258,11 @@ class World:
 
     async def move(self, limit: int) -> None:
         with contextlib.suppress(errors.MusterError):
-            await self.admin.ask(protocol.MoveMessages(JOBS.name, to=str(OTHER), limit=limit))
+            await self.admin.request(protocol.MoveMessages(JOBS.name, to=str(OTHER), limit=limit))
 
     async def purge(self) -> None:
         try:
-            count = (await self.admin.ask(protocol.PurgeQueue(JOBS.name))).count
+            count = (await self.admin.request(protocol.PurgeQueue(JOBS.name))).count
         except errors.MusterError:
             self.accounts.purge_in_doubt = True
         else:
@@ -287,7 +287,7 @@ class World:
         rest.consumer = await rest.session.consumer(OTHER)
         while await self._drain(rest, left):
             pass
-        rows = (await self.admin.ask(protocol.ListQueues())).rows
+        rows = (await self.admin.request(protocol.ListQueues())).rows
         assert all(not row["depth"] for row in rows), f"counted and not to be had: {rows}"
         self.accounts.check(left)
 

@@ -57,7 +57,7 @@ async def serving(
 
 
 async def _subscriptions(connection: api.Connection) -> list[tuple[str, str | None, str]]:
-    rows = (await connection.ask(protocol.ListSubscriptions())).rows
+    rows = (await connection.request(protocol.ListSubscriptions())).rows
     return [(row["identity"], row["client_id"], row["subscription"]) for row in rows]
 
 
@@ -143,8 +143,8 @@ async def test_an_operator_ends_the_subscription_of_any_identity(
             await (await ann.session().durable_consumer(NEWS, "all")).close()
         for name in ("all", "none"):
             with pytest.raises(errors.Forbidden):
-                await bob.ask(protocol.EndSubscription(bob.name, name, of=("ann", "desk")))
-        await olga.ask(protocol.EndSubscription(olga.name, "all", of=("ann", "desk")))
+                await bob.request(protocol.EndSubscription(bob.name, name, owner=("ann", "desk")))
+        await olga.request(protocol.EndSubscription(olga.name, "all", owner=("ann", "desk")))
         assert await _subscriptions(olga) == []
 
 
@@ -202,17 +202,17 @@ async def test_the_connections_of_an_identity_are_bounded(
 
     async def connection(identity: str) -> api.Connection:
         made = api.Connection(await net.connect(identity))
-        await made.ask(protocol.Ping(made.name))
+        await made.request(protocol.Ping(made.name))
         return made
 
     async with serving(net, trust, measured, connections_per_identity=2):
         held = [await connection("bob") for _ in range(2)]
         refused = api.Connection(await net.connect("bob"))
         with pytest.raises(errors.LimitExceeded, match="bob has 2 connections"):
-            await refused.ask(protocol.Ping(refused.name))
+            await refused.request(protocol.Ping(refused.name))
         await refused.close()
         held.append(await connection("ann"))
-        await held[0].ask(protocol.ClientHello(held[0].name))  # which it repeats whenever it is in doubt
+        await held[0].request(protocol.ClientHello(held[0].name))  # which it repeats whenever it is in doubt
         await held.pop(0).close()
         held.append(await connection("bob"))
         for one in held:

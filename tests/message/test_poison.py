@@ -83,7 +83,7 @@ async def test_poisoned_headers_stop_nobody(
             except errors.MusterError:
                 continue
     await bus.flush()
-    epoch = (await connection.ask(protocol.Ping(connection.name))).epoch
+    epoch = (await connection.request(protocol.Ping(connection.name))).epoch
     good = messages.TextMessage("good", properties={"a": "x"})
     for to in (NEWS, destinations.queue("orders")):
         await session.producer(to).send(good)
@@ -94,7 +94,7 @@ async def test_poisoned_headers_stop_nobody(
             return found is not None and found.body() == "good"
 
         await eventually.eventually(heard)
-    assert (await connection.ask(protocol.Ping(connection.name))).epoch == epoch, (
+    assert (await connection.request(protocol.Ping(connection.name))).epoch == epoch, (
         "the same dispatcher goes on"
     )
 

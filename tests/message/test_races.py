@@ -166,7 +166,7 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
             protocol.PurgeQueue("jobs") if purging else protocol.MoveMessages("jobs", to=str(OTHER), limit=30)
         )
         disk.ready.clear()
-        taking = asyncio.create_task(admin.ask(asked))
+        taking = asyncio.create_task(admin.request(asked))
         await asyncio.sleep(0.1)
         eating = asyncio.create_task(received(consumer))
         await asyncio.sleep(0.1)
@@ -185,7 +185,9 @@ async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
     async with (
         serving(net),
         client_api.Connection(await net.connect("l")) as listener,
-        client_api.Connection(await net.connect("a"), quiet=lambda: net.connect("a")) as connection,
+        client_api.Connection(
+            await net.connect("a"), connect_without_echo=lambda: net.connect("a")
+        ) as connection,
     ):
         heard = await listener.session().consumer(topic)
         await connection.session().consumer(topic, no_local=True)
@@ -238,7 +240,7 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
         disk.ready.clear()
         committing = asyncio.create_task(one.commit())
         await asyncio.sleep(0.2)
-        await first._ask_once(protocol.Disconnect(first.name, lost=True))
+        await first._request_once(protocol.Disconnect(first.name, lost=True))
         disk.full = True
         disk.ready.set()
         with pytest.raises(message_errors.TransactionRolledBack):
@@ -311,8 +313,8 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
         assert len(told) == 1, "the application hears of it once"
         disk.full = False
         assert await received(consumer) == [f"{number}" for number in range(10, 20)]
-        await connection.outbox.idle()
-        assert (await writer.ask(protocol.ListQueues())).rows[0]["depth"] == 0
+        await connection.outbox.wait_idle()
+        assert (await writer.request(protocol.ListQueues())).rows[0]["depth"] == 0
 
 
 async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
@@ -358,11 +360,11 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
     loop = asyncio.get_running_loop()
 
     def deaf(made: dispatcher.Dispatcher) -> None:
-        made._other_began = lambda message: None  # type: ignore[method-assign]
+        made._other_started = lambda message: None  # type: ignore[method-assign]
 
     def late(made: dispatcher.Dispatcher) -> None:
-        answer = made._deliver.answer
-        made._deliver.answer = lambda *found: loop.call_later(0.02, answer, *found)  # type: ignore[method-assign,assignment]
+        send_reply = made._delivery.send_reply
+        made._delivery.send_reply = lambda *found: loop.call_later(0.02, send_reply, *found)  # type: ignore[method-assign,assignment]
 
     _, running = await act(net, "first", 1, deaf)
     async with (
@@ -422,7 +424,7 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
         await asyncio.sleep(3)
         with pytest.raises(message_errors.InvalidDestination):
             await writer.session().producer(None).send("third", to=replies)
-        assert all(row["queue"] == "other" for row in (await writer.ask(protocol.ListQueues())).rows)
+        assert all(row["queue"] == "other" for row in (await writer.request(protocol.ListQueues())).rows)
 
 
 async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
@@ -503,7 +505,7 @@ async def _moving(
     for number in range(10):
         await connection.session().producer(JOBS).send(f"{number}")
     disk.ready.clear()
-    moving = asyncio.create_task(connection.ask(protocol.MoveMessages("jobs", to=str(OTHER), limit=3)))
+    moving = asyncio.create_task(connection.request(protocol.MoveMessages("jobs", to=str(OTHER), limit=3)))
     await asyncio.sleep(8)
     return connection, moving
 
@@ -544,10 +546,10 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(
     ):
         await admin.session().producer(JOBS).send("job")
         with pytest.raises(errors.Forbidden) as refused:
-            await user.ask(protocol.PurgeQueue("jobs"))
+            await user.request(protocol.PurgeQueue("jobs"))
         assert "creds" in (refused.value.hint or ""), "what to do about it reaches the caller"
-        await admin.ask(protocol.MoveMessages("jobs", to=str(OTHER)))
-        await admin.ask(protocol.PurgeQueue("other"))
+        await admin.request(protocol.MoveMessages("jobs", to=str(OTHER)))
+        await admin.request(protocol.PurgeQueue("other"))
         stream = await (await net.connect("reader")).open_stream(core_messages.DECISIONS_STREAM)
         found = [
             core_messages.decode(one.data, core_messages.Decision)
@@ -588,7 +590,7 @@ async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succ
         await asyncio.sleep(8)  # it is asked again after 5 s
         disk.ready.set()
         await ending
-        assert (await connection.ask(protocol.ListSubscriptions())).rows == []
+        assert (await connection.request(protocol.ListSubscriptions())).rows == []
 
 
 async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
@@ -610,7 +612,7 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
         monkeypatch.setattr(streams.SimulatedStream, "publish_batch", store)
         sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
         await asyncio.sleep(0.1)
-        browsing = asyncio.create_task(connection.ask(protocol.BrowseQueue(OTHER.name)))
+        browsing = asyncio.create_task(connection.request(protocol.BrowseQueue(OTHER.name)))
         await asyncio.sleep(0.1)
         failing.set()
         await sending
@@ -620,7 +622,7 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
 async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
     simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dispatcher_admin, "TOGETHER", 2)
+    monkeypatch.setattr(dispatcher_admin, "BATCH_MESSAGES", 2)
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         producer = connection.session().producer(JOBS)
@@ -628,10 +630,10 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
         with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that did not die"):
-            await connection.ask(protocol.MoveMessages(JOBS.name))
+            await connection.request(protocol.MoveMessages(JOBS.name))
         assert len([one async for one in connection.session().browse(OTHER)]) == 2
         with pytest.raises(errors.InvalidInput, match=r"^a message that did not die"):
-            await connection.ask(protocol.MoveMessages(JOBS.name))
+            await connection.request(protocol.MoveMessages(JOBS.name))
 
 
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():

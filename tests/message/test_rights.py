@@ -83,7 +83,7 @@ async def _attempt(right: str, connection: client_api.Connection, queue: destina
         case "browse":
             assert [one async for one in session.browse(queue)]
         case "admin":
-            await connection.ask(protocol.PurgeQueue(queue.name))
+            await connection.request(protocol.PurgeQueue(queue.name))
 
 
 async def _outcomes(connection: client_api.Connection, queue: destinations.Destination) -> set[str]:
@@ -110,7 +110,7 @@ async def test_each_identity_may_what_its_credentials_say(
     ):
         for queue in (ORDERS, DEAD):
             await operator.session().producer(queue).send("theirs")
-        rows = (await connection.ask(protocol.ListQueues())).rows
+        rows = (await connection.request(protocol.ListQueues())).rows
         seen = {str(row["queue"]) for row in rows}
         assert seen == {name for name, has in (("orders", on_orders), (DEAD.name, on_the_dead)) if has}
         assert await _outcomes(connection, ORDERS) == on_orders
@@ -130,20 +130,24 @@ async def test_rights_are_not_got_by_a_detour(
     ):
         disguised = messages.TextMessage("theirs", properties={delivery.FROM: "queue:orders-2"})
         await operator.session().producer(ORDERS).send(disguised)
-        (waiting,) = (await operator.ask(protocol.BrowseQueue("orders"))).messages
+        (waiting,) = (await operator.request(protocol.BrowseQueue("orders"))).messages
         for to in ("queue:orders-2", "queue:dead-letters", None):
             with pytest.raises(errors.Forbidden):  # it may administer the one, and not send to the other
-                await keeper.ask(protocol.MoveMessages("orders", to))
+                await keeper.request(protocol.MoveMessages("orders", to))
         await sender.submit([], {"q:orders": [waiting.sequence]})
         with pytest.raises(errors.Refused):
-            await sender.submit([], {"q:orders": [waiting.sequence]}, alone=True)
-        assert len((await operator.ask(protocol.BrowseQueue("orders"))).messages) == 1, "it was acknowledged"
+            await sender.submit([], {"q:orders": [waiting.sequence]}, atomic=True)
+        assert len((await operator.request(protocol.BrowseQueue("orders"))).messages) == 1, (
+            "it was acknowledged"
+        )
         transacted = sender.session(client_api.AcknowledgeMode.TRANSACTED)
         await transacted.producer(ORDERS).send("mine")
         await transacted.producer(destinations.queue("orders-2")).send("mine")
         with pytest.raises(errors.Refused):
             await transacted.commit()
-        assert len((await operator.ask(protocol.BrowseQueue("orders"))).messages) == 1, "half of it was done"
+        assert len((await operator.request(protocol.BrowseQueue("orders"))).messages) == 1, (
+            "half of it was done"
+        )
 
 
 @pytest.mark.virtual_time
@@ -168,8 +172,8 @@ async def test_temporary_queues_are_for_those_who_have_queues_at_all(
             await own.consumer(await own.temporary_queue())
         for connection in (sender, agent):
             with pytest.raises(errors.Forbidden):
-                await connection.ask(protocol.BrowseQueue(replies.name))
-        assert len((await worker.ask(protocol.BrowseQueue(replies.name))).messages) == 1
+                await connection.request(protocol.BrowseQueue(replies.name))
+        assert len((await worker.request(protocol.BrowseQueue(replies.name))).messages) == 1
         message = await consumer.receive(5)
         assert message is not None
 
@@ -188,8 +192,8 @@ async def test_a_subscription_is_ended_by_no_other_identity(
                 with pytest.raises(errors.NotFound):
                     await connection.session().unsubscribe("all")
                 with pytest.raises(errors.Forbidden):
-                    await connection.ask(
-                        protocol.EndSubscription(connection.name, "all", of=("user", "desk"))
+                    await connection.request(
+                        protocol.EndSubscription(connection.name, "all", owner=("user", "desk"))
                     )
         async with client_api.Connection(await net.connect("user"), client_id="desk") as owner:
             await owner.session().unsubscribe("all")
@@ -211,7 +215,7 @@ async def test_a_connection_named_like_a_queue_does_not_own_it(
         for name in (sender.name, f"{sender.name}:1"):
             await operator.session().producer(destinations.queue(name)).send("theirs")
             with pytest.raises(errors.Forbidden):
-                await sender.ask(
+                await sender.request(
                     protocol.AttachConsumer(sender.name, 1, f"temporary-queue:{name}", credit=10)
                 )
 
@@ -248,12 +252,14 @@ async def test_temporary_queues_are_hidden_from_others(
         replies = await worker.session().temporary_queue()
         await user.session().producer(replies).send("a reply")
         for other in (user, viewer):
-            assert not (await other.ask(protocol.ListQueues())).rows
+            assert not (await other.request(protocol.ListQueues())).rows
             with pytest.raises(errors.Forbidden):
-                await other.ask(protocol.BrowseQueue(replies.name))
+                await other.request(protocol.BrowseQueue(replies.name))
         for reader in (worker, operator):
-            assert [row["queue"] for row in (await reader.ask(protocol.ListQueues())).rows] == [replies.name]
-            assert len((await reader.ask(protocol.BrowseQueue(replies.name))).messages) == 1
+            assert [row["queue"] for row in (await reader.request(protocol.ListQueues())).rows] == [
+                replies.name
+            ]
+            assert len((await reader.request(protocol.BrowseQueue(replies.name))).messages) == 1
 
 
 @pytest.mark.virtual_time
@@ -269,7 +275,7 @@ async def test_the_name_of_a_connection_stays_its_identitys(
         client_api.Connection(await net.connect("user")) as user,
     ):
         replies = await worker.session().temporary_queue()
-        await worker.ask(protocol.Disconnect(worker.name))
+        await worker.request(protocol.Disconnect(worker.name))
         user.name = worker.name
         with pytest.raises(errors.Forbidden):
             await user.session().consumer(replies)

@@ -50,12 +50,12 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
 async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_once(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(connection_, "ASK_S", 600.0)
+    monkeypatch.setattr(connection_, "REQUEST_S", 600.0)
     asked = asyncio.Event()
     connection = await dial()
     session = connection.session()
     with monkeypatch.context() as deaf:
-        deaf.setattr(dispatcher.Dispatcher, "_work", lambda *_: asked.set())
+        deaf.setattr(dispatcher.Dispatcher, "_commit", lambda *_: asked.set())
         async with conftest.serving(connect, "first"):
             sending = asyncio.ensure_future(session.producer(ORDERS).send("one"))
             await asyncio.wait_for(asked.wait(), 30)
@@ -98,11 +98,11 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 
     async def at(gateway: amqp_gateway.AmqpGateway, count: int) -> list[str]:
         raw, found = await asyncio.to_thread(read, gateway.port, count)
-        (bridge,) = gateway.bridges
+        (bridge,) = gateway.connections
         await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
-        await bridge.jms.outbox.idle()  # confirmed; and then it vanishes
+        await bridge.jms.outbox.wait_idle()  # confirmed; and then it vanishes
         raw.socket.close()
-        await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)
+        await eventually.eventually(lambda: not gateway.connections and not gateway._tasks)
         return found
 
     news = destinations.topic("news")

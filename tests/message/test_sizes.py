@@ -26,7 +26,7 @@ def _record(acks: int) -> ledger.LogRecord:
 def test_a_record_stands_alone_where_its_page_would_become_too_large():
     for size, acks in ((900 << 10, 10), (900 << 10, 20_000), (100, 50_000), (400 << 10, 50_000)):
         item = journal.JournalItem([_copy(size)], _record(acks))
-        batch, _ = journal._bind(item.copies, item.record, item.record_bytes)
+        batch, _ = journal._build_pages(item.copies, item.record, item.record_bytes)
         encoded = [pages.encode(page) for _, page in batch]
         assert max(map(len, encoded)) < BUS_BYTES_MAX - 500
         assert len(pages.encode(pages.LogPage(item.record))) <= item.record_bytes + 100
@@ -38,8 +38,8 @@ async def test_a_batch_takes_no_more_acknowledgements_than_fit_into_a_page():
     for _ in range(40):
         writer.add(journal.JournalItem([], _record(5_000)))
     while len(writer):
-        taken = writer._take()
-        record = journal._sum([item.record for item in taken])
+        taken = writer._next_batch()
+        record = journal._merge_records([item.record for item in taken])
         assert len(pages.encode(pages.LogPage(record))) < BUS_BYTES_MAX - 500
 
 

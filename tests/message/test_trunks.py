@@ -32,9 +32,9 @@ class World:
     def __init__(self, connect: fixtures.Connect) -> None:
         self._connect = connect
         self.dialled: list[api.Bus] = []
-        self.gateway = amqp_gateway.AmqpGateway(self._dial, None, anonymous="nobody")
+        self.gateway = amqp_gateway.AmqpGateway(self._connect_bus, None, anonymous="nobody")
 
-    async def _dial(self, login: passwords.PasswordLogin) -> api.Bus:
+    async def _connect_bus(self, login: passwords.PasswordLogin) -> api.Bus:
         self.dialled.append(await self._connect(f"{login.name}-{len(self.dialled)}"))
         return self.dialled[-1]
 
@@ -45,7 +45,7 @@ class World:
 
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
-        taps = [one for bridge in self.gateway.bridges for one in bridge.outlets.values()]
+        taps = [one for bridge in self.gateway.connections for one in bridge.outgoing_links.values()]
         return sorted(tap._sent for tap in taps if isinstance(tap, consumers.TopicLink))
 
 
@@ -105,9 +105,9 @@ async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(
 
 async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
     first = await asyncio.to_thread(world.client)
-    assert len(world.gateway.bridges) == 1
+    assert len(world.gateway.connections) == 1
     await world.dialled[0].close()
-    await eventually.eventually(lambda: not world.gateway.bridges, timeout_s=30)
+    await eventually.eventually(lambda: not world.gateway.connections, timeout_s=30)
     first.timeout = 0.1  # nobody answers it
     with contextlib.suppress(proton.ProtonException):
         await asyncio.to_thread(first.close)
@@ -135,14 +135,14 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
             order.append(self.owner)
 
     bus = await connect("listens")
-    ears = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
+    listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
     taps = [Tap(owner) for owner in ("a", "b", "a", "b")]
     for tap in taps:
-        await ears.add("hall", "hall", None, tap)
+        await listeners.add("hall", "hall", None, tap)
     await bus.publish(destinations.topic("hall").subject, b"x")
     await bus.flush()
     assert order == ["a", "a", "b", "b"]
-    await ears.remove("hall", taps[0])
+    await listeners.remove("hall", taps[0])
     await bus.publish(destinations.topic("hall").subject, b"x")
     await bus.flush()
     assert order[4:] == ["a", "b", "b"]
@@ -173,9 +173,9 @@ async def test_connections_take_turns_however_many_listeners_each_has():
     said: Any = _Said()
     heard = consumers.EncodedTopicMessage(said)
     for _ in range(3):
-        many.hear(crowd, heard)
-        few.hear(some, heard)
-    alone.hear(single, heard)
+        many.enqueue_topic_message(crowd, heard)
+        few.enqueue_topic_message(some, heard)
+    alone.enqueue_topic_message(single, heard)
     assert heard_by == [], "not before its turn"
     await asyncio.sleep(0)
     turns = ["many"] * len(crowd) + ["few"] * 3 * len(some) + ["alone"]
@@ -185,7 +185,7 @@ async def test_connections_take_turns_however_many_listeners_each_has():
 
 
 async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "HEARD_MAX", 5)
+    monkeypatch.setattr(connection, "PENDING_MAX", 5)
     told: list[consumers.EncodedTopicMessage] = []
 
     class Tap:
@@ -197,7 +197,7 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
     said: Any = _Said()
     messages = [consumers.EncodedTopicMessage(said) for _ in range(20)]
     for one in messages:
-        made.hear(taps, one)
+        made.enqueue_topic_message(taps, one)
     assert told == messages[:15], "without waiting for a turn"
     await eventually.eventually(lambda: told == messages, timeout_s=30)
 
@@ -208,7 +208,7 @@ async def test_gateways_may_share_a_port():
             await amqp_gateway.AmqpGateway(_nobody, None, port=first.port).start()
         async with amqp_gateway.AmqpGateway(_nobody, None, port=first.port, share_port=True) as second:
             clients = []
-            while not (first.bridges and second.bridges):
+            while not (first.connections and second.connections):
                 clients.append(await asyncio.open_connection("127.0.0.1", first.port))
             for _, writer in clients:
                 writer.close()
@@ -231,7 +231,7 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
     said: Any = _Said()
     tap: Any = Tap()
     for kind in (consumers.EncodedTopicMessage, Short, consumers.EncodedTopicMessage):
-        made.hear((tap,) * connection.TURN_DELIVERIES, kind(said))
+        made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(said))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
     assert tap.expired == connection.TURN_DELIVERIES
 

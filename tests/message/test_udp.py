@@ -64,8 +64,8 @@ async def _lose_and_reorder(sender: udp.UdpSender, receiver: udp.UdpReceiver) ->
 def test_loss_and_order_are_counted(monkeypatch):
     receiver = udp.UdpReceiver.__new__(udp.UdpReceiver)
     receiver.lost = receiver.reordered = 0
-    known = udp._From(udp._Key(1, bytes(32), 0))
-    assert [receiver._fresh(known, number) for number in (0, 1, 4, 3, 3, 6)] == [
+    known = udp._SenderState(udp._Key(1, bytes(32), 0))
+    assert [receiver._accept_number(known, number) for number in (0, 1, 4, 3, 3, 6)] == [
         True,
         True,
         True,

@@ -55,7 +55,7 @@ class _Key(msgspec.Struct, frozen=True):
     first: int
 
 
-class _News(msgspec.Struct, frozen=True):
+class _SenderStarted(msgspec.Struct, frozen=True):
     sender: int
 
 
@@ -81,13 +81,13 @@ class UdpSender(asyncio.DatagramProtocol):
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._socket, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("0.0.0.0", 0))
-        self._hearing = await self._connection.bus.subscribe(self._subject, handler=self._offered)
-        news = msgspec.json.encode(_News(self._id))
-        await self._connection.bus.publish(self._subject, news)
+        self._subscription = await self._connection.bus.subscribe(self._subject, handler=self._on_offer)
+        started = msgspec.json.encode(_SenderStarted(self._id))
+        await self._connection.bus.publish(self._subject, started)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._hearing.close()
+        await self._subscription.close()
         self._socket.close()
 
     @property
@@ -95,7 +95,7 @@ class UdpSender(asyncio.DatagramProtocol):
         now = time.monotonic()
         return sum(until > now for until in self._peers.values())
 
-    async def _offered(self, message: api.Message) -> None:
+    async def _on_offer(self, message: api.Message) -> None:
         try:
             offer = msgspec.json.decode(message.data, type=_Offer)
         except msgspec.DecodeError:
@@ -144,7 +144,7 @@ class UdpSender(asyncio.DatagramProtocol):
         self._socket.sendto(head + sealed, peer)
 
 
-class _From:
+class _SenderState:
     """What is known of one sender."""
 
     def __init__(self, key: _Key) -> None:
@@ -152,7 +152,7 @@ class _From:
         self.highest = key.first - 1
         self.seen: set[int] = set()
         self.token = ""
-        self.heard_at = 0.0  # over the bus
+        self.last_seen = 0.0  # over the bus
 
 
 class UdpReceiver(asyncio.DatagramProtocol):
@@ -164,7 +164,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         self._connection = connection
         self._subject = _control(topics.Topic.parse(topic.name))
         self._host = host
-        self._senders: dict[int, _From] = {}
+        self._senders: dict[int, _SenderState] = {}
         self._waiting: asyncio.Queue[messages.JmsMessage] = asyncio.Queue(WAITING_MAX)
         self._wake = asyncio.Event()
         self.received = self.lost = self.reordered = self.refused = self.dropped = 0
@@ -173,14 +173,16 @@ class UdpReceiver(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         self._socket, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(self._host, 0))
         self._port = self._socket.get_extra_info("sockname")[1]
-        self._hearing = await self._connection.bus.subscribe(self._subject, handler=self._news)
+        self._subscription = await self._connection.bus.subscribe(
+            self._subject, handler=self._on_sender_started
+        )
         self._offering = loop.create_task(self._offer())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._offering.cancel()
         await asyncio.gather(self._offering, return_exceptions=True)
-        await self._hearing.close()
+        await self._subscription.close()
         self._socket.close()
 
     def __aiter__(self) -> Self:
@@ -189,10 +191,10 @@ class UdpReceiver(asyncio.DatagramProtocol):
     async def __anext__(self) -> messages.JmsMessage:
         return await self._waiting.get()
 
-    def _news(self, message: api.Message) -> None:
+    def _on_sender_started(self, message: api.Message) -> None:
         """Somebody began to send."""
         try:
-            msgspec.json.decode(message.data, type=_News)
+            msgspec.json.decode(message.data, type=_SenderStarted)
         except msgspec.DecodeError:
             return
         self._wake.set()
@@ -205,24 +207,26 @@ class UdpReceiver(asyncio.DatagramProtocol):
             data = msgspec.json.encode(offer)
             with contextlib.suppress(errors.Unavailable):  # the next time
                 for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
-                    self._keyed(answer)
+                    self._on_key(answer)
             gone = time.monotonic() - HOLD_S
-            self._senders = {name: sender for name, sender in self._senders.items() if sender.heard_at > gone}
+            self._senders = {
+                name: sender for name, sender in self._senders.items() if sender.last_seen > gone
+            }
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
                     await self._wake.wait()
             self._wake.clear()
 
-    def _keyed(self, answer: api.Message) -> None:
+    def _on_key(self, answer: api.Message) -> None:
         try:
             key = msgspec.json.decode(answer.data, type=_Key)
         except msgspec.DecodeError:
             return
         known = self._senders.get(key.sender)
         if known is None:
-            known = self._senders[key.sender] = _From(key)
+            known = self._senders[key.sender] = _SenderState(key)
             self._wake.set()  # its probe came too early to be read: ask for another
-        known.heard_at = time.monotonic()
+        known.last_seen = time.monotonic()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         if len(data) < _HEAD.size:
@@ -244,7 +248,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
                 known.token = token
                 self._wake.set()
             return
-        if not self._fresh(known, number):
+        if not self._accept_number(known, number):
             self.refused += 1
             return
         try:
@@ -255,7 +259,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         except (errors.MusterError, struct.error, asyncio.QueueFull):
             self.dropped += 1
 
-    def _fresh(self, known: _From, number: int) -> bool:
+    def _accept_number(self, known: _SenderState, number: int) -> bool:
         """Whether it is the first with this number; counts what it tells of loss and order."""
         if number > known.highest:
             if known.seen:

@@ -137,7 +137,7 @@ def temporary_topic(connection: str, number: int) -> Destination:
 _REPLIES: Final = f"{subjects.REPLY_PREFIX}.{subjects.APP}."
 
 
-def of_subject(subject: str) -> Destination:
+def from_subject(subject: str) -> Destination:
     """The topic on which a message arrived."""
     if subject.startswith(_REPLIES):
         identity, session, number = subject.removeprefix(_REPLIES).split(".")

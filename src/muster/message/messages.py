@@ -275,7 +275,7 @@ class MapMessage(JmsMessage):
         kinds = meta.body if isinstance(meta.body, dict) else {}
         items = _json(data, dict[str, Any])
         self.items = values.Values.received(
-            {name: _rich(value, kinds.get(name)) for name, value in items.items()}
+            {name: _typed_value(value, kinds.get(name)) for name, value in items.items()}
         )
 
 
@@ -322,7 +322,9 @@ class StreamMessage(JmsMessage):
     def _read(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, str) else ""
         items = _json(data, list[Any])
-        self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(items)]
+        self.items = [
+            _typed_value(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(items)
+        ]
         self._next = 0
 
 
@@ -429,7 +431,7 @@ def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destinati
     if meta.properties:
         kinds = meta.kinds
         message.properties = values.Properties.received(
-            {name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()}
+            {name: _typed_value(value, kinds.get(name)) for name, value in meta.properties.items()}
         )
     message._read(meta, data)
     return message
@@ -488,15 +490,15 @@ def _plain(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, An
     return plain, kinds
 
 
-def _rich(value: Any, kind: str | None) -> values.TypedValue:
+def _typed_value(value: Any, kind: str | None) -> values.TypedValue:
     if kind is None:
         return values.TypedValue(values.infer_type(value), value)
-    of = values.JavaType(kind)
-    if of is values.JavaType.BYTES and isinstance(value, str):
+    java_type = values.JavaType(kind)
+    if java_type is values.JavaType.BYTES and isinstance(value, str):
         value = base64.b64decode(value)
-    elif of in (values.JavaType.FLOAT, values.JavaType.DOUBLE):
+    elif java_type in (values.JavaType.FLOAT, values.JavaType.DOUBLE):
         value = float(value)
-    return values.TypedValue(of, value)
+    return values.TypedValue(java_type, value)
 
 
 def _json(data: bytes, kind: Any) -> Any:

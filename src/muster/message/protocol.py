@@ -1,7 +1,7 @@
 """The wire between JMS clients and the dispatcher of the log; version 1.
 
-    muster.message.from.<user>.ask         a request (`Ask`), answered (`Answer`) in the asker's reply space
-    muster.message.from.<user>.tell        the same without an answer: credit, releases
+    muster.message.from.<user>.request     a request (`Ask`), answered (`Answer`) in the asker's reply space
+    muster.message.from.<user>.notify      the same without an answer: credit, releases
     muster.message.from.<user>.read.log    requests that change nothing; what a viewer may say
     muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c
     muster.message.all.dispatcher          a dispatcher has begun (`Began`): attach anew
@@ -32,7 +32,7 @@ PART: Final = "message"
 STREAM: Final = "messages"
 LEASE: Final = "message.dispatcher"
 LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
-BEGAN: Final = subjects.to_all(PART, "dispatcher")
+STARTED: Final = subjects.to_all(PART, "dispatcher")
 SLOW: Final = subjects.to_all(PART, "slow")
 READ: Final = ("read", "log")
 DELAY: Final = subjects.log_subject(PART, "delay")
@@ -50,16 +50,16 @@ LOGS: Final = (
 CLIENT_ID_BYTES_MAX: Final = 1024
 SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
 WORK_BYTES_MAX: Final = 16 << 20  # a transaction's messages and acknowledgements
-ASK_BYTES: Final = 512 << 10  # of them in one request, unless the first alone is larger
+REQUEST_BYTES_MAX: Final = 512 << 10  # of them in one request, unless the first alone is larger
 ACK_BYTES: Final = 10  # of one acknowledgement
 
 
-def ask_subject(identity: str) -> str:
-    return subjects.from_identity(PART, identity, "ask")
+def request_subject(identity: str) -> str:
+    return subjects.from_identity(PART, identity, "request")
 
 
-def tell_subject(identity: str) -> str:
-    return subjects.from_identity(PART, identity, "tell")
+def notify_subject(identity: str) -> str:
+    return subjects.from_identity(PART, identity, "notify")
 
 
 def read_subject(identity: str) -> str:
@@ -90,21 +90,21 @@ class SendMessage(msgspec.Struct, frozen=True, array_like=True):
     destination: str
     meta: str  # `messages.Meta` in JSON
     data: bytes
-    spoken: bool = False
+    published_by_sender: bool = False
 
 
-class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
+class _Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):
     pass
 
 
-class ClientHello(_Ask, frozen=True, tag="hello"):
+class ClientHello(_Request, frozen=True, tag="hello"):
     """``connection``: the identity, ``-``, and a token.
 
     ``client_id``: of the sender's identity; other identities may use the same text for clients of their own.
 
     ``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
 
-    ``quiet``: it does not hear what it says itself.
+    ``without_echo``: it does not hear what it says itself.
     """
 
     connection: str
@@ -112,31 +112,31 @@ class ClientHello(_Ask, frozen=True, tag="hello"):
     version: int = VERSION
     broker: str = ""
     number: int = 0
-    quiet: bool = False
+    without_echo: bool = False
 
 
-class Ping(_Ask, frozen=True, tag="ping"):
+class Ping(_Request, frozen=True, tag="ping"):
     """Answered when what waits for these ``consumers``, as far as their credit goes, has been sent."""
 
     connection: str
     consumers: list[int] = []
 
 
-class EchoOff(_Ask, frozen=True, tag="quiet"):
+class EchoOff(_Request, frozen=True, tag="echo-off"):
     """From now on this connection does not hear what it says itself."""
 
     connection: str
 
 
-class DelayedPublished(_Ask, frozen=True, tag="said"):
+class DelayedPublished(_Request, frozen=True, tag="delayed-published"):
     """Of a delayed message whose time has come: its sender has said it, or could not."""
 
     connection: str
     number: int
-    said: bool
+    published: bool
 
 
-class Disconnect(_Ask, frozen=True, tag="bye"):
+class Disconnect(_Request, frozen=True, tag="disconnect"):
     """``lost``: the application behind the connection is gone, so what it held may have been seen.
 
     ``seen``: otherwise, of what it held, the application saw these, by backlog.
@@ -147,7 +147,7 @@ class Disconnect(_Ask, frozen=True, tag="bye"):
     seen: dict[str, list[int]] = {}
 
 
-class StageMessages(_Ask, frozen=True, tag="stage"):
+class StageMessages(_Request, frozen=True, tag="stage"):
     """Messages of a work that is too large for one request; they wait for it. ``after`` so many others."""
 
     connection: str
@@ -156,7 +156,7 @@ class StageMessages(_Ask, frozen=True, tag="stage"):
     sends: list[SendMessage]
 
 
-class CommitWork(_Ask, frozen=True, tag="work"):
+class CommitWork(_Request, frozen=True, tag="work"):
     """A connection's works have growing numbers, and one is under way at a time.
 
     ``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
@@ -172,7 +172,7 @@ class CommitWork(_Ask, frozen=True, tag="work"):
     staged: int = 0
 
 
-class AttachConsumer(_Ask, frozen=True, tag="attach"):
+class AttachConsumer(_Request, frozen=True, tag="attach"):
     """A consumer of a queue or a subscription. Of those that are not durable the dispatcher keeps the shared
     ones' names and nothing else: their consumers listen to the topic themselves.
     """
@@ -186,10 +186,10 @@ class AttachConsumer(_Ask, frozen=True, tag="attach"):
     selector: str | None = None
     no_local: bool = False
     credit: int = 0
-    everyone: bool = False  # a shared subscription outside the client id
+    without_client_id: bool = False  # a shared subscription outside the client id
 
 
-class DetachConsumer(_Ask, frozen=True, tag="detach"):
+class DetachConsumer(_Request, frozen=True, tag="detach"):
     """``seen``: of what was delivered, the client saw these, by backlog; the rest comes again uncounted."""
 
     connection: str
@@ -197,28 +197,28 @@ class DetachConsumer(_Ask, frozen=True, tag="detach"):
     seen: dict[str, list[int]] = {}
 
 
-class GrantCredit(_Ask, frozen=True, tag="credit"):
+class GrantCredit(_Request, frozen=True, tag="credit"):
     connection: str
     consumer: int
     more: int
 
 
-class SlowConsumer(_Ask, frozen=True, tag="slow"):
+class SlowConsumer(_Request, frozen=True, tag="slow"):
     """A consumer of this topic, or pattern of topics, has too much waiting; ``eased``: no more."""
 
     connection: str
     topic: str
-    eased: bool = False
+    recovered: bool = False
 
 
-class StopDelivery(_Ask, frozen=True, tag="stop"):
+class StopDelivery(_Request, frozen=True, tag="stop"):
     """No more deliveries: when it is answered, all there were have been sent."""
 
     connection: str
     consumers: list[int]
 
 
-class ReleaseMessages(_Ask, frozen=True, tag="release"):
+class ReleaseMessages(_Request, frozen=True, tag="release"):
     """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so a dead letter."""
 
     connection: str
@@ -227,7 +227,7 @@ class ReleaseMessages(_Ask, frozen=True, tag="release"):
     reason: str | None = None
 
 
-class EndSubscription(_Ask, frozen=True, tag="unsubscribe"):
+class EndSubscription(_Request, frozen=True, tag="unsubscribe"):
     """Of the connection's own client id, or with ``everyone`` of none.
 
     ``of``: instead, the identity and the client id whose subscription it is.
@@ -235,32 +235,32 @@ class EndSubscription(_Ask, frozen=True, tag="unsubscribe"):
 
     connection: str
     name: str
-    everyone: bool = False
-    of: tuple[str, str] | None = None
+    without_client_id: bool = False
+    owner: tuple[str, str] | None = None
 
 
-class DeleteQueue(_Ask, frozen=True, tag="drop-queue"):
+class DeleteQueue(_Request, frozen=True, tag="delete-queue"):
     """A temporary queue is no more."""
 
     name: str
 
 
-class BrowseQueue(_Ask, frozen=True, tag="browse"):
+class BrowseQueue(_Request, frozen=True, tag="browse"):
     queue: str
     selector: str | None = None
     after: int = 0
     limit: int = 100
 
 
-class ListQueues(_Ask, frozen=True, tag="queues"):
+class ListQueues(_Request, frozen=True, tag="queues"):
     pass
 
 
-class ListSubscriptions(_Ask, frozen=True, tag="subscriptions"):
+class ListSubscriptions(_Request, frozen=True, tag="subscriptions"):
     """The durable subscriptions that the sender made; for those who may see them, all."""
 
 
-class PurgeQueue(_Ask, frozen=True, tag="purge"):
+class PurgeQueue(_Request, frozen=True, tag="purge"):
     """``epoch``: only the dispatcher of this epoch does it; 0: any.
 
     So a repetition that finds another dispatcher is not carried out a second time.
@@ -271,7 +271,7 @@ class PurgeQueue(_Ask, frozen=True, tag="purge"):
     epoch: int = 0
 
 
-class MoveMessages(_Ask, frozen=True, tag="move"):
+class MoveMessages(_Request, frozen=True, tag="move"):
     """``to`` None: each back to where it came from before it died. ``epoch``: as with `Purge`."""
 
     queue: str
@@ -281,7 +281,7 @@ class MoveMessages(_Ask, frozen=True, tag="move"):
     epoch: int = 0
 
 
-Ask = (
+DispatcherRequest = (
     ClientHello
     | Ping
     | EchoOff
@@ -347,16 +347,16 @@ class DispatcherStarted(msgspec.Struct, frozen=True):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_asks: Final = msgspec.msgpack.Decoder(Ask)
-decode_began: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode
+_requests: Final = msgspec.msgpack.Decoder(DispatcherRequest)
+decode_started: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode
 decode_slow: Final = msgspec.msgpack.Decoder(SlowConsumer).decode
-decode_answer: Final = msgspec.msgpack.Decoder(DispatcherReply).decode
+decode_reply: Final = msgspec.msgpack.Decoder(DispatcherReply).decode
 decode_deliveries: Final = msgspec.msgpack.Decoder(DeliveryBatch).decode
 
 
-def decode_ask(data: bytes) -> Ask:
+def decode_request(data: bytes) -> DispatcherRequest:
     try:
-        request: Ask = _asks.decode(data)
+        request: DispatcherRequest = _requests.decode(data)
         return request
     except msgspec.DecodeError as error:
         raise errors.InvalidInput(f"no request to the dispatcher: {error}") from error

@@ -134,7 +134,7 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
     sending, receiving = await dial(), await dial()
     consumer = await receiving.session().consumer(TOPIC)
     producer = sending.session().producer(TOPIC, persistent=False)
-    await receiving.ask(protocol.Ping(receiving.name))  # known to the dispatcher: it may complain
+    await receiving.request(protocol.Ping(receiving.name))  # known to the dispatcher: it may complain
     total = 3 * flow_control.WAITING_SLOW
     sent = 0
 
@@ -147,7 +147,7 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
                 await sending.bus.flush()  # others get their turn
 
     working = asyncio.create_task(send())
-    await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=30)
+    await eventually.eventually(lambda: sending.holds.hold_count > 0, timeout_s=30)
     assert sent < total, "the producer waits"
     found: list[object] = []
     while len(found) < total:

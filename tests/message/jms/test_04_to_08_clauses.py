@@ -55,7 +55,7 @@ async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
             await session.producer(ORDERS).send("one")
             assert await (await session.consumer(ORDERS)).receive(10) is not None
     assert not connection._closers
-    assert not connection._holders
+    assert not connection._unacknowledged
     assert not connection._consumers
 
 
@@ -214,7 +214,7 @@ async def test_8_3_2_a_new_dispatcher_knows_who_shares_what(dial: conftest.Dial,
         consumer = await connection.session().shared_consumer(NEWS, "group", "n = 1")
     async with conftest.serving(connect, "second") as second:
         await second.acting.wait()
-        await connection.ask(protocol.Ping(connection.name))
+        await connection.request(protocol.Ping(connection.name))
         with pytest.raises(message_errors.IllegalState):
             await other.session().shared_consumer(NEWS, "group", "n = 2")
         producer = other.session().producer(NEWS, persistent=False)
@@ -234,7 +234,7 @@ async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
         shared = await late.session().shared_consumer(NEWS, "group", "n = 1")
         durable = await late.session().shared_durable_consumer(NEWS, "kept", "n = 1")
         orders = await late.session().consumer(ORDERS)
-        hello = late._hello
+        hello = late._registration
         await hello.acquire()  # it does not come back at once
     async with conftest.serving(connect, "second"):
         quick = (await dial()).session()
@@ -292,10 +292,10 @@ async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
     making = asyncio.create_task(session.consumer(ORDERS))
 
     def give_up(message: api.Message) -> None:
-        if isinstance(protocol.decode_ask(message.data), protocol.AttachConsumer):
+        if isinstance(protocol.decode_request(message.data), protocol.AttachConsumer):
             making.cancel()
 
-    async with await bus.subscribe("muster.message.from.*.ask", handler=give_up):
+    async with await bus.subscribe("muster.message.from.*.request", handler=give_up):
         (made,) = await asyncio.gather(making, return_exceptions=True)
     if isinstance(made, consumers.Consumer):  # the dispatcher was quicker
         await made.close()

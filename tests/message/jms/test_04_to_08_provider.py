@@ -130,13 +130,13 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
     failed: list[errors.MusterError] = []
     old = journal.Journal(stream, 0, lambda record, last, placed: None)
     old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:x"])))
-    await old._store(old._take())
+    await old._store(old._next_batch())
     new = journal.Journal(stream, old.head, lambda record, last, placed: None)
     new.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:y"])))
-    await new._store(new._take())
+    await new._store(new._next_batch())
     old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:z"]), failed=failed.append))
     with pytest.raises(errors.Conflict):
-        await old._store(old._take())
+        await old._store(old._next_batch())
     assert [type(one) for one in failed] == [errors.NotConnected], "its client asks the next one"
     assert (await stream.state()).last_sequence == 2
 
@@ -350,7 +350,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         assert isinstance(tap, client_consumers.TopicConsumer)
         for number in range(3):
             await mine.send(f"mine {number}")
-        await connection.speaks.flush()
+        await connection.publish_bus.flush()
         await others.send("yours")
         assert await _texts(tap, 1) == ["yours"]
         for everything in (hears_all, durable):
@@ -358,7 +358,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
             if "delay_s" in options:  # two that are due at about the same time may overtake each other
                 heard.sort(key=str)
             assert heard == ["first", "mine 0", "mine 1", "mine 2", "yours"]
-        await connection.speaks.flush()
+        await connection.publish_bus.flush()
         assert tap.rejected == 0, "it came and was dropped"
         assert await durable.receive_nowait() is None, "none is kept twice"
         await tap.close()
@@ -464,7 +464,7 @@ async def test_4_1_6_a_browser_goes_on_while_others_consume(
         shown.append(str(one.body()))
         if len(shown) == 1:
             await _texts(consumer, total // 2)
-            await consumer.session.connection.outbox.idle()
+            await consumer.session.connection.outbox.wait_idle()
     assert shown == sorted(set(shown))
     assert {f"{number:03}" for number in range(0, total, 2)} <= set(shown)
     assert len(shown) < total, "what was taken before its page was asked for is not shown"

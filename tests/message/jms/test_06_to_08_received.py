@@ -126,7 +126,7 @@ async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
             await session.unsubscribe("kept")
         await _acknowledge(session, message)
         await session.unsubscribe("kept")
-        assert not session.leaving
+        assert not session.closing
 
 
 async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back(
@@ -173,7 +173,7 @@ async def test_6_2_2_a_temporary_destination_is_its_connections(
     await stranger.producer(topic).send("for you")
     assert (await _next(heard)).body() == "for you"
     with pytest.raises(errors.MusterError):
-        await session.connection.ask(
+        await session.connection.request(
             protocol.AttachConsumer(owner.name, 99, str(topic), subscription="x", durable=True, shared=True)
         )
     with pytest.raises(message_errors.IllegalState):

@@ -181,7 +181,7 @@ async def _serve(
     async def connect(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role)
 
-    async def quiet(login: passwords.PasswordLogin) -> api.Bus:
+    async def connect_without_echo(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role, echo=False)
 
     door = None
@@ -202,8 +202,8 @@ async def _serve(
             share_port=share_port,
             tls=door,
             may=dispatcher.TopicPermissions(trust),
-            quiet=quiet,
-            of_address_max=per_address or None,
+            connect_without_echo=connect_without_echo,
+            per_address_max=per_address or None,
             measure=measure,
         ) as started,
         foreground.serve_until_signal(
@@ -214,7 +214,7 @@ async def _serve(
         ) as asked,
     ):
         measure.gauge("amqp_connections", "Clients that are connected.").read_from(
-            lambda: float(len(started.bridges))
+            lambda: float(len(started.connections))
         )
         scheme = "amqp" if door is None else "amqps"
         facts = {"url": f"{scheme}://{host}:{started.port}"}

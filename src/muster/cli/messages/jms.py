@@ -259,7 +259,7 @@ def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> 
     """List the queues."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.ask(protocol.ListQueues()))
+    found = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
     invocation.printer.rows(found.rows, _QUEUES, empty="there are no queues")
 
 
@@ -270,7 +270,7 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     """List the durable subscriptions."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.ask(protocol.ListSubscriptions()))
+    found = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
     invocation.printer.rows(found.rows, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
 
 
@@ -301,7 +301,7 @@ def unsubscribe(
 
     async def work(connected: api.Connection) -> None:
         of = (identity or connected.bus.identity, client_id) if client_id is not None else None
-        await connected.ask(protocol.EndSubscription(connected.name, name, of=of))
+        await connected.request(protocol.EndSubscription(connected.name, name, owner=of))
 
     _with(invocation, to, work)
     invocation.printer.done(
@@ -323,7 +323,7 @@ def purge(
     """Throw away what waits in a queue."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.ask(protocol.PurgeQueue(queue, selector)))
+    found = _with(invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector)))
     invocation.printer.done({"queue": queue, "purged": found.count}, f"purged {found.count} from {queue}")
 
 
@@ -372,5 +372,5 @@ def move(
     if target is not None:
         _destination(target)
     asked = protocol.MoveMessages(queue, target, selector, limit)
-    found = _with(invocation, to, lambda connected: connected.ask(asked))
+    found = _with(invocation, to, lambda connected: connected.request(asked))
     invocation.printer.done({"queue": queue, "moved": found.count}, f"moved {found.count} from {queue}")

@@ -24,9 +24,9 @@ class SharedConnection:
     def __init__(self, login: passwords.PasswordLogin) -> None:
         self.login = login
         self.users = 0
-        self.making = asyncio.Lock()
+        self.connecting = asyncio.Lock()
         self.bus: api.Bus
-        self.ears: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
+        self.listeners: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
 
 
 class SharedConnections:
@@ -38,40 +38,40 @@ class SharedConnections:
         self._connect = connect
         self._on_little = on_little
         self._on_lost = on_lost
-        self._trunks: dict[passwords.PasswordLogin, SharedConnection] = {}
+        self._by_login: dict[passwords.PasswordLogin, SharedConnection] = {}
 
     async def join(self, login: passwords.PasswordLogin) -> SharedConnection:
         """Whoever joins leaves one day."""
-        trunk = self._trunks.get(login)
-        if trunk is None:
-            trunk = self._trunks[login] = SharedConnection(login)
-        trunk.users += 1
+        shared_connection = self._by_login.get(login)
+        if shared_connection is None:
+            shared_connection = self._by_login[login] = SharedConnection(login)
+        shared_connection.users += 1
         try:
-            async with trunk.making:
-                if trunk.ears is None:
-                    bus = trunk.bus = await self._connect(login)
-                    trunk.ears = topic_listeners.TopicListeners(
+            async with shared_connection.connecting:
+                if shared_connection.listeners is None:
+                    bus = shared_connection.bus = await self._connect(login)
+                    shared_connection.listeners = topic_listeners.TopicListeners(
                         bus, consumers.EncodedTopicMessage, consumers.forward_to_links
                     )
                     bus.on_little(self._on_little)
-                    bus.on_state(lambda state: self._changed(trunk, state))
+                    bus.on_state(lambda state: self._changed(shared_connection, state))
         except BaseException:
-            await self.leave(trunk)
+            await self.leave(shared_connection)
             raise
-        return trunk
+        return shared_connection
 
-    async def leave(self, trunk: SharedConnection) -> None:
-        trunk.users -= 1
-        if not trunk.users:
-            self._drop(trunk)
-            if trunk.ears is not None:
-                await trunk.bus.close()
+    async def leave(self, shared_connection: SharedConnection) -> None:
+        shared_connection.users -= 1
+        if not shared_connection.users:
+            self._drop(shared_connection)
+            if shared_connection.listeners is not None:
+                await shared_connection.bus.close()
 
-    def _drop(self, trunk: SharedConnection) -> None:
-        if self._trunks.get(trunk.login) is trunk:
-            del self._trunks[trunk.login]
+    def _drop(self, shared_connection: SharedConnection) -> None:
+        if self._by_login.get(shared_connection.login) is shared_connection:
+            del self._by_login[shared_connection.login]
 
-    def _changed(self, trunk: SharedConnection, state: api.ConnectionState) -> None:
-        if state is api.ConnectionState.CLOSED and trunk.users:
-            self._drop(trunk)
-            self._on_lost(trunk)
+    def _changed(self, shared_connection: SharedConnection, state: api.ConnectionState) -> None:
+        if state is api.ConnectionState.CLOSED and shared_connection.users:
+            self._drop(shared_connection)
+            self._on_lost(shared_connection)

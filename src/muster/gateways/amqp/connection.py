@@ -35,11 +35,11 @@ events = log.EventLog("message")
 
 SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 64 << 10  # before a client has logged in
-CARRIED_BYTES_MAX: Final = 16 << 20
+IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
-HEARD_MAX: Final = 1000  # messages that may wait for their turn,
-HEARD_BYTES_MAX: Final = 8 << 20  # and how much of them
+PENDING_MAX: Final = 1000  # messages that may wait for their turn,
+PENDING_BYTES_MAX: Final = 8 << 20  # and how much of them
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -53,31 +53,31 @@ class AmqpConnection(asyncio.Protocol):
         self._engine: engine.AmqpEngine | None = None
         self._paused = False
         self._flushing = False  # there is something to say
-        self._in_line = False  # it will have a turn
-        self._heard: deque[tuple[Sequence[consumers.TopicLink], consumers.EncodedTopicMessage]] = deque()
-        self._heard_bytes = 0
-        self._late = False  # what was heard has waited for more than a turn
+        self._queued = False  # it will have a turn
+        self._pending: deque[tuple[Sequence[consumers.TopicLink], consumers.EncodedTopicMessage]] = deque()
+        self._pending_bytes = 0
+        self._delayed = False  # what was heard has waited for more than a turn
         self.opened = asyncio.Event()
-        self.inlets: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
-        self.outlets: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
+        self.producer_links: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
+        self.outgoing_links: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
-        self._carried_bytes = 0
+        self._in_transit_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
         self._budget: budget_.ConnectionBudget | None = None
         self.ended = False
-        self._withdrawn = False
+        self._login_revoked = False
         self._ending: asyncio.Task[None] | None = None
         self.jms: api.Connection
-        self.trunk: bus_connections.SharedConnection | None = None
-        self._quiet_ears: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
-        self._quieting = asyncio.Lock()
+        self.shared_connection: bus_connections.SharedConnection | None = None
+        self._echo_free_listeners: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
+        self._echo_lock = asyncio.Lock()
         self.origin_token = ""
-        self.straight = producers.TopicForwarder(self)
+        self.forwarder = producers.TopicForwarder(self)
         self.transactions = transactions.TransactionCoordinator(self)
-        self.attaching = attach.LinkFactory(self)
+        self.link_factory = attach.LinkFactory(self)
 
     # The socket.
 
@@ -87,14 +87,14 @@ class AmqpConnection(asyncio.Protocol):
         self._sasl = sasl.SaslServer(
             self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous
         )
-        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
+        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.abort)
         if not self.gateway.admit(self, address):
             self._socket.abort()  # before the login there is no way to say why
             return
         # What the system has taken and not sent yet cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        self._lull = read_schedule.ReadObserver(self.gateway.lulls, self._socket)
+        self._read_observer = read_schedule.ReadObserver(self.gateway.read_schedule, self._socket)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.forget(self)
@@ -116,28 +116,28 @@ class AmqpConnection(asyncio.Protocol):
             return
         self._early += data
         if len(self._early) > EARLY_BYTES_MAX:
-            self.connection_aborted()
+            self.abort()
         elif self._logging_in is None:
             self._logging_in = self._spawn_task(self._log_in())
 
-    def connection_aborted(self) -> None:
+    def abort(self) -> None:
         self._socket.abort()
 
     @property
     def login(self) -> passwords.PasswordLogin | None:
         return self._sasl.login
 
-    def withdraw(self) -> None:
+    def revoke_login(self) -> None:
         """Its login does not stand any more: the client hears it once, whether it reads that or not."""
-        if self._withdrawn or self._engine is None:
-            self.connection_aborted()
+        if self._login_revoked or self._engine is None:
+            self.abort()
             return
-        self._withdrawn = True
+        self._login_revoked = True
         self._engine.connection.condition = conditions.condition_of(
             errors.Unauthorized("the password of this login was changed or removed")
         )
         self._engine.connection.close()
-        self._give_up()
+        self._close_socket()
 
     async def _log_in(self) -> None:
         try:
@@ -156,7 +156,7 @@ class AmqpConnection(asyncio.Protocol):
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
-            self._budget = self.gateway.budget_of(self._login)
+            self._budget = self.gateway.open_budget(self._login)
             self._engine = engine.AmqpEngine(self.gateway.idle_s, self._settled, self._handle, self._budget)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
@@ -170,33 +170,33 @@ class AmqpConnection(asyncio.Protocol):
         assert self._engine is not None, "nobody has logged in"
         return self._engine
 
-    async def _tick(self, over: engine.AmqpEngine) -> None:
+    async def _tick(self, amqp_engine: engine.AmqpEngine) -> None:
         """Our heartbeats, and the end of a peer that sends none."""
-        while not over.closed:
-            over.tick(self._loop.time())
+        while not amqp_engine.closed:
+            amqp_engine.tick(self._loop.time())
             self.flush()
             await asyncio.sleep(self.gateway.idle_s / 4)
 
-    def _push(self, over: engine.AmqpEngine, data: bytes) -> None:
+    def _push(self, amqp_engine: engine.AmqpEngine, data: bytes) -> None:
         try:
-            went_well = over.push(data)
+            valid = amqp_engine.push(data)
         except Exception as error:  # noqa: BLE001  (a fault of ours costs this connection, and says so)
             events.error("amqp-failed", login=self._login, error=error)
-            over.fail("amqp:internal-error", "a fault of the gateway")
-            went_well = False
-        if not went_well:
+            amqp_engine.fail("amqp:internal-error", "a fault of the gateway")
+            valid = False
+        if not valid:
             events.info("malformed-amqp", login=self._login)
-            self._loop.call_soon(self._give_up)
-        if self.straight.fresh:
-            self.straight.pass_on()
+            self._loop.call_soon(self._close_socket)
+        if self.forwarder.incoming:
+            self.forwarder.forward()
         if self._acks:
             self._acknowledge()
         else:
-            self._lull.heard(over.accepted)
-        if over.is_stirred:
+            self._read_observer.on_read(amqp_engine.accepted)
+        if amqp_engine.has_output:
             self.flush()
 
-    def _give_up(self) -> None:
+    def _close_socket(self) -> None:
         """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""
         self.flush()
         self._socket.close()
@@ -211,44 +211,46 @@ class AmqpConnection(asyncio.Protocol):
         if not more:
             self._socket.close()
         elif self._engine.stopped and not self._paused:
-            self._engine.go_on()
+            self._engine.resume()
 
-    def hear(self, taps: Sequence[consumers.TopicLink], message: consumers.EncodedTopicMessage) -> None:
+    def enqueue_topic_message(
+        self, links: Sequence[consumers.TopicLink], message: consumers.EncodedTopicMessage
+    ) -> None:
         """For its listeners, when it is this connection's turn: all connections wait for theirs alike."""
-        self._heard.append((taps, message))
-        self._heard_bytes += len(message.message.data)
-        if len(self._heard) > HEARD_MAX or self._heard_bytes > HEARD_BYTES_MAX:
-            self.tell_listeners(1)
+        self._pending.append((links, message))
+        self._pending_bytes += len(message.message.data)
+        if len(self._pending) > PENDING_MAX or self._pending_bytes > PENDING_BYTES_MAX:
+            self.deliver_pending(1)
         self.flush_soon()
 
-    def tell_listeners(self, deliveries: int) -> None:
+    def deliver_pending(self, deliveries: int) -> None:
         """What they have to hear, so many deliveries of it or a few more."""
-        pending = self._heard
+        pending = self._pending
         while pending and deliveries > 0:
-            taps, message = pending.popleft()
-            self._heard_bytes -= len(message.message.data)
-            deliveries -= len(taps)
-            if self._late and message.has_expired():
-                for tap in taps:
-                    tap.expired += 1
+            links, message = pending.popleft()
+            self._pending_bytes -= len(message.message.data)
+            deliveries -= len(links)
+            if self._delayed and message.has_expired():
+                for link in links:
+                    link.expired += 1
             else:
-                topic_listeners.enqueue(taps, message)
+                topic_listeners.enqueue(links, message)
 
-    def take_turn(self) -> bool:
+    def process_pending(self) -> bool:
         """Whether it needs another."""
-        if self._heard or self._flushing:
-            self.tell_listeners(TURN_DELIVERIES)
+        if self._pending or self._flushing:
+            self.deliver_pending(TURN_DELIVERIES)
             self.flush()
-        self._in_line = self._late = bool(self._heard)
-        return self._late
+        self._queued = self._delayed = bool(self._pending)
+        return self._delayed
 
-    def soon(self, act: Callable[[], None]) -> None:
+    def call_soon(self, act: Callable[[], None]) -> None:
         self._loop.call_soon(act)
 
     def flush_soon(self) -> None:
         self._flushing = True
-        if not self._in_line:
-            self._in_line = True
+        if not self._queued:
+            self._queued = True
             self.gateway.flush_soon(self)
 
     def _handle(self, event: Any) -> None:
@@ -259,23 +261,23 @@ class AmqpConnection(asyncio.Protocol):
             case kinds.SESSION_REMOTE_OPEN:
                 self.spawn(self._begin(event.session))
             case kinds.SESSION_REMOTE_CLOSE:
-                self.attaching.all_went(event.session)
-                for pointer, outlet in list(self.outlets.items()):
-                    if outlet.wrapper.session == event.session:
+                self.link_factory.session_closed(event.session)
+                for pointer, outgoing in list(self.outgoing_links.items()):
+                    if outgoing.wrapper.session == event.session:
                         self._forget(pointer)
-                        self.spawn(outlet.close(destroy=False))
-                for pointer, inlet in list(self.inlets.items()):
-                    if inlet.link.wrapper.session == event.session:
+                        self.spawn(outgoing.close(destroy=False))
+                for pointer, producer in list(self.producer_links.items()):
+                    if producer.link.wrapper.session == event.session:
                         self._forget(pointer)
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
-                self.attaching.came(event.link)
+                self.link_factory.link_opened(event.link)
             case kinds.LINK_REMOTE_DETACH:
                 self.spawn(self._detach(event.link, destroy=False))
             case kinds.LINK_REMOTE_CLOSE:
                 self.spawn(self._detach(event.link, destroy=True))
             case kinds.TRANSPORT_ERROR | kinds.TRANSPORT_TAIL_CLOSED:
-                self._loop.call_soon(self._give_up)
+                self._loop.call_soon(self._close_socket)
             case kinds.CONNECTION_REMOTE_CLOSE:
                 self.spawn(self._closed())
 
@@ -321,19 +323,19 @@ class AmqpConnection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for outlet in list(self.outlets.values()):
-            outlet.closed = True
-            if isinstance(outlet, consumers.TopicLink):
-                await outlet.close(destroy=False)
-        self.outlets.clear()
-        self.inlets.clear()
-        self._heard.clear()
+        for outgoing in list(self.outgoing_links.values()):
+            outgoing.closed = True
+            if isinstance(outgoing, consumers.TopicLink):
+                await outgoing.close(destroy=False)
+        self.outgoing_links.clear()
+        self.producer_links.clear()
+        self._pending.clear()
         if self.opened.is_set():
             await self.jms.close(lost=lost)
         if self._budget is not None and self._login is not None:
-            self.gateway.return_budget(self._login, self._budget)
-        if self.trunk is not None:
-            await self.gateway.trunks.leave(self.trunk)
+            self.gateway.close_budget(self._login, self._budget)
+        if self.shared_connection is not None:
+            await self.gateway.shared_connections.leave(self.shared_connection)
 
     # Connections.
 
@@ -345,11 +347,11 @@ class AmqpConnection(asyncio.Protocol):
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
             self.gateway.check_login(login.name)
-            self.trunk = await self.gateway.trunks.join(login)
-            jms = api.Connection(self.trunk.bus, client_id=connection.remote_container or None)
+            self.shared_connection = await self.gateway.shared_connections.join(login)
+            jms = api.Connection(self.shared_connection.bus, client_id=connection.remote_container or None)
             try:
                 await jms.__aenter__()
-                await jms.hear_slow()
+                await jms.subscribe_slow_reports()
             except BaseException:
                 await jms.close()
                 raise
@@ -362,11 +364,11 @@ class AmqpConnection(asyncio.Protocol):
             return
         self.jms = jms
         self.origin_token = message_codec.origin_token(jms.origin)
-        jms.on_ease = self._eased
-        jms.on_doubt(self._held)
+        jms.on_released = self._on_released
+        jms.add_unacknowledged(self._unsettled_by_backlog)
         connection.open()
         self.opened.set()
-        self.spawn(self.straight.run())
+        self.spawn(self.forwarder.run())
 
     def _refuse_open(self, condition: proton.Condition) -> None:
         """The client is to close the connection now; one that does not is cut off."""
@@ -375,7 +377,7 @@ class AmqpConnection(asyncio.Protocol):
         connection.open()
         connection.condition = condition
         connection.close()
-        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
+        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.abort)
 
     async def _begin(self, session: Any) -> None:
         """Not before our own open: what a client says behind its open without waiting, waits here."""
@@ -388,71 +390,71 @@ class AmqpConnection(asyncio.Protocol):
         self.flush()
         await self.end(lost=False)
 
-    async def ears_for(
+    async def listeners_for(
         self, *, no_local: bool
     ) -> topic_listeners.TopicListeners[consumers.EncodedTopicMessage]:
         """As `client.Connection.ears_for`."""
-        assert self.trunk is not None
-        assert self.trunk.ears is not None
-        quiet = self.gateway.quiet
-        if not no_local or quiet is None:
-            return self.trunk.ears
-        async with self._quieting:
-            if self._quiet_ears is None:
-                made = await quiet(self.trunk.login)
-                await self.jms.speak_over(made)
-                self._quiet_ears = topic_listeners.TopicListeners(
+        assert self.shared_connection is not None
+        assert self.shared_connection.listeners is not None
+        connect_without_echo = self.gateway.connect_without_echo
+        if not no_local or connect_without_echo is None:
+            return self.shared_connection.listeners
+        async with self._echo_lock:
+            if self._echo_free_listeners is None:
+                made = await connect_without_echo(self.shared_connection.login)
+                await self.jms.publish_without_echo(made)
+                self._echo_free_listeners = topic_listeners.TopicListeners(
                     made, consumers.EncodedTopicMessage, consumers.forward_to_links
                 )
-            return self._quiet_ears
+            return self._echo_free_listeners
 
     # Links.
 
     def close_link(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
-        self.inlets.pop(link.wrapper._impl, None)
+        self.producer_links.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
 
-    def end_outlet(self, outlet: consumers.OutgoingLink, condition: str, why: str) -> None:
+    def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
         """Its client is told, and asks again or not."""
-        self._forget(outlet.wrapper._impl)
-        self.spawn(outlet.close(destroy=False))
-        self.running.close(outlet.link, condition, why)
+        self._forget(outgoing.wrapper._impl)
+        self.spawn(outgoing.close(destroy=False))
+        self.running.close(outgoing.link, condition, why)
         self.flush_soon()
 
     def _forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
         """What its client had and did not settle comes again, to whomever."""
-        self.attaching.went(pointer)
-        if (inlet := self.inlets.pop(pointer, None)) is not None:
-            self.transactions.abandon(inlet.link)
-        outlet = self.outlets.pop(pointer, None)
-        if outlet is not None:
-            session = outlet.link.session
+        self.link_factory.link_closed(pointer)
+        if (producer := self.producer_links.pop(pointer, None)) is not None:
+            self.transactions.abandon(producer.link)
+        outgoing = self.outgoing_links.pop(pointer, None)
+        if outgoing is not None:
+            session = outgoing.link.session
             for place, (holder, key, number, _) in list(session.unsettled.items()):
-                if holder is outlet:
+                if holder is outgoing:
                     session.settle(place)
                     self._unsettled.discard((key, number))
-            if session.owes_too_much:
-                self.running.ease(session)
-        return outlet
+            if session.over_unsettled_limit:
+                self.running.check_unsettled(session)
+        return outgoing
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
-        outlet = self._forget(link._impl)
+        outgoing = self._forget(link._impl)
         await self.opened.wait()  # as with what begins
         try:
-            if outlet is not None:
-                await outlet.close(destroy=destroy)
+            if outgoing is not None:
+                await outgoing.close(destroy=destroy)
         except errors.MusterError as error:
             link.condition = conditions.condition_of(error)
-        if self.running.has(link):  # its session may have ended meanwhile
+        if self.running.has_link(link):  # its session may have ended meanwhile
             (link.close if destroy else link.detach)()
             self.running.free(link)
 
     # Messages.
 
-    def transmit(self, outlet: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
+    def transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
         """To the client; with a ``key``, its outcome is that of a message of this backlog."""
-        settled = outlet.presettled
-        self.running.send(outlet.link, data, (outlet, key, number, data), settled=settled)
+        settled = outgoing.presettled
+        self.running.send(outgoing.link, data, (outgoing, key, number, data), settled=settled)
         if key:
             if settled:
                 self._acks.setdefault(key, []).append(number)
@@ -461,15 +463,15 @@ class AmqpConnection(asyncio.Protocol):
                 self._unsettled.add((key, number))
         self.flush_soon()
 
-    def has(self, key: str, number: int) -> bool:
+    def has_unsettled(self, key: str, number: int) -> bool:
         """Whether the client has this message, and it is not stored yet what became of it."""
-        return (key, number) in self._unsettled or self.jms.outbox.acknowledges(key, number)
+        return (key, number) in self._unsettled or self.jms.outbox.is_acknowledging(key, number)
 
     def discharged(self, acks: dict[str, list[int]]) -> None:
         """What a transaction acknowledges was its client's until now."""
         self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
 
-    def _held(self) -> dict[str, list[int]]:
+    def _unsettled_by_backlog(self) -> dict[str, list[int]]:
         held: dict[str, list[int]] = {}
         for key, number in self._unsettled:
             held.setdefault(key, []).append(number)
@@ -477,9 +479,9 @@ class AmqpConnection(asyncio.Protocol):
 
     def _settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
         """The client says what became of a message."""
-        outlet, key, number, data = token
+        outgoing, key, number, data = token
         if not key:
-            outlet.returned(number, data, code, state)
+            outgoing.returned(number, data, code, state)
             return
         if code == frames.TRANSACTIONAL and self.transactions.acknowledge(state, key, number):
             return
@@ -487,9 +489,9 @@ class AmqpConnection(asyncio.Protocol):
         if code == frames.ACCEPTED:
             self._acks.setdefault(key, []).append(number)
         else:
-            self.give_back(code, state, key, number)
+            self.release(code, state, key, number)
 
-    def give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:
+    def release(self, code: int, state: bytes | None, key: str, number: int) -> None:
         counted, reason = False, None
         if code == frames.REJECTED:
             reason = "rejected by its consumer"
@@ -500,7 +502,7 @@ class AmqpConnection(asyncio.Protocol):
             if undeliverable:
                 reason = "undeliverable at its consumer"
         release = protocol.ReleaseMessages(self.jms.name, {key: [number]}, counted=counted, reason=reason)
-        self.spawn(self.jms.tell(release))
+        self.spawn(self.jms.notify(release))
 
     def _acknowledge(self) -> None:
         """What was acknowledged in one turn goes to the dispatcher together."""
@@ -516,15 +518,15 @@ class AmqpConnection(asyncio.Protocol):
 
     # Back-pressure.
 
-    def carry(self, size: int) -> None:
+    def add_in_transit(self, size: int) -> None:
         """So many bytes more (or fewer) are on their way to the bus or the dispatcher."""
-        self._carried_bytes += size
-        self.running.hold(self._carried_bytes > CARRIED_BYTES_MAX)
+        self._in_transit_bytes += size
+        self.running.hold(self._in_transit_bytes > IN_TRANSIT_BYTES_MAX)
 
-    def slowed(self, destination: destinations.Destination | None) -> bool:
-        return self.jms.holds.on(destination)
+    def is_held(self, destination: destinations.Destination | None) -> bool:
+        return self.jms.holds.is_held(destination)
 
-    def _eased(self) -> None:
-        for inlet in self.inlets.values():
-            inlet.grant()
+    def _on_released(self) -> None:
+        for producer in self.producer_links.values():
+            producer.grant()
         self.flush_soon()

@@ -25,8 +25,8 @@ from muster.message.dispatcher import state
 events = log.EventLog("message")
 
 CONNECTIONS_MAX: Final = 10_000
-OF_ADDRESS_MAX: Final = 1000
-OF_LOGIN_MAX: Final = 1000
+PER_ADDRESS_MAX: Final = 1000
+PER_LOGIN_MAX: Final = 1000
 
 
 class AmqpGateway:
@@ -55,17 +55,17 @@ class AmqpGateway:
         tls: ssl.SSLContext | None = None,
         may: state.May = state.allow_all,
         idle_s: float = 30.0,
-        quiet: bus_connections.Connect | None = None,
+        connect_without_echo: bus_connections.Connect | None = None,
         connection_limits: memory_budget.GatewayLimits = memory_budget.CONNECTION,
         login_limits: memory_budget.GatewayLimits = memory_budget.LOGIN,
-        of_address_max: int | None = OF_ADDRESS_MAX,
-        of_login_max: int = OF_LOGIN_MAX,
+        per_address_max: int | None = PER_ADDRESS_MAX,
+        per_login_max: int = PER_LOGIN_MAX,
         recheck_s: float = 5.0,
         measure: metrics.Metrics | None = None,
     ) -> None:
         self.connect = connect
-        self.trunks = bus_connections.SharedConnections(connect, self._turns, self._lost)
-        self.quiet = quiet
+        self.shared_connections = bus_connections.SharedConnections(connect, self._run_due, self._bus_lost)
+        self.connect_without_echo = connect_without_echo
         self.verifiers = verifiers
         self.anonymous = anonymous
         self.may = may
@@ -74,18 +74,18 @@ class AmqpGateway:
         self.host = host
         self.port = port
         self._share_port = share_port
-        self.bridges: set[connection.AmqpConnection] = set()
+        self.connections: set[connection.AmqpConnection] = set()
         self._due: list[connection.AmqpConnection] = []  # those who have something to say,
-        self._behind: deque[connection.AmqpConnection] = deque()  # and who had their turn, and have more
-        self._turning = False  # they are called soon
-        self.lulls = read_schedule.ReadSchedule()
+        self._unfinished: deque[connection.AmqpConnection] = deque()  # and who had their turn, and have more
+        self._scheduled = False  # they are called soon
+        self.read_schedule = read_schedule.ReadSchedule()
         self._connection_limits = connection_limits
         self._login_limits = login_limits
         self._budgets: dict[
             str, tuple[memory_budget.ConnectionBudget, set[memory_budget.ConnectionBudget]]
         ] = {}  # by login
-        self._of_login_max = of_login_max
-        self._connections = net_connection_limits.ConnectionLimits(CONNECTIONS_MAX, of_address_max)
+        self._per_login_max = per_login_max
+        self._admissions = net_connection_limits.ConnectionLimits(CONNECTIONS_MAX, per_address_max)
         self._refused = (measure or metrics.Metrics()).counter(
             "amqp_refused_connections", "Connections of AMQP clients refused, by reason.", ("reason",)
         )
@@ -97,26 +97,26 @@ class AmqpGateway:
 
     def admit(self, client: connection.AmqpConnection, address: str) -> bool:
         """Whether it may hold one more connection from this address."""
-        if self._connections.add(client, address):
-            self.bridges.add(client)
+        if self._admissions.add(client, address):
+            self.connections.add(client)
             return True
-        held = len(self._connections)
+        held = len(self._admissions)
         self._refused.add(reason="connections" if held >= CONNECTIONS_MAX else "address")
         events.info("connection-refused", address=address, connections=held)
         return False
 
     def forget(self, client: connection.AmqpConnection) -> None:
-        self._connections.discard(client)
-        self.bridges.discard(client)
+        self._admissions.discard(client)
+        self.connections.discard(client)
 
     def check_login(self, login: str) -> None:
         """Whether it may have the connections that it has."""
         _, parts = self._budgets[login]
-        if len(parts) > self._of_login_max:
+        if len(parts) > self._per_login_max:
             self._refused.add(reason="login")
             events.info("connection-refused", login=login, connections=len(parts))
             raise errors.LimitExceeded(
-                f"{login} has {self._of_login_max} connections to this gateway: more are refused"
+                f"{login} has {self._per_login_max} connections to this gateway: more are refused"
             )
 
     async def _recheck(self, verifiers: sasl.SaslVerifiers) -> None:
@@ -124,7 +124,7 @@ class AmqpGateway:
         while True:
             await asyncio.sleep(self._recheck_s)
             valid: dict[tuple[str, str], bool] = {}
-            for client in list(self.bridges):
+            for client in list(self.connections):
                 login = client.login
                 if login is None or not login.verifier:  # anonymous
                     continue
@@ -136,24 +136,24 @@ class AmqpGateway:
                         events.warning("login-not-checked", login=login.name, error=error)
                         valid[key] = True
                 if not valid[key]:
-                    client.withdraw()
+                    client.revoke_login()
 
-    def budget_of(self, login: str) -> memory_budget.ConnectionBudget:
+    def open_budget(self, login: str) -> memory_budget.ConnectionBudget:
         """For one more connection of this login."""
         if login not in self._budgets:
             self._budgets[login] = (memory_budget.ConnectionBudget(self._login_limits), set())
         shared, parts = self._budgets[login]
 
-        def on_eased() -> None:
+        def on_room() -> None:
             for part in list(parts):
-                part.on_eased()
+                part.on_room()
 
-        shared.on_eased = on_eased
+        shared.on_room = on_room
         made = memory_budget.ConnectionBudget(self._connection_limits, shared)
         parts.add(made)
         return made
 
-    def return_budget(self, login: str, part: memory_budget.ConnectionBudget) -> None:
+    def close_budget(self, login: str, part: memory_budget.ConnectionBudget) -> None:
         """Its connection is gone."""
         part.close()
         _, parts = self._budgets[login]
@@ -168,33 +168,33 @@ class AmqpGateway:
 
     def flush_soon(self, client: connection.AmqpConnection) -> None:
         self._due.append(client)
-        self._turns_soon()
+        self._schedule()
 
-    def _turns_soon(self) -> None:
-        if not self._turning:
-            self._turning = True
-            asyncio.get_running_loop().call_soon(self._turns_came)
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_scheduled)
 
-    def _turns_came(self) -> None:
-        self._turning = False
-        self._turns()
-        if self._behind:
-            client = self._behind.popleft()
-            if client.take_turn():
-                self._behind.append(client)
-            self._turns_soon()
+    def _run_scheduled(self) -> None:
+        self._scheduled = False
+        self._run_due()
+        if self._unfinished:
+            client = self._unfinished.popleft()
+            if client.process_pending():
+                self._unfinished.append(client)
+            self._schedule()
 
-    def _turns(self) -> None:
+    def _run_due(self) -> None:
         due, self._due = self._due, []
-        self._behind += [client for client in due if client.take_turn()]
-        if self._behind:
-            self._turns_soon()
+        self._unfinished += [client for client in due if client.process_pending()]
+        if self._unfinished:
+            self._schedule()
 
-    def _lost(self, trunk: bus_connections.SharedConnection) -> None:
+    def _bus_lost(self, shared_connection: bus_connections.SharedConnection) -> None:
         """Its clients have to log in again."""
-        for client in list(self.bridges):
-            if client.trunk is trunk:
-                client.connection_aborted()
+        for client in list(self.connections):
+            if client.shared_connection is shared_connection:
+                client.abort()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -216,9 +216,9 @@ class AmqpGateway:
             self._rechecking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._rechecking
-        for client in list(self.bridges):
+        for client in list(self.connections):
             await client.end(lost=True)
-            client.connection_aborted()
+            client.abort()
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -33,85 +33,87 @@ class ConnectionBudget:
 
     __slots__ = (
         "_limits",
-        "_upper",
+        "_parent",
         "links",
-        "on_eased",
-        "owing",
+        "on_room",
+        "over_limit",
         "transaction_bytes",
         "unfinished_bytes",
         "unsettled_bytes",
     )
 
-    def __init__(self, limits: GatewayLimits, upper: ConnectionBudget | None = None) -> None:
+    def __init__(self, limits: GatewayLimits, parent: ConnectionBudget | None = None) -> None:
         self._limits = limits
-        self._upper = upper
+        self._parent = parent
         self.links = 0
         self.unfinished_bytes = 0
         self.unsettled_bytes = 0
         self.transaction_bytes = 0
-        self.owing = False  # too much is unsettled: nothing more is delivered until half of it is settled
-        self.on_eased: Callable[[], None] = lambda: None
+        self.over_limit = (
+            False  # too much is unsettled: nothing more is delivered until half of it is settled
+        )
+        self.on_room: Callable[[], None] = lambda: None
 
     @property
     def may_deliver(self) -> bool:
-        return not self.owing and (self._upper is None or self._upper.may_deliver)
+        return not self.over_limit and (self._parent is None or self._parent.may_deliver)
 
     def add_link(self) -> bool:
         """False: that would be one too many, and is not counted."""
-        if self.links >= self._limits.links or (self._upper is not None and not self._upper.add_link()):
+        if self.links >= self._limits.links or (self._parent is not None and not self._parent.add_link()):
             return False
         self.links += 1
         return True
 
     def remove_links(self, count: int) -> None:
         self.links -= count
-        if self._upper is not None:
-            self._upper.remove_links(count)
+        if self._parent is not None:
+            self._parent.remove_links(count)
 
     def add_unfinished(self, size: int) -> bool:
         """False: that is too much; it is counted all the same, until it is removed."""
         self.unfinished_bytes += size
         fits = self.unfinished_bytes <= self._limits.unfinished_bytes
-        return (self._upper is None or self._upper.add_unfinished(size)) and fits
+        return (self._parent is None or self._parent.add_unfinished(size)) and fits
 
     def remove_unfinished(self, size: int) -> None:
         self.unfinished_bytes -= size
-        if self._upper is not None:
-            self._upper.remove_unfinished(size)
+        if self._parent is not None:
+            self._parent.remove_unfinished(size)
 
     def add_unsettled(self, size: int) -> None:
         self.unsettled_bytes += size
         if self.unsettled_bytes > self._limits.unsettled_bytes:
-            self.owing = True
-        if self._upper is not None:
-            self._upper.add_unsettled(size)
+            self.over_limit = True
+        if self._parent is not None:
+            self._parent.add_unsettled(size)
 
     def remove_unsettled(self, size: int) -> None:
         self.unsettled_bytes -= size
-        if self._upper is not None:
-            self._upper.remove_unsettled(size)
-        if self.owing and self.unsettled_bytes <= self._limits.unsettled_bytes // 2:
-            self.owing = False
-            self.on_eased()
+        if self._parent is not None:
+            self._parent.remove_unsettled(size)
+        if self.over_limit and self.unsettled_bytes <= self._limits.unsettled_bytes // 2:
+            self.over_limit = False
+            self.on_room()
 
     def add_to_transaction(self, size: int) -> bool:
         """False: that is too much, and is not counted."""
         if self.transaction_bytes + size > self._limits.transaction_bytes:
             return False
-        if self._upper is not None and not self._upper.add_to_transaction(size):
+        if self._parent is not None and not self._parent.add_to_transaction(size):
             return False
         self.transaction_bytes += size
         return True
 
     def end_transaction(self, size: int) -> None:
         self.transaction_bytes -= size
-        if self._upper is not None:
-            self._upper.end_transaction(size)
+        if self._parent is not None:
+            self._parent.end_transaction(size)
 
     def close(self) -> None:
         """The connection is gone, with all that it held."""
         self.end_transaction(self.transaction_bytes)
         self.remove_links(self.links)
         self.remove_unfinished(self.unfinished_bytes)
-        self.on_eased = lambda: None
+        self.on_room = lambda: None
         self.remove_unsettled(self.unsettled_bytes)

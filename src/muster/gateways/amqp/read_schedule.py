@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-LULL_S: Final = 0.002
+PAUSE_S: Final = 0.002
 ACCEPTED_MAX: Final = 8  # messages, within that time
 
 
@@ -20,9 +20,9 @@ class ReadSchedule:
     def __init__(self) -> None:
         self._paused: list[asyncio.Transport] = []
 
-    def begin(self, socket: asyncio.Transport) -> None:
+    def pause(self, socket: asyncio.Transport) -> None:
         if not self._paused:
-            asyncio.get_running_loop().call_later(LULL_S, self._end)
+            asyncio.get_running_loop().call_later(PAUSE_S, self._end)
         self._paused.append(socket)
         socket.pause_reading()
 
@@ -36,20 +36,20 @@ class ReadSchedule:
 class ReadObserver:
     """Hears of each read from one client how many messages it accepted; 0: that was not all it said."""
 
-    def __init__(self, lulls: ReadSchedule, socket: asyncio.Transport) -> None:
+    def __init__(self, schedule: ReadSchedule, socket: asyncio.Transport) -> None:
         self._now_s = asyncio.get_running_loop().time
-        self._lulls = lulls
+        self._schedule = schedule
         self._socket = socket
         self._accepted = 0
         self._until_s = 0.0
 
-    def heard(self, accepted: int) -> None:
+    def on_read(self, accepted: int) -> None:
         if not accepted:
             self._accepted = 0
             return
         now_s = self._now_s()
         if now_s > self._until_s:
-            self._accepted, self._until_s = 0, now_s + LULL_S
+            self._accepted, self._until_s = 0, now_s + PAUSE_S
         self._accepted += accepted
         if self._accepted >= ACCEPTED_MAX:
-            self._lulls.begin(self._socket)
+            self._schedule.pause(self._socket)

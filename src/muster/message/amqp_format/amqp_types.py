@@ -217,7 +217,7 @@ def entries(data: bytes, value: int) -> dict[str, Any]:
     return items
 
 
-_lives: dict[bytes, int] = {}  # ms, by header section: there are few different ones
+_ttls_ms: dict[bytes, int] = {}  # ms, by header section: there are few different ones
 
 
 def expires_ms(data: bytes, now_ms: int) -> int:
@@ -228,10 +228,10 @@ def expires_ms(data: bytes, now_ms: int) -> int:
             end = at + 5 + data[at + 4] if data[at + 3] in _SMALL else skip(data, at)
             if code == HEADER:
                 header = data[at:end]
-                cached_ms = _lives.get(header)
-                ttl_ms = _life(header) if cached_ms is None else cached_ms
+                cached_ms = _ttls_ms.get(header)
+                ttl_ms = _read_ttl_ms(header) if cached_ms is None else cached_ms
             at = end
-        said_ms = 0
+        absolute_ms = 0
         if code == PROPERTIES:
             # The quick way of most: of ten properties the ninth is null, and the last, when it was made, is 9
             # bytes.  A ninth that is a time would be 9 bytes as well, and could end as a null looks.
@@ -243,16 +243,16 @@ def expires_ms(data: bytes, now_ms: int) -> int:
                 or data[last - 1] != 0x40
                 or data[last - 9] == 0x83
             ):
-                said_ms = _number(data, at + 3, 8)
+                absolute_ms = _number(data, at + 3, 8)
     except MALFORMED:
         return 0
-    return said_ms or (now_ms + ttl_ms if ttl_ms else 0)
+    return absolute_ms or (now_ms + ttl_ms if ttl_ms else 0)
 
 
-def _life(header: bytes) -> int:
-    if len(_lives) > 4096:
-        _lives.clear()
-    ttl_ms = _lives[header] = _number(header, 3, 2)
+def _read_ttl_ms(header: bytes) -> int:
+    if len(_ttls_ms) > 4096:
+        _ttls_ms.clear()
+    ttl_ms = _ttls_ms[header] = _number(header, 3, 2)
     return ttl_ms
 
 

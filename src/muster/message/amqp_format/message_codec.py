@@ -154,7 +154,7 @@ def origin_of(raw: str) -> str:
     return base64.b64decode(raw[2 : raw.index(".")]).decode()
 
 
-def unwrapped(raw: str, data: bytes) -> bytes:
+def unwrap(raw: str, data: bytes) -> bytes:
     """The AMQP message of a `foreign` header and a body."""
     head = binascii.a2b_base64(raw[raw.index(".") + 1 :])
     if len(data) < 256:
@@ -176,7 +176,7 @@ def _size(data: bytes) -> bytes:
 def decode_foreign_meta(raw: str, data: bytes, now_ms: int) -> messages.MessageMeta:
     """What a `foreign` header says, in full."""
     try:
-        meta, _, _ = decode(unwrapped(raw, data), None, now_ms)
+        meta, _, _ = decode(unwrap(raw, data), None, now_ms)
         meta.origin = origin_of(raw)
     except amqp_types.MALFORMED as error:
         raise errors.FormatError(f"the header {messages.HEADER} is malformed: {error}") from error
@@ -222,31 +222,33 @@ def _decode(
                 pass
             case _:
                 raise ValueError(f"section {code:#x} is unknown")
-    of = _Fields(properties)
-    to = of.text(2)
+    property_fields = _Fields(properties)
+    to = property_fields.text(2)
     if destination is None and to is not None:
         destination = _annotated(to, _int(annotations.get(_DESTINATION)))
-    message = _message(bodies, _int(annotations.get(_TYPE)), of.text(6) or "")
+    message = _message(bodies, _int(annotations.get(_TYPE)), property_fields.text(6) or "")
     message.destination = destination
     head = _Fields(header)
-    message.message_id = _identifier(of.at(0))
-    message.correlation_id = _identifier(of.at(5))
-    message.type = of.text(3)
+    message.message_id = _identifier(property_fields.at(0))
+    message.correlation_id = _identifier(property_fields.at(5))
+    message.type = property_fields.text(3)
     message.persistent = bool(head.plain(0))
     priority = head.plain(1)
     message.priority = 4 if priority is None else min(int(priority), 9)
-    message.timestamp_ms = int(of.plain(9) or 0)
-    message.expiration_ms = int(of.plain(8) or 0)
+    message.timestamp_ms = int(property_fields.plain(9) or 0)
+    message.expiration_ms = int(property_fields.plain(8) or 0)
     if not message.expiration_ms and (ttl_ms := head.plain(2)):
         message.expiration_ms = now_ms + int(ttl_ms)
     message.delivery_time_ms = _int(annotations.get(_DUE)) or 0
-    if (reply_to := of.text(4)) is not None:
+    if (reply_to := property_fields.text(4)) is not None:
         message.reply_to = _annotated(reply_to, _int(annotations.get(_REPLY)))
     typed = message.properties.typed = {name: _typed(value) for name, value in application.items()}
-    if (group := of.text(10)) is not None:
+    if (group := property_fields.text(10)) is not None:
         typed["JMSXGroupID"] = values.TypedValue(values.JavaType.STRING, group)
-        typed["JMSXGroupSeq"] = values.TypedValue(values.JavaType.INT, _int32(int(of.plain(11) or 0)))
-    if isinstance(user := of.plain(1), bytes):
+        typed["JMSXGroupSeq"] = values.TypedValue(
+            values.JavaType.INT, _int32(int(property_fields.plain(11) or 0))
+        )
+    if isinstance(user := property_fields.plain(1), bytes):
         typed["JMSXUserID"] = values.TypedValue(values.JavaType.STRING, user.decode("utf-8", "replace"))
     meta, body = message.meta()
     if len(bodies) == 1 and data[body_at + 3] in (0xA0, 0xA1, 0xB0, 0xB1) and meta.kind in "tbo":

@@ -62,10 +62,13 @@ class ConnectionFactory:
 
     async def connect(self, *, client_id: str | None = None) -> Connection:
         return Connection(
-            await self._dial(), client_id=client_id, owns_bus=True, quiet=lambda: self._dial(echo=False)
+            await self._connect_bus(),
+            client_id=client_id,
+            owns_bus=True,
+            connect_without_echo=lambda: self._connect_bus(echo=False),
         )
 
-    async def _dial(self, *, echo: bool = True) -> api.Bus:
+    async def _connect_bus(self, *, echo: bool = True) -> api.Bus:
         return await muster_connection.connect(
             self._servers, locator=self._locators or None, echo=echo, **self._options
         )
@@ -89,13 +92,13 @@ class Session:
         self.connection = connection
         self.mode = mode
         self.transacted = mode is AcknowledgeMode.TRANSACTED
-        self.keeps = mode in (
+        self.holds_received = mode in (
             AcknowledgeMode.CLIENT,
             AcknowledgeMode.TRANSACTED,
         )  # what was received, until it is acknowledged
         self.closed = False
         self.consumers: list[consumers.Consumer] = []
-        self.leaving: list[consumers.DispatchedConsumer] = []  # closed, but for what is not acknowledged
+        self.closing: list[consumers.DispatchedConsumer] = []  # closed, but for what is not acknowledged
         self.unacknowledged: list[consumers.ReceivedDelivery] = []
         self.sends: list[protocol.SendMessage] = []
         self._lazy: dict[str, list[int]] = {}
@@ -103,7 +106,7 @@ class Session:
         self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is under way
         self._idle.set()
         connection.on_close(self.close)
-        connection.on_doubt(self._held)
+        connection.add_unacknowledged(self._held)
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,12 +122,12 @@ class Session:
         self.flush_lazy()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(connection_.CLOSE_S):
-                await self._former()
-        await self.connection.outbox.idle(connection_.CLOSE_S)
+                await self._wait_idle()
+        await self.connection.outbox.wait_idle(connection_.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
-        await self._let_go()
-        self.connection.ended(self.close, self._held)
+        await self._detach_closing()
+        self.connection.forget_session(self.close, self._held)
 
     def check_open(self) -> None:
         self.connection.check_open()
@@ -148,8 +151,8 @@ class Session:
         prefetch: int = PREFETCH,
     ) -> consumers.Consumer:
         if destination.is_queue:
-            return await self._fed(destination, selector, prefetch=prefetch)
-        return await self._tap(destination, selector, no_local=no_local)
+            return await self._dispatched_consumer(destination, selector, prefetch=prefetch)
+        return await self._topic_consumer(destination, selector, no_local=no_local)
 
     async def shared_consumer(
         self, destination: destinations.Destination, name: str, selector: str | None = None
@@ -158,7 +161,7 @@ class Session:
 
         They have to agree on the topic and the selector, and the dispatcher sees to it.
         """
-        return await self._tap(destination, selector, shared=name)
+        return await self._topic_consumer(destination, selector, shared=name)
 
     async def durable_consumer(
         self,
@@ -171,7 +174,9 @@ class Session:
     ) -> consumers.Consumer:
         if self.connection.client_id is None:
             raise message_errors.IllegalState("an unshared durable subscription needs a client id")
-        return await self._fed(destination, selector, name=name, no_local=no_local, prefetch=prefetch)
+        return await self._dispatched_consumer(
+            destination, selector, name=name, no_local=no_local, prefetch=prefetch
+        )
 
     async def shared_durable_consumer(
         self,
@@ -181,22 +186,24 @@ class Session:
         *,
         prefetch: int = PREFETCH,
     ) -> consumers.Consumer:
-        return await self._fed(destination, selector, name=name, shared=True, prefetch=prefetch)
+        return await self._dispatched_consumer(
+            destination, selector, name=name, shared=True, prefetch=prefetch
+        )
 
     async def unsubscribe(self, name: str) -> None:
         """End a durable subscription."""
         self.check_open()
-        await self.connection.ask(protocol.EndSubscription(self.connection.name, name))
+        await self.connection.request(protocol.EndSubscription(self.connection.name, name))
 
     async def browse(
         self, queue: destinations.Destination, selector: str | None = None
     ) -> AsyncIterator[messages.JmsMessage]:
         """What waits in a queue; nothing is taken."""
         self.check_open()
-        await self.connection.outbox.idle()  # what we sent and acknowledged before counts
+        await self.connection.outbox.wait_idle()  # what we sent and acknowledged before counts
         after = 0
         while True:
-            page = (await self.connection.ask(protocol.BrowseQueue(queue.name, selector, after))).messages
+            page = (await self.connection.request(protocol.BrowseQueue(queue.name, selector, after))).messages
             for delivery in page:
                 meta = messages.decode_meta(delivery.meta)
                 try:
@@ -222,9 +229,9 @@ class Session:
     async def delete_temporary(self, queue: destinations.Destination) -> None:
         """Before its connection ends; nobody may be consuming from it."""
         self.check_open()
-        await self.connection.ask(protocol.DeleteQueue(queue.name))
+        await self.connection.request(protocol.DeleteQueue(queue.name))
 
-    async def _fed(
+    async def _dispatched_consumer(
         self,
         destination: destinations.Destination,
         selector: str | None,
@@ -250,7 +257,7 @@ class Session:
         self.consumers.append(consumer)
         return consumer
 
-    async def _tap(
+    async def _topic_consumer(
         self,
         destination: destinations.Destination,
         selector: str | None,
@@ -269,7 +276,7 @@ class Session:
 
     # Acknowledgement.
 
-    def handed(self, received: consumers.ReceivedDelivery) -> None:
+    def mark_received(self, received: consumers.ReceivedDelivery) -> None:
         """The application has it."""
         match self.mode:
             case AcknowledgeMode.AUTO:
@@ -287,7 +294,7 @@ class Session:
             case AcknowledgeMode.TRANSACTED:
                 self.unacknowledged.append(received)
 
-    def unhand(self, received: consumers.ReceivedDelivery) -> bool:
+    def forget_received(self, received: consumers.ReceivedDelivery) -> bool:
         """Whether the application still had it."""
         there = received in self.unacknowledged
         if there:
@@ -307,12 +314,12 @@ class Session:
 
     async def _acknowledge(self) -> None:
         self.check_open()
-        await self._former()
+        await self._wait_idle()
         received, self.unacknowledged = self.unacknowledged, []
         if acks := consumers.by_key(received):
             await self._end(self._acknowledge_all(acks, received))
         else:
-            await self._let_go()
+            await self._detach_closing()
 
     async def _acknowledge_all(
         self, acks: dict[str, list[int]], received: list[consumers.ReceivedDelivery]
@@ -322,7 +329,7 @@ class Session:
         except errors.MusterError:
             self.unacknowledged[:0] = received  # so that it can be tried again, or given back
             raise
-        await self._let_go()
+        await self._detach_closing()
 
     async def commit(self) -> None:
         """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`.
@@ -331,7 +338,7 @@ class Session:
         for whoever stops waiting for it.
         """
         self._check_transacted()
-        await self._former()
+        await self._wait_idle()
         sends, self.sends = self.sends, []
         received, self.unacknowledged = self.unacknowledged, []
         acks = consumers.by_key(received)
@@ -345,56 +352,56 @@ class Session:
         received: list[consumers.ReceivedDelivery],
     ) -> None:
         try:
-            await self.connection.submit(sends, acks, alone=True)
+            await self.connection.submit(sends, acks, atomic=True)
         except errors.MusterError as error:
             self.unacknowledged[:0] = received
             with contextlib.suppress(errors.Unavailable):  # then they can be rolled back later
-                await self._give_back()
+                await self._return_unacknowledged()
             if isinstance(error, message_errors.TransactionRolledBack | errors.Unavailable):
                 raise
             raise message_errors.TransactionRolledBack(f"the commit failed: {error.message}") from error
-        await self._let_go()
+        await self._detach_closing()
 
     async def rollback(self) -> None:
         self._check_transacted()
-        await self._former()
+        await self._wait_idle()
         self.sends.clear()
-        await self._end(self._give_back())
+        await self._end(self._return_unacknowledged())
 
     async def recover(self) -> None:
         """Deliver again, in order and marked as redelivered, what is not acknowledged."""
         self.check_open()
         if self.mode is AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("a transacted session rolls back instead")
-        await self._former()
-        await self._end(self._give_back())
+        await self._wait_idle()
+        await self._end(self._return_unacknowledged())
 
-    async def _former(self) -> None:
+    async def _wait_idle(self) -> None:
         """Wait for a commit, rollback or acknowledgement whose caller has stopped waiting for it."""
         while not self._idle.is_set():
             await self._idle.wait()
 
     async def _end(self, work: Coroutine[Any, Any, None]) -> None:
         self._idle.clear()
-        await self.connection.to_the_end(work, self._idle.set)
+        await self.connection.run_shielded(work, self._idle.set)
 
     def _check_transacted(self) -> None:
         self.check_open()
         if self.mode is not AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("only a transacted session commits and rolls back")
 
-    async def _let_go(self) -> None:
+    async def _detach_closing(self) -> None:
         """Of consumers that were closed before."""
-        leaving, self.leaving = self.leaving, []
-        for consumer in leaving:
-            await consumer.leave()
+        closing, self.closing = self.closing, []
+        for consumer in closing:
+            await consumer.detach()
 
-    async def _give_back(self) -> None:
-        await self._let_go()
+    async def _return_unacknowledged(self) -> None:
+        await self._detach_closing()
         received, self.unacknowledged = self.unacknowledged, []
         try:
             for consumer in list(self.consumers):
-                await consumer.take_back([delivery for delivery in received if delivery.consumer is consumer])
+                await consumer.redeliver([delivery for delivery in received if delivery.consumer is consumer])
                 received = [delivery for delivery in received if delivery.consumer is not consumer]
         except BaseException:
             self.unacknowledged[:0] = received  # not known to be given back: that can be tried again

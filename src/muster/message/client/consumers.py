@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 events = log.EventLog("message")
 
 T = TypeVar("T")
-TURN: Final = 64  # messages received without waiting before others get their turn
+BURST: Final = 64  # messages received without waiting before others get their turn
 
 
 class ReceivedDelivery:
@@ -63,7 +63,7 @@ class Consumer:
         self.closed = False
         self._arrived: deque[ReceivedDelivery] = deque()
         self._wake = asyncio.Event()
-        self._turn = 0
+        self._burst = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,23 +83,23 @@ class Consumer:
     async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
         """The next message; None when ``timeout_s`` passed, or when the consumer was closed."""
         arrived = self._arrived
-        if arrived and self._turn < TURN and not self.closed and not arrived[0].message.expiration_ms:
+        if arrived and self._burst < BURST and not self.closed and not arrived[0].message.expiration_ms:
             # The short way of most messages: see `_wait`.
-            self._turn += 1
+            self._burst += 1
             received: ReceivedDelivery | None = arrived.popleft()
-            self._consumed(received)  # type: ignore[arg-type]
+            self._on_popped(received)  # type: ignore[arg-type]
         else:
             received = await self._wait(timeout_s)
         if received is None:
             return None
-        if received.key or self.session.keeps:
-            self.session.handed(received)
+        if received.key or self.session.holds_received:
+            self.session.mark_received(received)
         return received.message
 
     async def receive_nowait(self) -> messages.JmsMessage | None:
         """What is there now, at the dispatcher as well."""
         if not self._arrived:
-            await self._look()
+            await self._poll_dispatcher()
         return self._next()
 
     async def receive_body(self, kind: type[T], timeout_s: float | None = None) -> T | None:
@@ -109,12 +109,12 @@ class Consumer:
             return None
         body = received.message.body()
         if not isinstance(body, kind):
-            if self.session.keeps:  # it counts as received, and comes again if it is given back
-                self.session.handed(received)
+            if self.session.holds_received:  # it counts as received, and comes again if it is given back
+                self.session.mark_received(received)
             else:
-                self._unpop(received)
+                self._push_front(received)
             raise message_errors.FormatError(f"the body is a {type(body).__name__}, not a {kind.__name__}")
-        self.session.handed(received)
+        self.session.mark_received(received)
         return body
 
     async def listen(self, handler: Callable[[messages.JmsMessage], Awaitable[None]]) -> None:
@@ -123,29 +123,29 @@ class Consumer:
         """
         session = self.session
         while not self.closed and (received := await self._wait()) is not None:
-            if session.keeps:  # before: the handler may commit it, or acknowledge it
-                session.handed(received)
+            if session.holds_received:  # before: the handler may commit it, or acknowledge it
+                session.mark_received(received)
             else:
                 session.unacknowledged.append(received)  # if it never ends, it has been seen all the same
             try:
                 await handler(received.message)
             except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
                 events.warning("listener-failed", error=error)
-                if not session.keeps and session.unhand(received):
-                    await session.connection.to_the_end(self.take_back([received]))
+                if not session.holds_received and session.forget_received(received):
+                    await session.connection.run_shielded(self.redeliver([received]))
             else:
-                if not session.keeps:
-                    session.unhand(received)
-                    session.handed(received)
+                if not session.holds_received:
+                    session.forget_received(received)
+                    session.mark_received(received)
 
     async def _wait(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
         if self.closed:
             raise message_errors.IllegalState("the consumer is closed")
-        if self._turn >= TURN:  # an application that only receives must let the rest of the loop run
-            self._turn = 0
+        if self._burst >= BURST:  # an application that only receives must let the rest of the loop run
+            self._burst = 0
             await asyncio.sleep(0)
         if self._arrived and (received := self._pop()) is not None:
-            self._turn += 1
+            self._burst += 1
             return received
         try:
             async with asyncio.timeout(timeout_s):
@@ -162,21 +162,21 @@ class Consumer:
         received = self._pop()
         if received is None:
             return None
-        self.session.handed(received)
+        self.session.mark_received(received)
         return received.message
 
     def _pop(self) -> ReceivedDelivery | None:
         now_ms = time.time_ns() // 1_000_000
         while self._arrived:
             received = self._arrived.popleft()
-            self._consumed(received)
+            self._on_popped(received)
             if received.message.expiration_ms and received.message.expiration_ms <= now_ms:
-                self._expired(received)
+                self._on_expired(received)
                 continue
             return received
         return None
 
-    def _unpop(self, received: ReceivedDelivery) -> None:
+    def _push_front(self, received: ReceivedDelivery) -> None:
         """It stays the next one."""
         self._arrived.appendleft(received)
 
@@ -184,16 +184,16 @@ class Consumer:
         self._arrived.append(received)
         self._wake.set()
 
-    def _consumed(self, received: ReceivedDelivery) -> None:
+    def _on_popped(self, received: ReceivedDelivery) -> None:
         pass
 
-    def _expired(self, received: ReceivedDelivery) -> None:
+    def _on_expired(self, received: ReceivedDelivery) -> None:
         pass
 
-    async def _look(self) -> None:
+    async def _poll_dispatcher(self) -> None:
         pass
 
-    async def take_back(self, received: list[ReceivedDelivery]) -> None:
+    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
         """The application gives these back: they come again."""
         for delivery in reversed(received):
             delivery.message.redelivered = True
@@ -203,9 +203,9 @@ class Consumer:
             self._wake.set()
 
     async def close(self) -> None:
-        self.refused()
+        self.revoked()
 
-    def refused(self) -> None:
+    def revoked(self) -> None:
         """Nothing more comes."""
         self.closed = True
         self._wake.set()
@@ -234,9 +234,9 @@ class TopicConsumer(Consumer):
         self._shared = shared
         self._selector = selector
         self._matches = selectors.compiled(selector) if selector else None
-        self._not_from = connection.origin if no_local else None
+        self._excluded_origin = connection.origin if no_local else None
         self._key: object = None
-        self._ears: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
+        self._listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
         self._bytes = 0
         self.rejected = 0
         self.malformed = 0
@@ -250,13 +250,13 @@ class TopicConsumer(Consumer):
         # Consumers that share a subscription with others must not share it among themselves.
         self._key = (name, group, id(self) if group else None)
         try:
-            self._ears = await connection.ears_for(no_local=self._not_from is not None)
-            await self._ears.add(self._key, name, group, self)
+            self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
+            await self._listeners.add(self._key, name, group, self)
         except BaseException:
             await self.close()
             raise
 
-    def request(self) -> protocol.AttachConsumer:
+    def attach_request(self) -> protocol.AttachConsumer:
         return protocol.AttachConsumer(
             self.session.connection.name,
             self.number,
@@ -275,13 +275,13 @@ class TopicConsumer(Consumer):
 
     def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
         meta, data = topic_message.meta, topic_message.message.data
-        if (self._not_from is not None and meta.origin == self._not_from) or (
+        if (self._excluded_origin is not None and meta.origin == self._excluded_origin) or (
             self._matches is not None and not self._matches(meta.lookup())
         ):
             self.rejected += 1
             return
         if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
-            self.session.connection.slow(self)
+            self.session.connection.report_slow(self)
             if (
                 len(self._arrived) >= flow_control.WAITING_MAX
                 or self._bytes >= flow_control.WAITING_BYTES_MAX
@@ -303,27 +303,27 @@ class TopicConsumer(Consumer):
             or self._bytes > flow_control.WAITING_SLOW_BYTES // 2
         )
 
-    def _consumed(self, received: ReceivedDelivery) -> None:
+    def _on_popped(self, received: ReceivedDelivery) -> None:
         self._bytes -= received.sequence
 
-    def _unpop(self, received: ReceivedDelivery) -> None:
-        super()._unpop(received)
+    def _push_front(self, received: ReceivedDelivery) -> None:
+        super()._push_front(received)
         self._bytes += received.sequence
 
-    async def take_back(self, received: list[ReceivedDelivery]) -> None:
-        await super().take_back(received)
+    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
+        await super().redeliver(received)
         self._bytes += sum(delivery.sequence for delivery in received)
 
-    def refused(self) -> None:
-        super().refused()
-        if self._ears is not None:
-            self.session.connection.spawn(self._ears.remove(self._key, self))
+    def revoked(self) -> None:
+        super().revoked()
+        if self._listeners is not None:
+            self.session.connection.spawn(self._listeners.remove(self._key, self))
 
     async def close(self) -> None:
         if not self.closed:
-            super().refused()
-            if self._ears is not None:
-                await self._ears.remove(self._key, self)
+            super().revoked()
+            if self._listeners is not None:
+                await self._listeners.remove(self._key, self)
             if self._shared is not None:
                 await self.session.connection.detach(self.number, {})
 
@@ -346,7 +346,7 @@ class DispatchedConsumer(Consumer):
         self.number = session.connection.next_number()
         self._prefetch = prefetch
         self._spent = 0
-        self._request = protocol.AttachConsumer(
+        self._attach_request = protocol.AttachConsumer(
             session.connection.name,
             self.number,
             str(destination),
@@ -358,11 +358,13 @@ class DispatchedConsumer(Consumer):
             credit=prefetch,
         )
 
-    def request(self) -> protocol.AttachConsumer:
+    def attach_request(self) -> protocol.AttachConsumer:
         """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
         self._arrived.clear()
         self._spent = 0
-        return msgspec.structs.replace(self._request, credit=0) if self.closed else self._request
+        return (
+            msgspec.structs.replace(self._attach_request, credit=0) if self.closed else self._attach_request
+        )
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
@@ -373,7 +375,7 @@ class DispatchedConsumer(Consumer):
             message = messages.message_from_meta(meta, delivery.data, self.destination)
         except errors.MusterError as error:
             if self.destination != destinations.queue(destinations.DEAD_LETTERS):
-                self.session.connection.spawn(self._refuse(delivery, error.message))
+                self.session.connection.spawn(self._reject(delivery, error.message))
                 self._spend()
                 return
             message = messages.message_from_meta(messages.unreadable(meta), delivery.data, self.destination)
@@ -383,21 +385,21 @@ class DispatchedConsumer(Consumer):
 
     def _has(self, key: str, sequence: int) -> bool:
         session = self.session
-        return session.connection.outbox.acknowledges(key, sequence) or any(
+        return session.connection.outbox.is_acknowledging(key, sequence) or any(
             delivery.sequence == sequence and delivery.key == key for delivery in session.unacknowledged
         )
 
-    async def _refuse(self, delivery: protocol.MessageDelivery, reason: str) -> None:
+    async def _reject(self, delivery: protocol.MessageDelivery, reason: str) -> None:
         connection = self.session.connection
-        await connection.tell(
+        await connection.notify(
             protocol.ReleaseMessages(connection.name, {delivery.key: [delivery.sequence]}, reason=reason)
         )
 
-    def _consumed(self, received: ReceivedDelivery) -> None:
+    def _on_popped(self, received: ReceivedDelivery) -> None:
         self._spend()
 
-    def _unpop(self, received: ReceivedDelivery) -> None:
-        super()._unpop(received)
+    def _push_front(self, received: ReceivedDelivery) -> None:
+        super()._push_front(received)
         self._spent -= 1
 
     def _spend(self) -> None:
@@ -409,35 +411,35 @@ class DispatchedConsumer(Consumer):
         spent, self._spent = self._spent, 0
         connection = self.session.connection
         if spent:
-            connection.spawn(connection.tell(protocol.GrantCredit(connection.name, self.number, spent)))
+            connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
 
-    def _expired(self, received: ReceivedDelivery) -> None:
+    def _on_expired(self, received: ReceivedDelivery) -> None:
         self.session.connection.submit([], {received.key: [received.sequence]})
 
-    async def _look(self) -> None:
+    async def _poll_dispatcher(self) -> None:
         connection = self.session.connection
         self._grant()
-        await connection.outbox.idle()  # what is acknowledged makes room for more
-        await connection.ask(protocol.Ping(connection.name, [self.number]))
+        await connection.outbox.wait_idle()  # what is acknowledged makes room for more
+        await connection.request(protocol.Ping(connection.name, [self.number]))
 
-    async def take_back(self, received: list[ReceivedDelivery]) -> None:
+    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
         connection = self.session.connection
-        await connection.outbox.idle()
+        await connection.outbox.wait_idle()
         await self._stop()
         if seen := by_key(received):
-            await connection.ask(protocol.ReleaseMessages(connection.name, seen, counted=True))
-        await connection.tell(protocol.GrantCredit(connection.name, self.number, self._prefetch))
+            await connection.request(protocol.ReleaseMessages(connection.name, seen, counted=True))
+        await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
 
     async def _stop(self, timeout_s: float | None = None) -> None:
         """What came ahead is for others."""
         connection = self.session.connection
-        await connection.ask(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
+        await connection.request(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
         self._arrived.clear()
         self._spent = 0
         if ahead:
             release = protocol.ReleaseMessages(connection.name, ahead, counted=False)
-            await connection.ask(release, timeout_s=timeout_s)
+            await connection.request(release, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """What a session keeps of it stays the session's, until it is acknowledged or given back."""
@@ -445,18 +447,18 @@ class DispatchedConsumer(Consumer):
             return
         session = self.session
         session.flush_lazy()
-        await session.connection.outbox.idle(connection_.CLOSE_S)
+        await session.connection.outbox.wait_idle(connection_.CLOSE_S)
         await super().close()
         if session.closed or not (
-            session.keeps and any(delivery.consumer is self for delivery in session.unacknowledged)
+            session.holds_received and any(delivery.consumer is self for delivery in session.unacknowledged)
         ):
-            await self.leave()
+            await self.detach()
             return
-        session.leaving.append(self)
+        session.closing.append(self)
         with contextlib.suppress(errors.Unavailable):
             await self._stop(connection_.CLOSE_S)
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         held = [delivery for delivery in self.session.unacknowledged if delivery.consumer is self]
         self.session.unacknowledged = [
             delivery for delivery in self.session.unacknowledged if delivery.consumer is not self

@@ -26,7 +26,7 @@ from muster.message.client import flow_control, outbox, topic_listeners
 events = log.EventLog("message")
 
 PING_S = 4.0
-ASK_S = 5.0
+REQUEST_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
 #: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
 _ONCE = (protocol.EndSubscription, protocol.DeleteQueue, protocol.PurgeQueue, protocol.MoveMessages)
@@ -38,9 +38,9 @@ class DeliveryTarget(Protocol):
 
     @property
     def number(self) -> int: ...
-    def request(self) -> protocol.AttachConsumer: ...
+    def attach_request(self) -> protocol.AttachConsumer: ...
     def deliver(self, delivery: protocol.MessageDelivery) -> None: ...
-    def refused(self) -> None:
+    def revoked(self) -> None:
         """A new dispatcher does not let it go on: somebody else was quicker."""
 
 
@@ -59,10 +59,10 @@ class DispatcherConnection:
         *,
         client_id: str | None = None,
         owns_bus: bool = False,
-        quiet: Callable[[], Awaitable[api.Bus]] | None = None,
+        connect_without_echo: Callable[[], Awaitable[api.Bus]] | None = None,
     ) -> None:
         self.bus = bus
-        self.speaks = bus  # over which messages go straight to a topic
+        self.publish_bus = bus  # over which messages go straight to a topic
         self.client_id = client_id
         unique = secrets.token_hex(8)
         self.name = f"{bus.identity}-{unique}"
@@ -71,18 +71,18 @@ class DispatcherConnection:
         self.on_error: Callable[[errors.MusterError], None] | None = None
         self._owns_bus = owns_bus
         self._loop = asyncio.get_running_loop()
-        self._known = False
+        self._registered = False
         self._epoch = 0  # of the dispatcher that knows us
-        self._newest = 0  # the highest heard of since we are connected
-        self._asking: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
-        self._hello = asyncio.Lock()
-        self._hearing: list[api.Subscription] = []
-        self._end_state: Callable[[], None] = lambda: None
-        self._cut_off = False  # since everything was attached last
-        self._deaf: set[int] = set()  # consumers not attached anew: what comes for them comes again
-        self._holders: list[Callable[[], dict[str, list[int]]]] = []
-        self._greeted = False
-        self._hears_slow = False
+        self._highest_epoch = 0  # the highest heard of since we are connected
+        self._pending: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
+        self._registration = asyncio.Lock()
+        self._subscriptions: list[api.Subscription] = []
+        self._end_state_callback: Callable[[], None] = lambda: None
+        self._disconnected = False  # since everything was attached last
+        self._stale: set[int] = set()  # consumers not attached anew: what comes for them comes again
+        self._unacknowledged: list[Callable[[], dict[str, list[int]]]] = []
+        self._subscribed = False
+        self._follows_slow = False
         self._consumers: dict[int, DeliveryTarget] = {}
         self._attached: set[int] = set()
         self._numbers = 0
@@ -91,13 +91,13 @@ class DispatcherConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.outbox = outbox.Outbox(self)
-        self._complaints = flow_control.SlowConsumerReports(self._complain, self.spawn)
-        self.holds = flow_control.ProducerHolds(self._ease)
-        self.ears = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
-        self._quiet = quiet
-        self._quiet_ears: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
-        self._quieting = asyncio.Lock()
-        self.on_ease: Callable[[], None] | None = None
+        self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
+        self.holds = flow_control.ProducerHolds(self._holds_released)
+        self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
+        self._connect_without_echo = connect_without_echo
+        self._echo_free_listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
+        self._echo_lock = asyncio.Lock()
+        self.on_released: Callable[[], None] | None = None
 
     @property
     def origin(self) -> str:
@@ -107,7 +107,7 @@ class DispatcherConnection:
     async def __aenter__(self) -> Self:
         try:
             if self.client_id is not None:
-                await self.ask(protocol.Ping(self.name))
+                await self.request(protocol.Ping(self.name))
         except BaseException:
             await self.close()
             raise
@@ -119,16 +119,16 @@ class DispatcherConnection:
     def on_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._closers.append(closer)
 
-    def on_doubt(self, holder: Callable[[], dict[str, list[int]]]) -> None:
+    def add_unacknowledged(self, holder: Callable[[], dict[str, list[int]]]) -> None:
         """``holder`` says, by backlog, what the application has and has not acknowledged."""
-        self._holders.append(holder)
+        self._unacknowledged.append(holder)
 
-    def ended(
+    def forget_session(
         self, closer: Callable[[], Coroutine[Any, Any, None]], holder: Callable[[], dict[str, list[int]]]
     ) -> None:
         """They need not be called any more."""
         self._closers.remove(closer)
-        self._holders.remove(holder)
+        self._unacknowledged.remove(holder)
 
     async def close(self, *, lost: bool = False) -> None:
         """``lost``: whoever used it is gone, so what it held counts as delivered."""
@@ -136,20 +136,20 @@ class DispatcherConnection:
             return
         for closer in list(reversed(self._closers)):
             await closer()
-        await self.outbox.idle(CLOSE_S)
+        await self.outbox.wait_idle(CLOSE_S)
         self.closed = True
-        self._end_state()
-        if self._known:
+        self._end_state_callback()
+        if self._registered:
             with contextlib.suppress(errors.MusterError):
-                await self._ask_once(protocol.Disconnect(self.name, lost, self._seen_and([])))
+                await self._request_once(protocol.Disconnect(self.name, lost, self._seen_with([])))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
-        for subscription in self._hearing:
+        for subscription in self._subscriptions:
             await subscription.close()
-        if self.is_quiet:
-            await self.speaks.close()
+        if self.without_echo:
+            await self.publish_bus.close()
         if self._owns_bus:
             await self.bus.close()
 
@@ -165,7 +165,7 @@ class DispatcherConnection:
         self._message_number += 1
         return f"{self._id_head}{self._message_number}"
 
-    async def to_the_end(
+    async def run_shielded(
         self, work: Coroutine[Any, Any, None], on_end: Callable[[], None] = lambda: None
     ) -> None:
         """Do it as a whole: if the caller stops waiting, it goes on until its end, or the connection's.
@@ -180,16 +180,16 @@ class DispatcherConnection:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.done():
-                task.add_done_callback(self._ended)  # from now on nobody else hears of its failure
+                task.add_done_callback(self._task_done)  # from now on nobody else hears of its failure
             raise
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -207,71 +207,73 @@ class DispatcherConnection:
             events.warning("connection-error", connection=self.name, error=error)
 
     @property
-    def is_quiet(self) -> bool:
+    def without_echo(self) -> bool:
         """Whether it does not hear what it says itself."""
-        return self.speaks is not self.bus
+        return self.publish_bus is not self.bus
 
-    async def speak_over(self, quiet: api.Bus) -> None:
+    async def publish_without_echo(self, bus: api.Bus) -> None:
         await self.bus.flush()  # what was said over the other comes first
-        self.speaks = quiet
-        await self.tell(protocol.EchoOff(self.name))
+        self.publish_bus = bus
+        await self.notify(protocol.EchoOff(self.name))
 
-    async def ears_for(
+    async def listeners_for(
         self, *, no_local: bool
     ) -> topic_listeners.TopicListeners[topic_listeners.TopicMessage]:
-        if not no_local or self._quiet is None:
-            return self.ears
-        async with self._quieting:
-            if self._quiet_ears is None:
-                made = await self._quiet()
-                await self.speak_over(made)
-                self._quiet_ears = topic_listeners.TopicListeners(made, topic_listeners.TopicMessage)
-            return self._quiet_ears
+        if not no_local or self._connect_without_echo is None:
+            return self.listeners
+        async with self._echo_lock:
+            if self._echo_free_listeners is None:
+                made = await self._connect_without_echo()
+                await self.publish_without_echo(made)
+                self._echo_free_listeners = topic_listeners.TopicListeners(made, topic_listeners.TopicMessage)
+            return self._echo_free_listeners
 
     # The dispatcher.
 
-    async def greet(self) -> None:
+    async def register(self) -> None:
         """Make ourselves known, and attach what is not attached."""
-        async with self._hello:
+        async with self._registration:
             self.check_open()
-            if not self._greeted:
-                self._greeted = True
+            if not self._subscribed:
+                self._subscribed = True
                 deliver = protocol.deliver_subject(self.bus.identity, self.name)
-                self._hearing.append(await self.bus.subscribe(deliver, handler=self._delivered))
-                self._hearing.append(await self.bus.subscribe(protocol.BEGAN, handler=self._began))
-                self._end_state = self.bus.on_state(self._bus_changed)
+                self._subscriptions.append(await self.bus.subscribe(deliver, handler=self._delivered))
+                self._subscriptions.append(
+                    await self.bus.subscribe(protocol.STARTED, handler=self._dispatcher_started)
+                )
+                self._end_state_callback = self.bus.on_state(self._bus_changed)
                 self.spawn(self._ping())
-            if not self._known:
+            if not self._registered:
                 at = self.bus.connection
                 hello = protocol.ClientHello(
                     self.name,
                     self.client_id,
                     broker=at.broker if at else "",
                     number=at.number if at else 0,
-                    quiet=self.is_quiet,
+                    without_echo=self.without_echo,
                 )
-                self._epoch = (await self._ask_once(hello)).epoch
-                self._known = True
+                self._epoch = (await self._request_once(hello)).epoch
+                self._registered = True
                 self._attached.clear()
             for number, consumer in list(self._consumers.items()):
                 if number not in self._attached:
-                    await self._attach_anew(number, consumer)
-            if self._known:
-                self._cut_off = False
+                    await self._attach_again(number, consumer)
+            if self._registered:
+                self._disconnected = False
 
-    async def _attach_anew(self, number: int, consumer: DeliveryTarget) -> None:
-        request = consumer.request()  # from here on nothing more of before is handed out
-        if self._cut_off:
-            await self._ask_once(protocol.DetachConsumer(self.name, number, self._seen()))
-        self._deaf.discard(number)
+    async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
+        request = consumer.attach_request()  # from here on nothing more of before is handed out
+        if self._disconnected:
+            await self._request_once(protocol.DetachConsumer(self.name, number, self._seen_by_application()))
+        self._stale.discard(number)
         try:
-            await self._ask_once(request)
+            await self._request_once(request)
         except (message_errors.IllegalState, errors.Forbidden) as error:
             self._consumers.pop(number, None)
-            consumer.refused()
+            consumer.revoked()
             self.report(error)
         except errors.MusterError as error:  # no answer, or no room in the log: begin again
-            self._known = False
+            self._registered = False
             raise errors.Unavailable(f"a consumer could not be attached anew: {error.message}") from error
         else:
             self._attached.add(number)
@@ -279,25 +281,27 @@ class DispatcherConnection:
     def _bus_changed(self, state: api.ConnectionState) -> None:
         """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
         if state is not api.ConnectionState.CONNECTED:
-            self._known, self._cut_off = False, True
-            self._newest = 0  # brokers restored from a backup count from a lower one
-            self._deaf.update(self._consumers)
-        elif self._cut_off and not self.closed:
-            self.spawn(self._greet_again())
+            self._registered, self._disconnected = False, True
+            self._highest_epoch = 0  # brokers restored from a backup count from a lower one
+            self._stale.update(self._consumers)
+        elif self._disconnected and not self.closed:
+            self.spawn(self._register_again())
 
-    def _seen(self) -> dict[str, list[int]]:
+    def _seen_by_application(self) -> dict[str, list[int]]:
         """What the application got: by backlog, what it holds and what it acknowledges just now."""
-        return self._seen_and([holder() for holder in self._holders])
+        return self._seen_with([holder() for holder in self._unacknowledged])
 
-    def _seen_and(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    def _seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
         """What it acknowledges just now, which may not be stored, and what it holds besides."""
         seen: dict[str, list[int]] = {}
-        for acks in (*self.outbox.acknowledged(), *held):
+        for acks in (*self.outbox.pending_acks(), *held):
             for key, sequences in acks.items():
                 seen.setdefault(key, []).extend(sequences)
         return seen
 
-    async def ask(self, request: protocol.Ask, *, timeout_s: float | None = None) -> protocol.DispatcherReply:
+    async def request(
+        self, request: protocol.DispatcherRequest, *, timeout_s: float | None = None
+    ) -> protocol.DispatcherReply:
         """Ask until there is an answer: a dispatcher that dies has a successor.
 
         What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
@@ -313,17 +317,17 @@ class DispatcherConnection:
         )
         while True:
             try:
-                if not self._known and not isinstance(request, protocol.READS):
-                    await self.greet()
+                if not self._registered and not isinstance(request, protocol.READS):
+                    await self.register()
                 if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages) and not times:
                     request = msgspec.structs.replace(request, epoch=self._epoch)
                 times += 1
-                return await self._ask_once(request, id)
+                return await self._request_once(request, id)
             except errors.StaleEpoch as error:
                 if times > 1:
                     raise errors.TimedOut(f"it may have been done: {error.message}") from error
                 times = 0
-                self._known = False
+                self._registered = False
             except message_errors.InvalidDestination:
                 if times > 1 and isinstance(request, protocol.EndSubscription):
                     return protocol.DispatcherReply()  # it was done the first time
@@ -334,20 +338,22 @@ class DispatcherConnection:
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
-    async def _ask_once(self, request: protocol.Ask, id: str | None = None) -> protocol.DispatcherReply:
+    async def _request_once(
+        self, request: protocol.DispatcherRequest, id: str | None = None
+    ) -> protocol.DispatcherReply:
         identity = self.bus.identity
         looks = isinstance(request, protocol.READS)  # which those may who may do nothing else
-        subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
+        subject = protocol.read_subject(identity) if looks else protocol.request_subject(identity)
         until = asyncio.timeout(None)
         try:
             async with until:
                 if not isinstance(request, _ONCE):
-                    self._asking[until] = self._epoch
+                    self._pending[until] = self._epoch
                 answered = await self.bus.request(
                     subject,
                     protocol.encode(request),
                     headers={requests.REQUEST_ID: id} if id else None,
-                    timeout_s=ASK_S,
+                    timeout_s=REQUEST_S,
                 )
         except TimeoutError:
             raise errors.NotConnected("another dispatcher has begun, and has to be asked anew") from None
@@ -357,115 +363,115 @@ class DispatcherConnection:
                 hint=f"`muster creds show {identity}` lists what it may",
             ) from forbidden
         finally:
-            self._asking.pop(until, None)
-        answer = protocol.decode_answer(answered.data)
-        if answer.epoch < self._newest:
+            self._pending.pop(until, None)
+        answer = protocol.decode_reply(answered.data)
+        if answer.epoch < self._highest_epoch:
             raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
-        self._heard_of(answer.epoch)
+        self._observe_epoch(answer.epoch)
         if answer.error is not None:
             error = rpc_faults.from_error_reply(answer.error)
             if isinstance(error, errors.NotConnected):
-                self._known = False
+                self._registered = False
             raise error
         return answer
 
-    async def tell(self, request: protocol.Ask) -> None:
-        if self._known and not self.closed:
-            await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(request))
+    async def notify(self, request: protocol.DispatcherRequest) -> None:
+        if self._registered and not self.closed:
+            await self.bus.publish(protocol.notify_subject(self.bus.identity), protocol.encode(request))
 
     async def attach(self, consumer: DeliveryTarget) -> None:
         self.check_open()
-        if not self._known:
-            await self._greet_patiently()
+        if not self._registered:
+            await self._register_with_retry()
         self._consumers[consumer.number] = consumer
         try:
-            await self.ask(consumer.request())
+            await self.request(consumer.attach_request())
         except BaseException:
             self._consumers.pop(consumer.number, None)
             # It may be attached all the same, and then it would be fed.
-            self.spawn(self.tell(protocol.DetachConsumer(self.name, consumer.number)))
+            self.spawn(self.notify(protocol.DetachConsumer(self.name, consumer.number)))
             raise
         self._attached.add(consumer.number)
 
-    async def _greet_patiently(self) -> None:
+    async def _register_with_retry(self) -> None:
         """A domain that has just begun has no dispatcher yet."""
-        await self.ask(protocol.Ping(self.name))
+        await self.request(protocol.Ping(self.name))
 
     async def detach(self, number: int, held: dict[str, list[int]]) -> None:
         """``held``: what the application got of it and has not acknowledged."""
-        seen = self._seen_and([held])
+        seen = self._seen_with([held])
         if self._consumers.pop(number, None) is not None:
             self._attached.discard(number)
-            self._deaf.discard(number)
+            self._stale.discard(number)
             with contextlib.suppress(errors.Unavailable):
-                await self.ask(protocol.DetachConsumer(self.name, number, seen), timeout_s=CLOSE_S)
+                await self.request(protocol.DetachConsumer(self.name, number, seen), timeout_s=CLOSE_S)
 
     def _delivered(self, message: api.Message) -> None:
         batch = protocol.decode_deliveries(message.data)
         if batch.epoch != self._epoch:
-            self._heard_of(batch.epoch)
+            self._observe_epoch(batch.epoch)
             return  # whoever knows us delivers the same
         for delivery in batch.deliveries:
             consumer = self._consumers.get(delivery.consumer)
-            if consumer is not None and delivery.consumer not in self._deaf:
+            if consumer is not None and delivery.consumer not in self._stale:
                 consumer.deliver(delivery)
         for number, mark in batch.due:
-            self.spawn(self.outbox.speaking.due(number, mark))
+            self.spawn(self.outbox.publisher.publish_due(number, mark))
 
-    async def hear_slow(self) -> None:
+    async def subscribe_slow_reports(self) -> None:
         """From now on, wait for slow consumers of topics. Those who send say this first."""
-        if not self._hears_slow:
-            self._hears_slow = True
-            self._hearing.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow))
+        if not self._follows_slow:
+            self._follows_slow = True
+            self._subscriptions.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow_report))
 
-    def _slow(self, message: api.Message) -> None:
-        self.holds.heard(protocol.decode_slow(message.data))
+    def _slow_report(self, message: api.Message) -> None:
+        self.holds.on_report(protocol.decode_slow(message.data))
 
-    def slow(self, consumer: flow_control.SlowableConsumer) -> None:
+    def report_slow(self, consumer: flow_control.SlowableConsumer) -> None:
         """This consumer of a topic cannot keep up."""
-        self._complaints.add(consumer)
+        self._slow_reports.add(consumer)
 
-    async def _complain(self, topic: str, eased: bool) -> None:
+    async def _report_slow(self, topic: str, recovered: bool) -> None:
         with contextlib.suppress(errors.Unavailable):
-            if not self._known:
-                await self.greet()
-            await self.tell(protocol.SlowConsumer(self.name, topic, eased))
+            if not self._registered:
+                await self.register()
+            await self.notify(protocol.SlowConsumer(self.name, topic, recovered))
 
-    def _ease(self) -> None:
-        if self.on_ease is not None:
-            self.on_ease()
+    def _holds_released(self) -> None:
+        if self.on_released is not None:
+            self.on_released()
 
-    def _began(self, message: api.Message) -> None:
-        began = protocol.decode_began(message.data).epoch
-        if began < self._newest:
+    def _dispatcher_started(self, message: api.Message) -> None:
+        started = protocol.decode_started(message.data).epoch
+        if started < self._highest_epoch:
             return  # it has been replaced already
-        for until in [until for until, epoch in self._asking.items() if epoch != began]:
-            del self._asking[until]  # whom we asked is no more
+        for until in [until for until, epoch in self._pending.items() if epoch != started]:
+            del self._pending[until]  # whom we asked is no more
             until.reschedule(self._loop.time())
-        if self._known and began == self._epoch:
+        if self._registered and started == self._epoch:
             return  # we have met
-        self._newest = began
-        self._known = False
+        self._highest_epoch = started
+        self._registered = False
         if not self.closed:
-            self.spawn(self._greet_again())
+            self.spawn(self._register_again())
 
-    def _heard_of(self, epoch: int) -> None:
+    def _observe_epoch(self, epoch: int) -> None:
         """A dispatcher of this epoch acts: if it is a new one, it does not know us yet."""
-        self._newest = max(self._newest, epoch)
-        if self._known and epoch > self._epoch:
-            self._known = False
+        self._highest_epoch = max(self._highest_epoch, epoch)
+        if self._registered and epoch > self._epoch:
+            self._registered = False
             if not self.closed:
-                self.spawn(self._greet_again())
+                self.spawn(self._register_again())
 
-    async def _greet_again(self) -> None:
+    async def _register_again(self) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next ping tries again
-            await self.ask(protocol.Ping(self.name), timeout_s=ASK_S)
+            await self.request(protocol.Ping(self.name), timeout_s=REQUEST_S)
 
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
             try:
-                await self.ask(protocol.Ping(self.name), timeout_s=PING_S)
+                await self.request(protocol.Ping(self.name), timeout_s=PING_S)
             except errors.Unavailable:
                 pass
             except errors.MusterError as error:  # a limit that was reached: the next ping may find room again
@@ -476,7 +482,7 @@ class DispatcherConnection:
         sends: list[protocol.SendMessage],
         acks: dict[str, list[int]] | None = None,
         *,
-        alone: bool = False,
+        atomic: bool = False,
     ) -> asyncio.Future[None]:
         """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
 
@@ -484,4 +490,4 @@ class DispatcherConnection:
         (`errors.Overloaded`).
         """
         self.check_open()
-        return self.outbox.submit(sends, acks or {}, alone=alone)
+        return self.outbox.submit(sends, acks or {}, atomic=atomic)

@@ -36,77 +36,77 @@ class SlowConsumerReports:
 
     def __init__(
         self,
-        tell: Callable[[str, bool], Coroutine[Any, Any, None]],
+        report: Callable[[str, bool], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._spawn = spawn
-        self._complaining: set[SlowableConsumer] = set()
+        self._reported: set[SlowableConsumer] = set()
 
     def add(self, consumer: SlowableConsumer) -> None:
         """It is slow: say so until it is not."""
-        if consumer not in self._complaining:
-            self._complaining.add(consumer)
-            self._spawn(self._complain(consumer))
+        if consumer not in self._reported:
+            self._reported.add(consumer)
+            self._spawn(self._report_slow(consumer))
 
-    async def _complain(self, consumer: SlowableConsumer) -> None:
+    async def _report_slow(self, consumer: SlowableConsumer) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
-        said_at = -RENEW_S
+        reported_at = -RENEW_S
         try:
             while consumer.is_slow():
                 now = loop.time()
-                if now < until and now - said_at >= RENEW_S:
-                    said_at = now
-                    await self._tell(consumer.destination.name, False)
+                if now < until and now - reported_at >= RENEW_S:
+                    reported_at = now
+                    await self._report(consumer.destination.name, False)
                 await asyncio.sleep(CHECK_S)
-            await self._tell(consumer.destination.name, True)
+            await self._report(consumer.destination.name, True)
         finally:
-            self._complaining.discard(consumer)
+            self._reported.discard(consumer)
 
 
 class ProducerHolds:
     """What one connection may not send now, because somebody cannot keep up."""
 
-    def __init__(self, on_ease: Callable[[], None]) -> None:
+    def __init__(self, on_released: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_ease = on_ease
-        self._held_back: dict[str, topics.TopicPattern] = {}
+        self._on_released = on_released
+        self._held: dict[str, topics.TopicPattern] = {}
         self._alarms: dict[str, asyncio.TimerHandle] = {}
-        self._eased = asyncio.Event()
-        self.held = 0  # times that somebody had to wait
+        self._released = asyncio.Event()
+        self.hold_count = 0  # times that somebody had to wait
 
     def __bool__(self) -> bool:
-        return bool(self._held_back)
+        return bool(self._held)
 
-    def heard(self, report: protocol.SlowConsumer) -> None:
+    def on_report(self, report: protocol.SlowConsumer) -> None:
         try:
             pattern = topics.TopicPattern.parse(report.topic)
         except errors.MusterError:
             return
         if (alarm := self._alarms.pop(report.topic, None)) is not None:
             alarm.cancel()
-        if report.eased:
+        if report.recovered:
             self._expire(report.topic)
             return
-        self._held_back[report.topic] = pattern
+        self._held[report.topic] = pattern
         self._alarms[report.topic] = self._loop.call_later(HOLD_S, self._expire, report.topic)
 
     def _expire(self, topic: str) -> None:
-        if self._held_back.pop(topic, None) is None:
+        if self._held.pop(topic, None) is None:
             return
         self._alarms.pop(topic, None)
-        self._eased.set()
-        self._on_ease()
+        self._released.set()
+        self._on_released()
 
-    def on(self, destination: destinations.Destination | None) -> bool:
-        if not self._held_back or destination is None or destination.is_queue:
+    def is_held(self, destination: destinations.Destination | None) -> bool:
+        if not self._held or destination is None or destination.is_queue:
             return False
-        return any(pattern.matches(destination.topic) for pattern in self._held_back.values())
+        return any(pattern.matches(destination.topic) for pattern in self._held.values())
 
-    async def ease(self, destination: destinations.Destination) -> None:
+    async def wait_until_released(self, destination: destinations.Destination) -> None:
         """Until it may be sent to."""
-        while self.on(destination):
-            self.held += 1
-            self._eased.clear()
-            await self._eased.wait()
+        while self.is_held(destination):
+            self.hold_count += 1
+            self._released.clear()
+            await self._released.wait()

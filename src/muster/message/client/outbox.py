@@ -29,19 +29,19 @@ UNSENT_BYTES_MAX: Final = 32 << 20  # and their bytes; those who do not wait are
 STAGE_TRIES: Final = 5
 
 
-class _Waiting:
-    __slots__ = ("acks", "alone", "future", "sends", "size")
+class _Submission:
+    __slots__ = ("acks", "atomic", "future", "sends", "size")
 
     def __init__(
         self,
         sends: list[protocol.SendMessage],
         acks: dict[str, list[int]],
-        alone: bool,
+        atomic: bool,
         future: asyncio.Future[None],
     ) -> None:
         self.sends = sends
         self.acks = acks
-        self.alone = alone
+        self.atomic = atomic
         self.future = future
         acknowledged = sum(map(len, acks.values()))
         self.size = sum(map(_size, sends)) + protocol.ACK_BYTES * acknowledged
@@ -56,9 +56,9 @@ class Outbox:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.full_s = FULL_S
-        self.speaking = topic_publisher.TopicPublisher(connection)
-        self._waiting: deque[_Waiting] = deque()
-        self._current: list[_Waiting] = []
+        self.publisher = topic_publisher.TopicPublisher(connection)
+        self._waiting: deque[_Submission] = deque()
+        self._current: list[_Submission] = []
         self._unsent = 0
         self._unsent_bytes = 0
         self._room = asyncio.Event()
@@ -68,11 +68,11 @@ class Outbox:
         self._full_since: float | None = None
         self._full_until = 0.0  # when to try messages again,
         self._acks_until = 0.0  # and when acknowledgements
-        self._acks_refused = False
+        self._acks_reported = False
         self._works = 0
 
     def submit(
-        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, alone: bool
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
     ) -> asyncio.Future[None]:
         if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
@@ -84,7 +84,7 @@ class Outbox:
                 retry_after_s=1.0,
             )
         future: asyncio.Future[None] = self._loop.create_future()
-        waiting = _Waiting(sends, acks, alone, future)
+        waiting = _Submission(sends, acks, atomic, future)
         if len(sends) > 1 and waiting.size > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(
                 f"a transaction of {waiting.size} bytes: the most is {protocol.WORK_BYTES_MAX}"
@@ -99,13 +99,13 @@ class Outbox:
         self._wake.set()
         return future
 
-    def acknowledged(self) -> list[dict[str, list[int]]]:
+    def pending_acks(self) -> list[dict[str, list[int]]]:
         """What is acknowledged just now, by backlog."""
         return [entry.acks for entry in (*self._current, *self._waiting)]
 
-    def acknowledges(self, key: str, sequence: int) -> bool:
+    def is_acknowledging(self, key: str, sequence: int) -> bool:
         """Whether that is under way."""
-        return any(sequence in acks.get(key, ()) for acks in self.acknowledged())
+        return any(sequence in acks.get(key, ()) for acks in self.pending_acks())
 
     @property
     def log_is_full(self) -> bool:
@@ -116,11 +116,11 @@ class Outbox:
     def is_full(self) -> bool:
         return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Back-pressure: waits while too much is on its way."""
         await self._room.wait()
 
-    async def idle(self, timeout_s: float | None = None) -> None:
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
         """Until everything submitted is answered."""
         futures = [entry.future for entry in (*self._current, *self._waiting) if not entry.future.done()]
         if futures:
@@ -136,17 +136,17 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while taken := self._take():
+            while taken := self._next_batch():
                 self._current = taken
-                await self._carry_out(taken)
+                await self._store(taken)
                 self._current = []
 
-    def _take(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Submission]:
         """What makes up the next work; nothing if there is nothing, or the log is full."""
         if self._loop.time() < self._acks_until:
             return []
         if self._loop.time() < self._full_until:
-            taken = [entry for entry in self._waiting if not entry.sends and not entry.alone]
+            taken = [entry for entry in self._waiting if not entry.sends and not entry.atomic]
             taken = taken or [entry for entry in self._waiting if not entry.sends][:1]
             chosen = set(taken)
             self._waiting = deque(entry for entry in self._waiting if entry not in chosen)
@@ -155,54 +155,54 @@ class Outbox:
             return []
         taken = [self._waiting.popleft()]
         size, total = len(taken[0].sends), taken[0].size
-        while not taken[0].alone and self._waiting and not self._waiting[0].alone:
+        while not taken[0].atomic and self._waiting and not self._waiting[0].atomic:
             size += len(self._waiting[0].sends)
             total += self._waiting[0].size
-            if size > protocol.SENDS_MAX or total > protocol.ASK_BYTES:
+            if size > protocol.SENDS_MAX or total > protocol.REQUEST_BYTES_MAX:
                 break
             taken.append(self._waiting.popleft())
         return taken
 
-    def _put_back(self, taken: list[_Waiting], error: errors.MusterError) -> list[_Waiting]:
+    def _put_back(self, taken: list[_Submission], error: errors.MusterError) -> list[_Submission]:
         """The log has no room: what is to be tried again in a while goes back, and the rest is returned."""
         if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
             return taken
         now = self._loop.time()
-        patient = [entry for entry in taken if not entry.sends and not entry.alone]
+        retried = [entry for entry in taken if not entry.sends and not entry.atomic]
         if isinstance(error, message_errors.LogFull):
             self._full_since = now if self._full_since is None else self._full_since
             if now - self._full_since < self.full_s:
-                patient = taken
+                retried = taken
             else:
                 self._full_since = None
             self._full_until = now + FULL_RETRY_S
-        elif patient:
+        elif retried:
             self._acks_until = now + FULL_RETRY_S
-            if not self._acks_refused:
-                self._acks_refused = True
+            if not self._acks_reported:
+                self._acks_reported = True
                 self._connection.report(error)
-        if patient:
-            self._waiting.extendleft(reversed(patient))
+        if retried:
+            self._waiting.extendleft(reversed(retried))
             self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
-        back = set(patient)
+        back = set(retried)
         return [entry for entry in taken if entry not in back]
 
-    async def _carry_out(self, taken: list[_Waiting]) -> None:
+    async def _store(self, taken: list[_Submission]) -> None:
         acks: dict[str, list[int]] = {}
         for entry in taken:
             for key, sequences in entry.acks.items():
                 acks.setdefault(key, []).extend(sequences)
-        sends, later = self.speaking.sort([send for entry in taken for send in entry.sends])
+        sends, later = self.publisher.prepare([send for entry in taken for send in entry.sends])
         error: errors.MusterError | None = None
         try:
-            await self._ask(sends, acks, sum(entry.size for entry in taken), strict=taken[0].alone)
-            self._acks_refused = False
+            await self._send_work(sends, acks, sum(entry.size for entry in taken), strict=taken[0].atomic)
+            self._acks_reported = False
             if sends:
                 self._full_since = None
-                await self.speaking.stored(sends, later)
+                await self.publisher.publish_stored(sends, later)
         except errors.MusterError as failure:
             taken = self._put_back(taken, failure)
-            error = self._explained(failure)
+            error = self._explain(failure)
         except BaseException:
             doubt = errors.NotConnected("the connection was closed meanwhile: it may have been stored or not")
             for entry in taken:
@@ -223,7 +223,7 @@ class Outbox:
                 entry.future.set_exception(error)
                 entry.future.exception()  # a sender who does not wait has chosen not to hear
 
-    def _explained(self, error: errors.MusterError) -> errors.MusterError:
+    def _explain(self, error: errors.MusterError) -> errors.MusterError:
         if not isinstance(error, errors.Unavailable) or self._connection.closed:
             return error
         return errors.TimedOut(
@@ -231,20 +231,22 @@ class Outbox:
             hint="`muster status` says what is wrong: a broker without room on its disk stores nothing",
         )
 
-    async def _ask(
+    async def _send_work(
         self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], size: int, *, strict: bool
     ) -> None:
         """What does not fit into one request goes in several; a new dispatcher wants to hear all of them."""
         self._works += 1
         connection, work = self._connection, self._works
-        before, last = (_split(sends), []) if size > protocol.ASK_BYTES and len(sends) > 1 else ([], sends)
+        before, last = (
+            (_split(sends), []) if size > protocol.REQUEST_BYTES_MAX and len(sends) > 1 else ([], sends)
+        )
         for _ in range(STAGE_TRIES):
             staged = 0
             try:
                 for part in before:
-                    await connection.ask(protocol.StageMessages(connection.name, work, staged, part))
+                    await connection.request(protocol.StageMessages(connection.name, work, staged, part))
                     staged += len(part)
-                await connection.ask(
+                await connection.request(
                     protocol.CommitWork(connection.name, work, last, acks, strict=strict, staged=staged)
                 )
                 return
@@ -258,7 +260,7 @@ def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]
     parts: list[list[protocol.SendMessage]] = [[]]
     total = 0
     for send in sends:
-        if parts[-1] and total + _size(send) > protocol.ASK_BYTES:
+        if parts[-1] and total + _size(send) > protocol.REQUEST_BYTES_MAX:
             parts.append([])
             total = 0
         parts[-1].append(send)

@@ -64,15 +64,15 @@ class Producer:
         self._name = str(destination)
         self._subject = destination.subject if destination and not destination.is_queue else None
         self._heads: dict[tuple[type, int, bool], str] = {}
-        self._hears = False
+        self._follows_slow = False
 
     async def _wait(self, destination: destinations.Destination | None) -> None:
         """For consumers that cannot keep up."""
-        if not self._hears:
-            await self._connection.hear_slow()
-            self._hears = True
+        if not self._follows_slow:
+            await self._connection.subscribe_slow_reports()
+            self._follows_slow = True
         if destination is not None:
-            await self._connection.holds.ease(destination)
+            await self._connection.holds.wait_until_released(destination)
 
     async def send(self, body: Body, *, to: destinations.Destination | None = None, **options: Any) -> None:
         """Accepted when this returns; in a transacted session, with its commit. Options as in `Producer`."""
@@ -88,31 +88,33 @@ class Producer:
             data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
             await self._send_plain(kind, data)
             return
-        await self._connection.outbox.room()
+        await self._connection.outbox.wait_for_room()
         destination = to or self.destination
         if destination is not None and not destination.is_queue:
             await self._wait(destination)
-        straight, future = self._send(to_message(body), to, options)
-        if straight is not None:
-            subject, data, headers = straight
-            await self._connection.speaks.publish(subject, data, headers=headers)
+        direct, future = self._send(to_message(body), to, options)
+        if direct is not None:
+            subject, data, headers = direct
+            await self._connection.publish_bus.publish(subject, data, headers=headers)
         elif future is not None and options.get("persistent", self.persistent):
             await future
 
     async def _send_plain(self, kind: type, data: bytes) -> None:
         connection, subject = self._connection, self._subject
-        if subject is not None and (not self._hears or connection.holds):
+        if subject is not None and (not self._follows_slow or connection.holds):
             await self._wait(self.destination)
         if subject is not None and not self.persistent:
-            await connection.speaks.publish(subject, data, headers={messages.HEADER: self._quick(kind)})
+            await connection.publish_bus.publish(
+                subject, data, headers={messages.HEADER: self._fast_header(kind)}
+            )
             return
         if connection.outbox.is_full:
-            await connection.outbox.room()
-        future = connection.submit([protocol.SendMessage(self._name, self._quick(kind), data)])
+            await connection.outbox.wait_for_room()
+        future = connection.submit([protocol.SendMessage(self._name, self._fast_header(kind), data)])
         if self.persistent:
             await future
 
-    def _quick(self, kind: type) -> str:
+    def _fast_header(self, kind: type) -> str:
         """The header of a plain text (or bytes): `messages.Meta` in JSON."""
         head = self._heads.get((kind, self.priority, self.persistent)) or self._head(kind)
         now_ms = time.time_ns() // 1_000_000
@@ -144,10 +146,12 @@ class Producer:
         is not to be touched before.  In a transacted session it hears that it is part of the transaction.
         """
         message = to_message(body)
-        straight, future = self._send(message, to, options)
-        if straight is not None:
-            subject, data, headers = straight
-            future = self._connection.spawn(self._connection.speaks.publish(subject, data, headers=headers))
+        direct, future = self._send(message, to, options)
+        if direct is not None:
+            subject, data, headers = direct
+            future = self._connection.spawn(
+                self._connection.publish_bus.publish(subject, data, headers=headers)
+            )
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)
@@ -177,8 +181,8 @@ class Producer:
         self._stamp(message, destination, **options)
         meta, data = message.meta()
         raw = messages.encode_meta(meta).decode()
-        straight = not destination.is_queue and not message.persistent and not meta.delivery_time_ms
-        if straight and not session.transacted:
+        direct = not destination.is_queue and not message.persistent and not meta.delivery_time_ms
+        if direct and not session.transacted:
             subject = self._subject or destination.subject
             return (subject, data, {messages.HEADER: raw}), None
         send = protocol.SendMessage(str(destination), raw, data)

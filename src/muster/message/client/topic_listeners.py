@@ -36,7 +36,7 @@ class TopicMessage:
                 meta = messages.decode_meta_header(message.data, raw)
             self._meta = meta
             if meta.destination is None:
-                meta.destination = str(destinations.of_subject(message.subject))
+                meta.destination = str(destinations.from_subject(message.subject))
         return self._meta
 
 
@@ -49,7 +49,7 @@ def group(identity: str, client_id: str | None, name: str) -> str:
     return destinations.token(ledger.subscription_key(identity, client_id, name))
 
 
-class TopicTap(Protocol[H_contra]):
+class TopicReceiver(Protocol[H_contra]):
     @property
     def owner(self) -> object:
         """Whose it is: those of one owner hear a message together."""
@@ -58,10 +58,10 @@ class TopicTap(Protocol[H_contra]):
     def offer(self, message: H_contra) -> None: ...
 
 
-def enqueue(taps: Sequence[TopicTap[H]], message: H) -> None:
-    for tap in taps:
+def enqueue(receivers: Sequence[TopicReceiver[H]], message: H) -> None:
+    for receiver in receivers:
         try:
-            tap.offer(message)
+            receiver.offer(message)
         except (errors.MusterError, ValueError):
             continue  # one may have to read what another need not
 
@@ -73,7 +73,7 @@ class TopicListener(Generic[H]):
         name: str,
         group: str | None,
         kind: type[H],
-        pass_on: Callable[[Sequence[TopicTap[H]], H], None],
+        forward: Callable[[Sequence[TopicReceiver[H]], H], None],
     ) -> None:
         self._bus = bus
         self._pattern = topics.TopicPattern.parse(name)
@@ -81,42 +81,42 @@ class TopicListener(Generic[H]):
         self._several = len(self._subjects) > 1
         self._group = group
         self._kind = kind
-        self._pass_on = pass_on
+        self._forward = forward
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
-        self._taps: dict[object, tuple[TopicTap[H], ...]] = {}  # by owner
+        self._receivers: dict[object, tuple[TopicReceiver[H], ...]] = {}  # by owner
         self.users = 0  # taps, and those that are being added
 
-    async def add(self, tap: TopicTap[H]) -> None:
+    async def add(self, receiver: TopicReceiver[H]) -> None:
         async with self._opening:
             for via, subject in list(enumerate(self._subjects))[len(self._subscriptions) :]:
                 self._subscriptions.append(
                     await self._bus.subscribe(
-                        subject, group=self._group, handler=functools.partial(self._heard, via)
+                        subject, group=self._group, handler=functools.partial(self._received, via)
                     )
                 )
-            self._taps[tap.owner] = (*self._taps.get(tap.owner, ()), tap)
+            self._receivers[receiver.owner] = (*self._receivers.get(receiver.owner, ()), receiver)
 
-    def remove(self, tap: TopicTap[H]) -> bool:
+    def remove(self, receiver: TopicReceiver[H]) -> bool:
         """Whether it was there."""
-        taps = self._taps.get(tap.owner, ())
-        if tap not in taps:
+        receivers = self._receivers.get(receiver.owner, ())
+        if receiver not in receivers:
             return False
-        self._taps[tap.owner] = tuple(other for other in taps if other is not tap)
-        if not self._taps[tap.owner]:
-            del self._taps[tap.owner]
+        self._receivers[receiver.owner] = tuple(other for other in receivers if other is not receiver)
+        if not self._receivers[receiver.owner]:
+            del self._receivers[receiver.owner]
         return True
 
     async def close(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
 
-    def _heard(self, via: int, message: api.Message) -> None:
+    def _received(self, via: int, message: api.Message) -> None:
         if self._several and self._pattern.take(message.subject, via) is None:
             return
         topic_message = self._kind(message)
-        for taps in list(self._taps.values()):
-            self._pass_on(taps, topic_message)
+        for receivers in list(self._receivers.values()):
+            self._forward(receivers, topic_message)
 
 
 class TopicListeners(Generic[H]):
@@ -125,31 +125,31 @@ class TopicListeners(Generic[H]):
     """
 
     def __init__(
-        self, bus: api.Bus, kind: type[H], pass_on: Callable[[Sequence[TopicTap[H]], H], None] = enqueue
+        self, bus: api.Bus, kind: type[H], forward: Callable[[Sequence[TopicReceiver[H]], H], None] = enqueue
     ) -> None:
         self.bus = bus
         self._kind = kind
-        self._pass_on = pass_on
-        self._ears: dict[object, TopicListener[H]] = {}
+        self._forward = forward
+        self._listeners: dict[object, TopicListener[H]] = {}
 
-    async def add(self, key: object, name: str, group: str | None, tap: TopicTap[H]) -> None:
-        ear = self._ears.get(key)
-        if ear is None:
-            ear = self._ears[key] = TopicListener(self.bus, name, group, self._kind, self._pass_on)
-        ear.users += 1
+    async def add(self, key: object, name: str, group: str | None, receiver: TopicReceiver[H]) -> None:
+        listener = self._listeners.get(key)
+        if listener is None:
+            listener = self._listeners[key] = TopicListener(self.bus, name, group, self._kind, self._forward)
+        listener.users += 1
         try:
-            await ear.add(tap)
+            await listener.add(receiver)
         except BaseException:
-            await self._left(key, ear)
+            await self._release(key, listener)
             raise
 
-    async def remove(self, key: object, tap: TopicTap[H]) -> None:
-        ear = self._ears.get(key)
-        if ear is not None and ear.remove(tap):
-            await self._left(key, ear)
+    async def remove(self, key: object, receiver: TopicReceiver[H]) -> None:
+        listener = self._listeners.get(key)
+        if listener is not None and listener.remove(receiver):
+            await self._release(key, listener)
 
-    async def _left(self, key: object, ear: TopicListener[H]) -> None:
-        ear.users -= 1
-        if not ear.users:
-            del self._ears[key]
-            await ear.close()
+    async def _release(self, key: object, listener: TopicListener[H]) -> None:
+        listener.users -= 1
+        if not listener.users:
+            del self._listeners[key]
+            await listener.close()

@@ -19,11 +19,11 @@ from muster.message import destinations, messages, protocol
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
 
-KEPT_MAX: Final = 1000  # delayed messages of one connection,
-KEPT_BYTES_MAX: Final = 1 << 20  # and their bytes
+RETAINED_MAX: Final = 1000  # delayed messages of one connection,
+RETAINED_BYTES_MAX: Final = 1 << 20  # and their bytes
 LATE_MS: Final = 60_000  # the dispatcher has said it by then
 
-Later = dict[
+Delayed = dict[
     str, tuple[int, protocol.SendMessage]
 ]  # by the mark in its header: when it is due, and what it is
 
@@ -31,64 +31,64 @@ Later = dict[
 class TopicPublisher:
     def __init__(self, connection: connection_.DispatcherConnection) -> None:
         self._connection = connection
-        self._kept: Later = {}
-        self._kept_bytes = 0
+        self._retained: Delayed = {}
+        self._retained_bytes = 0
 
-    def sort(self, sends: list[protocol.SendMessage]) -> tuple[list[protocol.SendMessage], Later]:
+    def prepare(self, sends: list[protocol.SendMessage]) -> tuple[list[protocol.SendMessage], Delayed]:
         """What is to be stored, and of that what may be said later."""
-        quiet = self._connection.is_quiet
+        without_echo = self._connection.without_echo
         to_store: list[protocol.SendMessage] = []
-        later: Later = {}
+        later: Delayed = {}
         for send in sends:
             delayed = messages.MAY_BE_DELAYED in send.meta
-            if (quiet or delayed) and not destinations.Destination.parse(send.destination).is_queue:
+            if (without_echo or delayed) and not destinations.Destination.parse(send.destination).is_queue:
                 meta = messages.decode_meta(send.meta)
                 if meta.delivery_time_ms:
                     mark = meta.mark = secrets.token_hex(8)
                     send = msgspec.structs.replace(send, meta=messages.encode_meta(meta).decode())
                     later[mark] = (meta.delivery_time_ms, send)
-                elif quiet:
-                    send = msgspec.structs.replace(send, spoken=True)
+                elif without_echo:
+                    send = msgspec.structs.replace(send, published_by_sender=True)
             to_store.append(send)
         return to_store, later
 
-    async def stored(self, sends: list[protocol.SendMessage], later: Later) -> None:
+    async def publish_stored(self, sends: list[protocol.SendMessage], later: Delayed) -> None:
         for mark, (due_ms, send) in later.items():
-            self._keep(mark, due_ms, send)
+            self._retain(mark, due_ms, send)
         for send in sends:
-            if send.spoken:
+            if send.published_by_sender:
                 try:
-                    await self._say(send)
+                    await self._publish(send)
                 except errors.MusterError as error:  # it is stored, so it was accepted
                     self._connection.report(error)
 
-    async def due(self, number: int, mark: str) -> None:
+    async def publish_due(self, number: int, mark: str) -> None:
         """The time of a delayed message has come: say it, or tell that we do not have it."""
         published = False
-        if (kept := self._drop(mark)) is not None and self._connection.is_quiet:
+        if (retained := self._discard(mark)) is not None and self._connection.without_echo:
             try:
-                await self._say(kept)
+                await self._publish(retained)
                 published = True
             except errors.MusterError as error:
                 self._connection.report(error)
-        await self._connection.tell(protocol.DelayedPublished(self._connection.name, number, published))
+        await self._connection.notify(protocol.DelayedPublished(self._connection.name, number, published))
 
-    async def _say(self, send: protocol.SendMessage) -> None:
+    async def _publish(self, send: protocol.SendMessage) -> None:
         subject = destinations.Destination.parse(send.destination).subject
         headers = {messages.HEADER: send.meta, protocol.LOGGED: "0"}
-        await self._connection.speaks.publish(subject, send.data, headers=headers)
+        await self._connection.publish_bus.publish(subject, send.data, headers=headers)
 
-    def _keep(self, mark: str, due_ms: int, send: protocol.SendMessage) -> None:
-        if len(self._kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX:
+    def _retain(self, mark: str, due_ms: int, send: protocol.SendMessage) -> None:
+        if len(self._retained) >= RETAINED_MAX or self._retained_bytes >= RETAINED_BYTES_MAX:
             oldest_ms = time.time_ns() // 1_000_000 - LATE_MS
-            for other in [other for other, (due, _) in self._kept.items() if due < oldest_ms]:
-                self._drop(other)
-        if len(self._kept) < KEPT_MAX and self._kept_bytes + len(send.data) <= KEPT_BYTES_MAX:
-            self._kept[mark] = (due_ms, send)
-            self._kept_bytes += len(send.data)
+            for other in [other for other, (due, _) in self._retained.items() if due < oldest_ms]:
+                self._discard(other)
+        if len(self._retained) < RETAINED_MAX and self._retained_bytes + len(send.data) <= RETAINED_BYTES_MAX:
+            self._retained[mark] = (due_ms, send)
+            self._retained_bytes += len(send.data)
 
-    def _drop(self, mark: str) -> protocol.SendMessage | None:
-        _, send = self._kept.pop(mark, (0, None))
+    def _discard(self, mark: str) -> protocol.SendMessage | None:
+        _, send = self._retained.pop(mark, (0, None))
         if send is not None:
-            self._kept_bytes -= len(send.data)
+            self._retained_bytes -= len(send.data)
         return send

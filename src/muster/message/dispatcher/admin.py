@@ -11,24 +11,24 @@ from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
 BROWSE_MAX: Final = 1000
-TOGETHER: Final = 500  # messages moved or purged in one batch
+BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
 FORGET_S = 600.0  # after so long without use a queue with nothing in it is forgotten,
-FORGET_TOGETHER: Final = 100  # so many at one time
+FORGET_BATCH: Final = 100  # so many at one time
 
 Waiting = list[tuple[int, messages.MessageMeta, pages.PagedMessage]]
 
 
 class QueueAdmin:
-    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
-        self._desk = over
-        self._ledger = over.ledger
-        self._deliver = deliver
+    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
+        self._state = shared
+        self._ledger = shared.ledger
+        self._delivery = delivery_queue
         self._counted_at = 0.0
         self._counts: dict[str, tuple[int, int]] = {}  # by queue: stored and delivered so far
         self._rates: dict[str, tuple[float, float]] = {}
         self._idle: dict[str, tuple[tuple[int, int], float]] = {}  # by queue: its counts, and since when
 
-    def count(self, now: float) -> None:
+    def update_rates(self, now: float) -> None:
         """Called regularly: the rates are those since the last call."""
         took_s, self._counted_at = now - self._counted_at, now
         counts, rates = {}, {}
@@ -39,7 +39,7 @@ class QueueAdmin:
             rates[key] = (round((stored - before[0]) / took_s, 1), round((delivered - before[1]) / took_s, 1))
         self._counts, self._rates = counts, rates
 
-    async def forget(self, now: float) -> None:
+    async def forget_idle_queues(self, now: float) -> None:
         """Called regularly: names of queues are without end.
 
         One begins anew with the next message, so the log must have none of it left: that is so some time
@@ -52,19 +52,19 @@ class QueueAdmin:
                 was, since = before.get(key, (counts, now))
                 self._idle[key] = (counts, since if was == counts else now)
         old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
-        for key in old[:FORGET_TOGETHER]:
+        for key in old[:FORGET_BATCH]:
             subject = protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))
-            if await self._desk.stream.last_for(subject) is not None:
+            if await self._state.stream.last_for(subject) is not None:
                 self._idle[key] = (self._idle[key][0], now)
-            elif self._is_idle(key) and not self._is_asked_for(key):
+            elif self._is_idle(key) and not self._has_pending_consumer(key):
                 self._ledger.forget(key)
 
     def _is_idle(self, key: str) -> bool:
         return not self._ledger.depths.get(key) and key not in self._ledger.consumed
 
-    def _is_asked_for(self, key: str) -> bool:
+    def _has_pending_consumer(self, key: str) -> bool:
         """By a consumer that is just being attached."""
-        return any(key in connection.consumers.values() for connection in self._desk.connections.values())
+        return any(key in connection.consumers.values() for connection in self._state.connections.values())
 
     def queue_rows(self, reader: str) -> list[dict[str, Any]]:
         """Of the queues on which the reader has any right."""
@@ -92,13 +92,13 @@ class QueueAdmin:
 
     def _may_see(self, reader: str, queue: str) -> bool:
         if queue.startswith(destinations.TEMPORARY):  # who knows its name may send to it
-            return self._desk.may_browse(reader, queue)
-        return any(self._desk.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
+            return self._state.may_browse(reader, queue)
+        return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
     def subscription_rows(self, reader: str) -> list[dict[str, Any]]:
         """Those that the reader made, or all."""
         rows = []
-        sees_all = self._desk.may(reader, "subscriptions", "list")
+        sees_all = self._state.may(reader, "subscriptions", "list")
         for key, subscription in sorted(self._ledger.subscriptions.items()):
             if not sees_all and subscription.identity != reader:
                 continue
@@ -116,7 +116,7 @@ class QueueAdmin:
                     "behind": 0 if queue.live else self._ledger.head - pages.sequence_of(queue.position),
                     "delivered": queue.delivered,
                     "matched": queue.matched,
-                    "rejected": self._deliver.rejected(queue),
+                    "rejected": self._delivery.rejected(queue),
                 }
             )
         return rows
@@ -133,12 +133,12 @@ class QueueAdmin:
         left: list[int] = []
         total = 0
         begin = max(after, queue_backlog.floor) + 1
-        async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
+        async for page in self._state.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
             for number, held in pages.read(page.sequence, page.data):
                 if number < begin or queue_backlog.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
-                gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._desk.now_ms()
+                gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._state.now_ms()
                 if gone is not expired or not selectors.accepts(selector, meta):
                     left.append(number)
                     continue
@@ -155,7 +155,7 @@ class QueueAdmin:
         key = ledger.queue_key(request.queue)
         deliveries: list[protocol.MessageDelivery] = []
         total = 0
-        await self._desk.store(journal.JournalItem())  # what came before the question is stored first
+        await self._state.store(journal.JournalItem())  # what came before the question is stored first
         if key in self._ledger.backlogs:
             waiting, _ = await self._waiting(request.queue, request.selector, request.after, limit)
             for number, _, held in waiting:
@@ -167,7 +167,7 @@ class QueueAdmin:
 
     async def purge(self, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         return protocol.DispatcherReply(
-            count=await self._take_all(request.queue, request.selector, 1 << 30, lambda *_: None)
+            count=await self._remove_waiting(request.queue, request.selector, 1 << 30, lambda *_: None)
         )
 
     async def move(self, request: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
@@ -181,23 +181,25 @@ class QueueAdmin:
             if not meta.destination:
                 raise errors.InvalidInput("a message that did not die needs a destination to move to")
             target = destinations.Destination.parse(meta.destination)
-            self._desk.check_may_send(mover, target)
+            self._state.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
-            return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+            return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
         return protocol.DispatcherReply(
-            count=await self._take_all(request.queue, request.selector, request.limit, to)
+            count=await self._remove_waiting(request.queue, request.selector, request.limit, to)
         )
 
-    async def sweep(self) -> None:
+    async def expire_messages(self) -> None:
         """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
         for key, depth in list(self._ledger.depths.items()):
             queue = self._ledger.backlogs.get(key)
             if depth and queue is not None:
                 name = key.removeprefix(ledger.QUEUE_MARK)
-                queue.expired += await self._take_all(name, None, 1 << 30, lambda *_: None, expired=True)
+                queue.expired += await self._remove_waiting(
+                    name, None, 1 << 30, lambda *_: None, expired=True
+                )
 
-    async def _take_all(
+    async def _remove_waiting(
         self,
         queue: str,
         selector: str | None,
@@ -212,12 +214,12 @@ class QueueAdmin:
         """
         if selector:
             selectors.compiled(selector)
-        await self._desk.store(journal.JournalItem())  # what came before the question is stored first
+        await self._state.store(journal.JournalItem())  # what came before the question is stored first
         key = ledger.queue_key(queue)
         queue_backlog = self._ledger.backlogs.get(key)
         count = after = 0
         while queue_backlog is not None and count < limit:
-            most = min(TOGETHER, limit - count)
+            most = min(BATCH_MESSAGES, limit - count)
             waiting, left = await self._waiting(queue, selector, after, most, expired=expired)
             queue_backlog = self._ledger.backlogs.get(key)
             if not waiting or queue_backlog is None:
@@ -243,15 +245,15 @@ class QueueAdmin:
                 continue
             record = ledger.LogRecord(acked={key: taken}, stored=journal.count_by_queue(copies))
             try:
-                await self._desk.store(journal.JournalItem(copies, record))
+                await self._state.store(journal.JournalItem(copies, record))
             except errors.MusterError as error:
                 queue_backlog.cancel_finish(taken)
-                self._deliver.pump(queue_backlog)
+                self._delivery.pump(queue_backlog)
                 _add_count(error, count)
                 raise
             queue_backlog.done.cover(max(before, queue_backlog.floor) + 1, after, sorted(left))
             count += len(taken)
-        self._deliver.refill(key)
+        self._delivery.refill(key)
         return count
 
 

@@ -28,19 +28,19 @@ class _Codec:
 
 
 class AdminRequests:
-    def __init__(self, over: state.DispatcherState, caring_: admin.QueueAdmin) -> None:
-        self._desk = over
-        self._caring = caring_
+    def __init__(self, shared: state.DispatcherState, queue_admin: admin.QueueAdmin) -> None:
+        self._state = shared
+        self._admin = queue_admin
         self._operations: Final = {
             protocol.PurgeQueue: server.RpcOperation(
-                "ask", self._purge, what="purge", decode=protocol.decode_ask
+                "request", self._purge, what="purge", decode=protocol.decode_request
             ),
             protocol.MoveMessages: server.RpcOperation(
-                "ask", self._move, what="move", decode=protocol.decode_ask
+                "request", self._move, what="move", decode=protocol.decode_request
             ),
         }
-        audit = request_audit.RequestAudit(over.bus, protocol.PART, epoch=lambda: over.epoch)
-        self.server = server.RpcServer(over.bus, protocol.PART, (), audit=audit, codec=_Codec(over.epoch))
+        audit = request_audit.RequestAudit(shared.bus, protocol.PART, epoch=lambda: shared.epoch)
+        self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared.epoch))
 
     def submit(
         self, caller: requests.RpcCaller, request: protocol.PurgeQueue | protocol.MoveMessages
@@ -49,23 +49,25 @@ class AdminRequests:
 
     async def _purge(self, call: server.RpcCall, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         self._check(call, request)
-        return self._told(call, await self._caring.purge(request))
+        return self._record_count(call, await self._admin.purge(request))
 
     async def _move(self, call: server.RpcCall, request: protocol.MoveMessages) -> protocol.DispatcherReply:
         call.details["to"] = request.to or "where each came from"
         self._check(call, request)
-        return self._told(call, await self._caring.move(request, call.identity))
+        return self._record_count(call, await self._admin.move(request, call.identity))
 
     def _check(self, call: server.RpcCall, request: protocol.PurgeQueue | protocol.MoveMessages) -> None:
         call.target = f"queue:{request.queue}"
         if request.selector:
             call.details["selector"] = request.selector
-        self._desk.check_queue(call.identity, "admin", request.queue)
-        if request.epoch not in (0, self._desk.epoch):
+        self._state.check_queue(call.identity, "admin", request.queue)
+        if request.epoch not in (0, self._state.epoch):
             raise errors.StaleEpoch(
-                "another dispatcher was asked before", epoch=request.epoch, current=self._desk.epoch
+                "another dispatcher was asked before", epoch=request.epoch, current=self._state.epoch
             )
 
-    def _told(self, call: server.RpcCall, reply: protocol.DispatcherReply) -> protocol.DispatcherReply:
+    def _record_count(
+        self, call: server.RpcCall, reply: protocol.DispatcherReply
+    ) -> protocol.DispatcherReply:
         call.details["messages"] = f"{reply.count}"
         return reply

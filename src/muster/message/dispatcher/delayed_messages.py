@@ -14,68 +14,68 @@ from muster.message.dispatcher.log import journal, ledger, pages
 if TYPE_CHECKING:
     from muster.message.dispatcher import delivery
 
-TOGETHER: Final = 500  # due at one time,
-TOGETHER_BYTES: Final = 1 << 20  # and stored at one time
-AGAIN_MS: Final = 1000
+BATCH_MESSAGES: Final = 500  # due at one time,
+BATCH_BYTES: Final = 1 << 20  # and stored at one time
+RETRY_MS: Final = 1000
 
 
 class DelayedMessages:
-    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
-        self._desk = over
-        self._deliver = deliver
+    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
+        self._state = shared
+        self._delivery = delivery_queue
         self._waiting: list[tuple[int, int]] = []  # due, number
-        self._alarm: asyncio.TimerHandle | None = None
-        self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._release_lock = asyncio.Lock()
 
     async def recover(self) -> None:
         """What waits in the log. What a dispatcher before us released and did not delete goes now."""
-        done = self._desk.ledger.delayed_done
-        async for page in self._desk.read(1, protocol.DELAY):
+        done = self._state.ledger.delayed_done
+        async for page in self._state.read(1, protocol.DELAY):
             for number, held in pages.read(page.sequence, page.data):
                 if number in done:
-                    await self._desk.stream.delete(page.sequence)
+                    await self._state.stream.delete(page.sequence)
                 else:
                     due = messages.decode_meta(held.raw).delivery_time_ms
                     heapq.heappush(self._waiting, (due, number))
         done.clear()
-        self._set_alarm()
+        self._schedule()
 
     def add(self, due_ms: int, number: int) -> None:
         heapq.heappush(self._waiting, (due_ms, number))
-        self._set_alarm()
+        self._schedule()
 
     def stop(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _set_alarm(self) -> None:
+    def _schedule(self) -> None:
         self.stop()
         if self._waiting:
-            wait_s = max(0.0, (self._waiting[0][0] - self._desk.now_ms()) / 1000)
-            self._alarm = self._desk.loop.call_later(wait_s, self._due)
+            wait_s = max(0.0, (self._waiting[0][0] - self._state.now_ms()) / 1000)
+            self._timer = self._state.loop.call_later(wait_s, self._release_due)
 
-    def _due(self) -> None:
-        now = self._desk.now_ms()
+    def _release_due(self) -> None:
+        now = self._state.now_ms()
         due: list[int] = []
-        while self._waiting and self._waiting[0][0] <= now and len(due) < TOGETHER:
+        while self._waiting and self._waiting[0][0] <= now and len(due) < BATCH_MESSAGES:
             due.append(heapq.heappop(self._waiting)[1])
         if due:
-            self._desk.spawn(self._release(due))
-        self._set_alarm()
+            self._state.spawn(self._release(due))
+        self._schedule()
 
     async def _release(self, due: list[int]) -> None:
         """Those that came due before go first: a session's messages keep their order."""
         done: list[int] = []
-        async with self._turn:
+        async with self._release_lock:
             while due:
                 released = await self._read(due)
                 del due[: len(released)]
-                if await self._pass_on(released):
+                if await self._store_copies(released):
                     done += released
         for number in done:
-            await self._desk.stream.delete(pages.sequence_of(number))
-            self._desk.ledger.delayed_done.discard(number)
+            await self._state.stream.delete(pages.sequence_of(number))
+            self._state.ledger.delayed_done.discard(number)
 
     async def _read(self, due: list[int]) -> dict[int, journal.JournalMessage | None]:
         """Of the first of them, as many as are stored at one time, what goes where."""
@@ -83,7 +83,7 @@ class DelayedMessages:
         total = 0
         for number in due:
             sequence = pages.sequence_of(number)
-            page = await self._desk.stream.get(sequence)
+            page = await self._state.stream.get(sequence)
             held = dict(pages.read(sequence, page.data))[number]
             meta = messages.decode_meta(held.raw)
             copies[number] = None
@@ -91,22 +91,24 @@ class DelayedMessages:
                 meta.sequence = number  # subscriptions made since do not get it
                 raw = messages.encode_meta(meta).decode()
                 target = destinations.Destination.parse(meta.destination)
-                copies[number] = self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+                copies[number] = self._delivery.copy_to(
+                    target, meta, raw, held.data, republish=True, due=True
+                )
             total += len(held.data)
-            if total > TOGETHER_BYTES:
+            if total > BATCH_BYTES:
                 break
         return copies
 
-    async def _pass_on(self, released: dict[int, journal.JournalMessage | None]) -> bool:
+    async def _store_copies(self, released: dict[int, journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""
         copies = [copy for copy in released.values() if copy is not None]
         record = ledger.LogRecord(
             acked={ledger.DELAY_KEY: list(released)}, stored=journal.count_by_queue(copies)
         )
         try:
-            await self._desk.store(journal.JournalItem(copies, record))
+            await self._state.store(journal.JournalItem(copies, record))
         except errors.LimitExceeded:  # not a byte more fits
             for number in released:
-                self.add(self._desk.now_ms() + AGAIN_MS, number)
+                self.add(self._state.now_ms() + RETRY_MS, number)
             return False
         return True

@@ -21,27 +21,27 @@ from muster.message.dispatcher.log import journal, ledger, pages, tail
 REASON: Final = "JMS_MUSTER_DEAD_REASON"
 FROM: Final = "JMS_MUSTER_DEAD_FROM"
 BATCH_BYTES: Final = 512 << 10
-SAY_S: Final = 2.0  # a sender that has not said its due message by then does not
-AGAIN_S: Final = 1.0  # until what the log had no room for is tried again
+PUBLISH_S: Final = 2.0  # a sender that has not said its due message by then does not
+RETRY_S: Final = 1.0  # until what the log had no room for is tried again
 
 
 class DeliveryQueue:
-    def __init__(self, over: state.DispatcherState) -> None:
-        self._desk = over
-        self._ledger = over.ledger
-        self.delays = delayed_messages.DelayedMessages(over, self)
+    def __init__(self, shared: state.DispatcherState) -> None:
+        self._state = shared
+        self._ledger = shared.ledger
+        self.delays = delayed_messages.DelayedMessages(shared, self)
         self.tail = tail.LogTail()
         self._loading: set[str] = set()
-        self._awaited: list[tuple[set[str], Callable[[], None]]] = []
-        self._heard_of: dict[str, int] = {}  # messages by the pattern of subscriptions
+        self._load_callbacks: list[tuple[set[str], Callable[[], None]]] = []
+        self._published_counts: dict[str, int] = {}  # messages by the pattern of subscriptions
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
         self._dirty: set[str] = set()
-        self._heard: list[tuple[str, bytes, dict[str, str]]] = []
-        self._answers: list[tuple[str, protocol.DispatcherReply]] = []
-        self._unsaid: dict[int, tuple[str, journal.JournalMessage, asyncio.TimerHandle]] = {}
-        self._last_unsaid = 0
+        self._publications: list[tuple[str, bytes, dict[str, str]]] = []
+        self._replies: list[tuple[str, protocol.DispatcherReply]] = []
+        self._awaiting_sender: dict[int, tuple[str, journal.JournalMessage, asyncio.TimerHandle]] = {}
+        self._last_due_number = 0
         self._flush = asyncio.Event()
-        over.on_stored = self._stored
+        shared.on_stored = self._stored
 
     # Into the log.
 
@@ -57,13 +57,13 @@ class DeliveryQueue:
     ) -> journal.JournalMessage:
         """``republish``: those who listen to the topic have not heard it. ``due``: at once, in any case."""
         subject: str | None
-        if not due and meta.delivery_time_ms > self._desk.now_ms():
+        if not due and meta.delivery_time_ms > self._state.now_ms():
             subject = protocol.DELAY
         elif destination.is_queue:
             subject = protocol.queue_subject(destination.name)
         else:
             topic = destination.topic
-            kept = not destination.is_temporary and self._desk.patterns.matching(topic)
+            kept = not destination.is_temporary and self._state.patterns.matching(topic)
             subject = protocol.topic_subject(topic.subject) if kept else None
         return journal.JournalMessage(destination, meta, raw, data, subject, republish)
 
@@ -81,55 +81,55 @@ class DeliveryQueue:
                 self.delays.add(copy.meta.delivery_time_ms, number)
             elif copy.subject != protocol.CHECKPOINT:
                 self.tail.add(number, copy)
-                for target in self._takers(copy):
+                for target in self._targets(copy):
                     if self._arrived(target, number, copy):
                         touched[target.key] = target
         for copy, _ in placed:
             if copy.republish and copy.subject != protocol.DELAY and not copy.destination.is_queue:
-                self._say(copy)
+                self._publish(copy)
         for target in touched.values():
             self.pump(target)
 
-    def _takers(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
+    def _targets(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
         """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
         if copy.destination.is_queue:
             return (self._ledger.queue(copy.destination.name),)
         targets: list[backlog.Backlog] = []
-        for pattern in self._desk.patterns.matching(copy.destination.topic):
-            self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
-            if index := self._desk.indexes.get(pattern):
+        for pattern in self._state.patterns.matching(copy.destination.topic):
+            self._published_counts[pattern] = self._published_counts.get(pattern, 0) + 1
+            if index := self._state.indexes.get(pattern):
                 keys = [key for key in index.matching(copy.meta) if self._ledger.wants(key, copy.meta)]
                 targets += [self._ledger.backlogs[key] for key in keys]
         return targets
 
-    def _say(self, copy: journal.JournalMessage) -> None:
+    def _publish(self, copy: journal.JournalMessage) -> None:
         """To those who listen; a delayed message by its sender, if that would only drop it from us."""
-        if (sender := self._desk.quiet_sender(copy.meta)) is None:
-            self._say_ourselves(copy)
+        if (sender := self._state.sender_without_echo(copy.meta)) is None:
+            self._publish_directly(copy)
             return
-        number = self._last_unsaid = self._last_unsaid + 1
-        alarm = self._desk.loop.call_later(SAY_S, self._not_said, number)
-        self._unsaid[number] = (sender.name, copy, alarm)
+        number = self._last_due_number = self._last_due_number + 1
+        alarm = self._state.loop.call_later(PUBLISH_S, self._publish_overdue, number)
+        self._awaiting_sender[number] = (sender.name, copy, alarm)
         sender.due.append((number, copy.meta.mark or ""))
         self._dirty.add(sender.name)
         self._flush.set()
 
-    def said(self, sender: state.ClientConnection, report: protocol.DelayedPublished) -> None:
-        name, _, alarm = self._unsaid.get(report.number, ("", None, None))
+    def delayed_published(self, sender: state.ClientConnection, report: protocol.DelayedPublished) -> None:
+        name, _, alarm = self._awaiting_sender.get(report.number, ("", None, None))
         if name != sender.name or alarm is None:
             return
         alarm.cancel()
-        if report.said:
-            del self._unsaid[report.number]
+        if report.published:
+            del self._awaiting_sender[report.number]
         else:
-            self._not_said(report.number)
+            self._publish_overdue(report.number)
 
-    def _not_said(self, number: int) -> None:
-        self._say_ourselves(self._unsaid.pop(number)[1])  # twice rather than not at all
+    def _publish_overdue(self, number: int) -> None:
+        self._publish_directly(self._awaiting_sender.pop(number)[1])  # twice rather than not at all
 
-    def _say_ourselves(self, copy: journal.JournalMessage) -> None:
+    def _publish_directly(self, copy: journal.JournalMessage) -> None:
         headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
-        self._heard.append((copy.destination.subject, copy.data, headers))
+        self._publications.append((copy.destination.subject, copy.data, headers))
         self._flush.set()
 
     def _arrived(self, target: backlog.Backlog, number: int, copy: journal.JournalMessage) -> bool:
@@ -151,17 +151,20 @@ class DeliveryQueue:
             target.rejected = self.rejected(target)
             self._live_since.pop(target.key, None)
             if live:
-                index = self._desk.indexes.setdefault(subscription.topic, selectors.SelectorIndex())
+                index = self._state.indexes.setdefault(subscription.topic, selectors.SelectorIndex())
                 index.add(target.key, subscription.selector)
-                self._live_since[target.key] = (self._heard_of.get(subscription.topic, 0), target.matched)
-            elif subscription.topic in self._desk.indexes:
-                self._desk.indexes[subscription.topic].remove(target.key)
+                self._live_since[target.key] = (
+                    self._published_counts.get(subscription.topic, 0),
+                    target.matched,
+                )
+            elif subscription.topic in self._state.indexes:
+                self._state.indexes[subscription.topic].remove(target.key)
 
-    def forget_all_but(self, patterns: set[str]) -> None:
-        for pattern in self._heard_of.keys() - patterns:
-            del self._heard_of[pattern]
-        for pattern in self._desk.indexes.keys() - patterns:
-            del self._desk.indexes[pattern]
+    def retain_only(self, patterns: set[str]) -> None:
+        for pattern in self._published_counts.keys() - patterns:
+            del self._published_counts[pattern]
+        for pattern in self._state.indexes.keys() - patterns:
+            del self._state.indexes[pattern]
 
     def rejected(self, source: backlog.Backlog) -> int:
         """How many it was not given for what they are.
@@ -175,7 +178,7 @@ class DeliveryQueue:
         published, matched = self._live_since[source.key]
         return (
             source.rejected
-            + self._heard_of.get(subscription.topic, 0)
+            + self._published_counts.get(subscription.topic, 0)
             - published
             - (source.matched - matched)
         )
@@ -183,15 +186,15 @@ class DeliveryQueue:
     # Out of backlogs.
 
     def pump(self, source: backlog.Backlog) -> None:
-        self.obey(source, source.pump(self._desk.now_ms()))
+        self.execute(source, source.pump(self._state.now_ms()))
 
-    def obey(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
+    def execute(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
         expired: list[int] = []
         for instruction in instructions:
             entry = instruction.entry
             match instruction:
                 case backlog.DeliverMessage(consumer=(name, number)):
-                    self._desk.connections[name].outbox.append(
+                    self._state.connections[name].outbox.append(
                         protocol.MessageDelivery(
                             number, source.key, entry.sequence, entry.count, entry.raw, entry.data
                         )
@@ -201,16 +204,16 @@ class DeliveryQueue:
                 case backlog.ExpireMessage():
                     expired.append(entry.sequence)
                 case backlog.DeadLetterMessage(reason=reason):
-                    self._bury(source, entry, reason)
+                    self._dead_letter(source, entry, reason)
         if expired:
             record = ledger.LogRecord(acked={source.key: expired})
-            self._desk.journal.add(
+            self._state.journal.add(
                 journal.JournalItem(
                     [], record, lambda _: self.refill(source.key), lambda _: source.cancel_finish(expired)
                 )
             )
 
-    def _bury(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
+    def _dead_letter(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
         meta = msgspec.structs.replace(
             entry.meta,
             expiration_ms=0,
@@ -228,14 +231,16 @@ class DeliveryQueue:
 
         def failed(error: errors.MusterError) -> None:
             if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
-                self._desk.spawn(self._bury_later(source, entry, reason))
+                self._state.spawn(self._dead_letter_later(source, entry, reason))
 
-        self._desk.journal.add(journal.JournalItem(copies, record, stored, failed))
+        self._state.journal.add(journal.JournalItem(copies, record, stored, failed))
 
-    async def _bury_later(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
+    async def _dead_letter_later(
+        self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str
+    ) -> None:
         """The log has no room: until it has, nobody gets what nobody could take."""
-        await asyncio.sleep(AGAIN_S)
-        self._bury(source, entry, reason)
+        await asyncio.sleep(RETRY_S)
+        self._dead_letter(source, entry, reason)
 
     def _origin(self, source: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
         """Where it was to go, also if it dies a second time."""
@@ -248,7 +253,7 @@ class DeliveryQueue:
         target = self._ledger.backlogs.get(key)
         if target and target.consumers and not target.live and target.is_low and key not in self._loading:
             self._loading.add(key)
-            self._desk.spawn(self._load(target))
+            self._state.spawn(self._load(target))
 
     async def _load(self, target: backlog.Backlog) -> None:
         generation = target.generation
@@ -269,7 +274,7 @@ class DeliveryQueue:
             self._loading.discard(target.key)
             if target.generation != generation:
                 self.refill(target.key)
-            awaited, self._awaited = self._awaited, []
+            awaited, self._load_callbacks = self._load_callbacks, []
             for keys, act in awaited:
                 self.when_loaded(keys, act)
 
@@ -278,7 +283,7 @@ class DeliveryQueue:
         if self._loading.isdisjoint(keys):
             act()
         else:
-            self._awaited.append((keys, act))
+            self._load_callbacks.append((keys, act))
 
     def _catch_up(self, target: backlog.Backlog) -> None:
         """Take in what is left of the log, in one step; then it is live, if there was room."""
@@ -309,7 +314,7 @@ class DeliveryQueue:
             subject = protocol.queue_subject(target.key.removeprefix(ledger.QUEUE_MARK))
         else:
             subject = protocol.topic_subject(subscription.pattern.cover)
-        async for page in self._desk.read(pages.sequence_of(target.position + 1), subject):
+        async for page in self._state.read(pages.sequence_of(target.position + 1), subject):
             if subscription is not None:
                 topic = topics.Topic.from_subject(page.subject.removeprefix(protocol.topic_subject("")))
                 if not subscription.pattern.matches(topic):
@@ -337,38 +342,40 @@ class DeliveryQueue:
     # Out of the door.
 
     def announce(self, subject: str, data: bytes) -> None:
-        self._heard.append((subject, data, {}))
+        self._publications.append((subject, data, {}))
         self._flush.set()
 
-    def answer(self, reply: str, result: protocol.DispatcherReply) -> None:
-        result.epoch = self._desk.epoch
-        self._answers.append((reply, result))
+    def send_reply(self, subject: str, result: protocol.DispatcherReply) -> None:
+        result.epoch = self._state.epoch
+        self._replies.append((subject, result))
         self._flush.set()
 
     async def send(self) -> None:
         """Without end: what there is to send, at each turn of the loop."""
-        publish = self._desk.bus.publish
+        publish = self._state.bus.publish
         while True:
             await self._flush.wait()
             self._flush.clear()
             dirty, self._dirty = self._dirty, set()
-            published, self._heard = self._heard, []
-            answers, self._answers = self._answers, []
+            published, self._publications = self._publications, []
+            replies, self._replies = self._replies, []
             for name in dirty:
-                connection = self._desk.connections.get(name)
+                connection = self._state.connections.get(name)
                 if connection is None:
                     continue
                 waiting, connection.outbox = connection.outbox, []
                 due, connection.due = connection.due, []
                 subject = protocol.deliver_subject(connection.identity, name)
                 for batch in _split(waiting):
-                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, batch)))
+                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._state.epoch, batch)))
                 if due:
-                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._desk.epoch, [], due)))
+                    await publish(
+                        subject, protocol.encode(protocol.DeliveryBatch(self._state.epoch, [], due))
+                    )
             for subject, data, headers in published:
                 await publish(subject, data, headers=headers)
-            for reply, result in answers:
-                await publish(reply, protocol.encode(result))
+            for subject, result in replies:
+                await publish(subject, protocol.encode(result))
 
 
 def _number(placed: tuple[journal.JournalMessage, int]) -> int:

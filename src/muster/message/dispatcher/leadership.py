@@ -56,14 +56,14 @@ class DispatcherLeadership:
                 ) as all_leases:
                     while True:
                         async with await all_leases.acquire(protocol.LEASE) as lease:
-                            await self._act(lease)
+                            await self._run_dispatcher(lease)
             except errors.Unavailable as error:  # brokers without a leader, for example: that passes
                 if self._bus.state is api.ConnectionState.CLOSED:
                     raise
                 events.warning("dispatcher-waits", error=error)
             await asyncio.sleep(RETRY_S)
 
-    async def _act(self, lease: leases.Lease) -> None:
+    async def _run_dispatcher(self, lease: leases.Lease) -> None:
         stream = await self._bus.stream(self._stream)
         acting = asyncio.ensure_future(
             dispatcher.Dispatcher(

@@ -22,7 +22,7 @@ LAG_TRIES: Final = 100
 #: do with a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``; and what with the durable
 #: subscriptions of other identities (``"subscriptions"``): ``"list"``, ``"end"``.
 May = Callable[[str, str, str], bool]
-Answer = Callable[[protocol.DispatcherReply], None]
+ReplyCallback = Callable[[protocol.DispatcherReply], None]
 
 
 _VERBS: Final = {"send": "send to", "receive": "receive from", "admin": "administer"}
@@ -46,12 +46,12 @@ class ClientConnection:
     name: str
     identity: str
     client_id: str | None
-    heard_at: float
+    last_seen: float
     at: api.ConnectionId | None
     consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
     outbox: list[protocol.MessageDelivery] = field(default_factory=list)
     due: list[tuple[int, str]] = field(default_factory=list)  # of its own messages, to be said by itself
-    quiet: bool = False
+    without_echo: bool = False
     staged: StagedWork | None = None
 
     @property
@@ -87,7 +87,7 @@ class DispatcherState:
         self.patterns = ledger.TopicPatternIndex()
         self.indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
-        self.summed = 0  # the head that it is the sum up to
+        self.checkpoint_head = 0  # the head that it is the sum up to
         self.max_bytes = max_bytes
         self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self.refused_at = -math.inf  # for want of room in it
@@ -95,7 +95,7 @@ class DispatcherState:
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def was_short(self, within_s: float) -> bool:
+    def is_short_of_room(self, within_s: float) -> bool:
         """Whether it is full, or something was refused so recently for want of room."""
         return not self.has_room() or self.loop.time() - self.refused_at < within_s
 
@@ -131,12 +131,12 @@ class DispatcherState:
                 return True
         return self.may(identity, "browse", queue)
 
-    def quiet_sender(self, meta: messages.MessageMeta) -> ClientConnection | None:
+    def sender_without_echo(self, meta: messages.MessageMeta) -> ClientConnection | None:
         """Who can say a delayed message again without hearing it."""
         if meta.mark is None or meta.origin is None:
             return None
         sender = self.connections.get(self.clients.get(meta.origin, meta.origin))
-        return sender if sender is not None and sender.quiet and sender.origin == meta.origin else None
+        return sender if sender is not None and sender.without_echo and sender.origin == meta.origin else None
 
     def _applied(self, record: ledger.LogRecord | None, sequence: int, placed: journal.Placed) -> None:
         end = pages.end(sequence)
@@ -164,14 +164,16 @@ class DispatcherState:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
 
-    def answering(self, work: Coroutine[Any, Any, protocol.DispatcherReply], answer: Answer) -> None:
+    def reply_when_done(
+        self, work: Coroutine[Any, Any, protocol.DispatcherReply], reply: ReplyCallback
+    ) -> None:
         """Answer when ``work`` is done, with what it says or what went wrong."""
 
         async def run() -> None:
             try:
-                answer(await work)
+                reply(await work)
             except errors.MusterError as error:
-                answer(protocol.failed(error))
+                reply(protocol.failed(error))
 
         self.spawn(run())
 

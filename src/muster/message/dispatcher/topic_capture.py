@@ -16,33 +16,33 @@ events = log.EventLog("message")
 
 
 class TopicCapture:
-    def __init__(self, over: state.DispatcherState, deliver: delivery.DeliveryQueue) -> None:
-        self._desk = over
-        self._deliver = deliver
+    def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
+        self._state = shared
+        self._delivery = delivery_queue
         self._captured: dict[str, api.Subscription] = {}  # by subject
-        self.wanted = asyncio.Event()  # the patterns have changed
+        self.patterns_changed = asyncio.Event()  # the patterns have changed
         self.dropped = 0
         self._full = False
 
     async def run(self) -> None:
         while True:
-            await self.wanted.wait()
-            self.wanted.clear()
-            patterns = self._desk.patterns
+            await self.patterns_changed.wait()
+            self.patterns_changed.clear()
+            patterns = self._state.patterns
             required = {subject for text in patterns for subject in topics.TopicPattern.parse(text).subjects}
             for subject in required - self._captured.keys():
-                self._captured[subject] = await self._desk.bus.subscribe(
-                    subject, handler=functools.partial(self._overhear, subject)
+                self._captured[subject] = await self._state.bus.subscribe(
+                    subject, handler=functools.partial(self._capture_message, subject)
                 )
             for subject in self._captured.keys() - required:
                 await self._captured.pop(subject).close()
-            self._deliver.forget_all_but(set(patterns))
+            self._delivery.retain_only(set(patterns))
 
     async def stop(self) -> None:
         for subscription in self._captured.values():
             await subscription.close()
 
-    def _overhear(self, via: str, message: api.Message) -> None:
+    def _capture_message(self, via: str, message: api.Message) -> None:
         if protocol.LOGGED in message.headers:
             return
         try:
@@ -56,19 +56,19 @@ class TopicCapture:
                 break
             if subjects.matches(other, message.subject):
                 return
-        if not self._desk.patterns.matching(topic):
+        if not self._state.patterns.matching(topic):
             return
-        full = not self._desk.has_room(len(message.data))
+        full = not self._state.has_room(len(message.data))
         if full and not self._full:
             events.warning("plain-messages-dropped", topic=str(topic), reason="the log of messages is full")
         self._full = full
-        if full or self._desk.journal.is_full:
+        if full or self._state.journal.is_full:
             self.dropped += 1
             return
-        self._desk.used_bytes += len(message.data)
+        self._state.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
         if meta.destination is None:
             meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
-        copies = [self._deliver.copy_to(destination, meta, raw, message.data, due=True)]
-        self._desk.journal.add(journal.JournalItem(copies))
+        copies = [self._delivery.copy_to(destination, meta, raw, message.data, due=True)]
+        self._state.journal.add(journal.JournalItem(copies))

@@ -385,7 +385,7 @@ class ReadModel(bus_feed.BusFeed):
     # Messages
 
     async def _dispatcher(
-        self, key: Hashable, asked: message_protocol.Ask
+        self, key: Hashable, asked: message_protocol.DispatcherRequest
     ) -> message_protocol.DispatcherReply:
         async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
             return await call_dispatcher(bus, message_protocol.read_subject(bus.identity), asked)
@@ -422,7 +422,7 @@ def alert_order(one: messages.Alert) -> tuple[int, int, str, str]:
 
 
 async def call_dispatcher(
-    bus: api.Bus, subject: str, asked: message_protocol.Ask, *, timeout_s: float = READ_S
+    bus: api.Bus, subject: str, asked: message_protocol.DispatcherRequest, *, timeout_s: float = READ_S
 ) -> message_protocol.DispatcherReply:
     try:
         told = await bus.request(
@@ -435,7 +435,7 @@ async def call_dispatcher(
             "no dispatcher of messages runs", hint="is [message] enabled in the domain's settings?"
         ) from error
     origin.answered()
-    answer = message_protocol.decode_answer(told.data)
+    answer = message_protocol.decode_reply(told.data)
     if answer.error is not None:
         raise rpc_faults.from_error_reply(answer.error)
     return answer

@@ -114,10 +114,10 @@ def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
     return row["client_id"] or "", row["subscription"], row["identity"]
 
 
-def _asks(asked: protocol.Ask) -> Any:
+def _asks(asked: protocol.DispatcherRequest) -> Any:
     async def act(bus: Any) -> protocol.DispatcherReply:
         return await read_model.call_dispatcher(
-            bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0
+            bus, protocol.request_subject(bus.identity), asked, timeout_s=30.0
         )
 
     return act

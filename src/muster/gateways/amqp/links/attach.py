@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 
 class LinkFactory:
     def __init__(self, owner: amqp_connection.AmqpConnection) -> None:
-        self._bridge = owner
+        self._connection = owner
         self.temporaries: set[str] = set()  # the client's own temporary destinations
-        self._coming: dict[protocol_proton.Pointer, Any] = {}
+        self._attaching: dict[protocol_proton.Pointer, Any] = {}
 
-    def came(self, link: Any) -> None:
-        self._coming[link._impl] = link
-        self._bridge.spawn(self._attach(link))
+    def link_opened(self, link: Any) -> None:
+        self._attaching[link._impl] = link
+        self._connection.spawn(self._attach(link))
 
     async def _attach(self, link: Any) -> None:
-        await self._bridge.opened.wait()
+        await self._connection.opened.wait()
         if self._is_gone(link):
             return
         try:
             if link.is_sender:
-                await self._outlet(link)
+                await self._attach_outgoing(link)
             else:
-                self._inlet(link)
+                self._attach_producer(link)
         except errors.MusterError as error:
             if not self._is_gone(link):
                 self._refuse(link, error)
         finally:
-            self.went(link._impl)
+            self.link_closed(link._impl)
 
-    def went(self, pointer: protocol_proton.Pointer) -> None:
+    def link_closed(self, pointer: protocol_proton.Pointer) -> None:
         """Its client wants it no more, be it attached by now or not."""
-        self._coming.pop(pointer, None)
+        self._attaching.pop(pointer, None)
 
-    def all_went(self, session: Any) -> None:
-        for pointer in [pointer for pointer, link in self._coming.items() if link.session == session]:
-            self.went(pointer)
+    def session_closed(self, session: Any) -> None:
+        for pointer in [pointer for pointer, link in self._attaching.items() if link.session == session]:
+            self.link_closed(pointer)
 
     def _is_gone(self, link: Any) -> bool:
-        return link._impl not in self._coming
+        return link._impl not in self._attaching
 
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
@@ -61,7 +61,7 @@ class LinkFactory:
         link.close()
 
     def _temporary(self, *, topic: bool) -> destinations.Destination:
-        connection, number = self._bridge.jms.name, self._bridge.jms.next_number()
+        connection, number = self._connection.jms.name, self._connection.jms.next_number()
         if topic:
             made = destinations.temporary_topic(connection, number)
         else:
@@ -74,11 +74,11 @@ class LinkFactory:
     async def drop(self, temporary: destinations.Destination) -> None:
         self.temporaries.discard(temporary.name)
         if temporary.is_queue:
-            await self._bridge.jms.ask(protocol.DeleteQueue(temporary.name))
+            await self._connection.jms.request(protocol.DeleteQueue(temporary.name))
 
     def _check_there(self, destination: destinations.Destination) -> None:
         """Nobody else's temporary destination; one of our own that was deleted is not made anew."""
-        destination.check_consumer(self._bridge.jms.name)
+        destination.check_consumer(self._connection.jms.name)
         if destination.is_temporary and destination.name not in self.temporaries:
             raise message_errors.InvalidDestination(
                 f"the temporary destination {destination.name!r} was deleted"
@@ -86,7 +86,7 @@ class LinkFactory:
 
     def check_may_send(self, destination: destinations.Destination) -> None:
         """Now, not with the first message: the broker would only be silent about it."""
-        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+        identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         if destination.is_queue and not may(identity, "send", destination.name):
             raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
         if not destination.is_queue and not may(identity, "pub", destination.subject):
@@ -94,11 +94,11 @@ class LinkFactory:
 
     def _check_may_browse(self, queue: destinations.Destination) -> None:
         """When the link is attached: later, only the connection could be told."""
-        identity = self._bridge.jms.bus.identity
-        if not queue.is_temporary and not self._bridge.gateway.may(identity, "browse", queue.name):
+        identity = self._connection.jms.bus.identity
+        if not queue.is_temporary and not self._connection.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
 
-    def _inlet(self, link: Any) -> None:
+    def _attach_producer(self, link: Any) -> None:
         """The client sends."""
         target = link.remote_target
         link.source.copy(link.remote_source)
@@ -110,26 +110,26 @@ class LinkFactory:
             destination = self._temporary(topic="temporary-topic" in capabilities)
             link.target.address = destination.name
             link.target.dynamic = True
-            self._bridge.outlets[link._impl] = consumers.TemporaryQueueLink(
-                self._bridge, self._bridge.running, link, destination
+            self._connection.outgoing_links[link._impl] = consumers.TemporaryQueueLink(
+                self._connection, self._connection.running, link, destination
             )
         elif not coordinator and target.address:
             destination = message_codec.address(target.address, capabilities)
             self.check_may_send(destination)
         link.max_message_size = producers.MESSAGE_BYTES_MAX
         link.open()
-        self._bridge.running.sync()
-        self._bridge.inlets[link._impl] = producers.ProducerLink(
-            self._bridge, self._bridge.running, link, destination, coordinator=coordinator
+        self._connection.running.sync()
+        self._connection.producer_links[link._impl] = producers.ProducerLink(
+            self._connection, self._connection.running, link, destination, coordinator=coordinator
         )
 
-    async def _outlet(self, link: Any) -> None:
+    async def _attach_outgoing(self, link: Any) -> None:
         """The client receives."""
         source = link.remote_source
         name, bar, rest = link.name.partition("|")
-        everyone = bar == "|" and rest.startswith("global")
+        without_client_id = bar == "|" and rest.startswith("global")
         if source.type == proton.Terminus.UNSPECIFIED:
-            await self._ending(link, name, everyone=everyone)
+            await self._attach_unsubscribe(link, name, without_client_id=without_client_id)
             return
         capabilities = terminus.symbols(source.capabilities)
         selector, no_local = terminus.filters(source.filter)
@@ -141,7 +141,7 @@ class LinkFactory:
         else:
             destination = message_codec.address(source.address or "", capabilities)
             self._check_there(destination)
-        jms = self._bridge.jms
+        jms = self._connection.jms
         request = protocol.AttachConsumer(
             jms.name,
             jms.next_number(),
@@ -151,48 +151,54 @@ class LinkFactory:
             shared="shared" in capabilities,
             selector=selector,
             no_local=no_local,
-            everyone=everyone,
+            without_client_id=without_client_id,
         )
-        outlet: consumers.OutgoingLink
+        outgoing: consumers.OutgoingLink
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             self._check_may_browse(destination)
-            outlet = consumers.BrowserLink(
-                self._bridge, self._bridge.running, link, destination.name, selector
+            outgoing = consumers.BrowserLink(
+                self._connection, self._connection.running, link, destination.name, selector
             )
         elif destination.is_queue or durable:
-            outlet = consumers.DispatcherLink(self._bridge, self._bridge.running, link, request)
+            outgoing = consumers.DispatcherLink(self._connection, self._connection.running, link, request)
         else:
-            outlet = consumers.TopicLink(self._bridge, self._bridge.running, link, destination, request)
-        await outlet.open()
+            outgoing = consumers.TopicLink(
+                self._connection, self._connection.running, link, destination, request
+            )
+        await outgoing.open()
         if self._is_gone(link):
-            await outlet.close(destroy=False)
+            await outgoing.close(destroy=False)
             return
         link.source.copy(source)
         link.target.copy(link.remote_target)
         if source.dynamic:
             link.source.address = destination.name
         link.snd_settle_mode = link.remote_snd_settle_mode
-        self._bridge.outlets[link._impl] = outlet
+        self._connection.outgoing_links[link._impl] = outgoing
         link.open()
-        self._bridge.running.sync()
-        outlet.begin()
-        await outlet.flow()
+        self._connection.running.sync()
+        outgoing.listen_for_credit()
+        await outgoing.flow()
 
-    async def _ending(self, link: Any, name: str, *, everyone: bool) -> None:
-        rows = (await self._bridge.jms.ask(protocol.ListSubscriptions())).rows
-        client_id = None if everyone else self._bridge.jms.client_id
-        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+    async def _attach_unsubscribe(self, link: Any, name: str, *, without_client_id: bool) -> None:
+        rows = (await self._connection.jms.request(protocol.ListSubscriptions())).rows
+        client_id = None if without_client_id else self._connection.jms.client_id
+        identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         for row in rows:
             owned = row["identity"] == identity
-            if (row["subscription"], row["client_id"]) == (name, client_id) and (owned or everyone):
+            if (row["subscription"], row["client_id"]) == (name, client_id) and (owned or without_client_id):
                 if not owned and not may(identity, "subscriptions", "end"):
                     raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
                 link.source.type = proton.Terminus.SOURCE
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._bridge.outlets[link._impl] = consumers.UnsubscribeLink(
-                    self._bridge, self._bridge.running, link, name, everyone=everyone
+                self._connection.outgoing_links[link._impl] = consumers.UnsubscribeLink(
+                    self._connection,
+                    self._connection.running,
+                    link,
+                    name,
+                    without_client_id=without_client_id,
                 )
                 link.open()
                 return

@@ -34,12 +34,14 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _encoded(meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, bytes_too: bool) -> bytes:
+def _encoded(
+    meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, fallback_to_bytes: bool
+) -> bytes:
     """``bytes_too``: what cannot be read as what it says it is, as bytes."""
     try:
         return message_codec.encode(meta, delivery.data, delivery.count, _now_ms())
     except errors.MusterError:
-        if not bytes_too:
+        if not fallback_to_bytes:
             raise
         return message_codec.encode(messages.unreadable(meta), delivery.data, delivery.count, _now_ms())
 
@@ -47,24 +49,26 @@ def _encoded(meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, 
 class OutgoingLink:
     """Nothing: what a link without a message source has."""
 
-    def __init__(self, owner: amqp_connection.AmqpConnection, over: engine.AmqpEngine, wrapper: Any) -> None:
-        self.bridge = owner
-        self.engine = over
+    def __init__(
+        self, owner: amqp_connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
+    ) -> None:
+        self.connection = owner
+        self.engine = amqp_engine
         self.wrapper = wrapper
-        self.link = over.link_of(wrapper)
+        self.link = amqp_engine.link_of(wrapper)
         self.closed = False
         self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
 
     async def open(self) -> None:
         pass
 
-    def begin(self) -> None:
+    def listen_for_credit(self) -> None:
         """The link is open: from now on we hear of its credit."""
-        self.link.flowed = self.flowed
+        self.link.on_credit = self.on_credit
 
-    def flowed(self) -> None:
+    def on_credit(self) -> None:
         """The client's credit has changed."""
-        self.bridge.spawn(self.flow())
+        self.connection.spawn(self.flow())
 
     async def flow(self) -> None:
         self._drained()
@@ -79,9 +83,9 @@ class OutgoingLink:
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         """The client has not accepted a message of no backlog."""
 
-    def refused(self) -> None:
+    def revoked(self) -> None:
         """A new dispatcher has given to somebody else what this was the end of."""
-        self.bridge.end_outlet(self, "amqp:resource-locked", "somebody else has it now")
+        self.connection.close_outgoing(self, "amqp:resource-locked", "somebody else has it now")
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
@@ -93,42 +97,42 @@ class DispatcherLink(OutgoingLink):
     def __init__(
         self,
         owner: amqp_connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         attach: protocol.AttachConsumer,
     ) -> None:
-        super().__init__(owner, over, wrapper)
+        super().__init__(owner, amqp_engine, wrapper)
         self.number = attach.consumer
         self._attach = attach
         self._granted = 0  # what the dispatcher may deliver, or has and waits here
         self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, what, when it expires
         self.expired = 0
 
-    def request(self) -> protocol.AttachConsumer:
+    def attach_request(self) -> protocol.AttachConsumer:
         """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
         self._waiting.clear()
         self._granted = 0 if self.closed else self.link.credit
         return msgspec.structs.replace(self._attach, credit=self._granted)
 
     async def open(self) -> None:
-        await self.bridge.jms.attach(self)
+        await self.connection.jms.attach(self)
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
-        jms = self.bridge.jms
-        if self.closed or (delivery.count and self.bridge.has(delivery.key, delivery.sequence)):
+        jms = self.connection.jms
+        if self.closed or (delivery.count and self.connection.has_unsettled(delivery.key, delivery.sequence)):
             self._granted -= 1  # a new dispatcher repeats what the client has
-            self.flowed()
+            self.on_credit()
             return
         meta = messages.decode_meta(delivery.meta)
         try:
-            data = _encoded(meta, delivery, bytes_too=delivery.key == _DEAD_LETTERS)
+            data = _encoded(meta, delivery, fallback_to_bytes=delivery.key == _DEAD_LETTERS)
         except errors.MusterError as error:
             release = protocol.ReleaseMessages(
                 jms.name, {delivery.key: [delivery.sequence]}, reason=error.message
             )
-            self.bridge.spawn(jms.tell(release))
+            self.connection.spawn(jms.notify(release))
             self._granted -= 1
-            self.flowed()
+            self.on_credit()
             return
         self._waiting.append((delivery.key, delivery.sequence, data, meta.expiration_ms))
         self._pump()
@@ -144,52 +148,52 @@ class DispatcherLink(OutgoingLink):
                 expired.setdefault(key, []).append(number)
                 self.expired += 1
             else:
-                self.bridge.transmit(self, data, key, number)
+                self.connection.transmit(self, data, key, number)
         if expired:
-            self.bridge.jms.submit([], expired)
-            self.bridge.soon(self.flowed)  # the client's credit for them is for others
+            self.connection.jms.submit([], expired)
+            self.connection.call_soon(self.on_credit)  # the client's credit for them is for others
 
     async def flow(self) -> None:
-        jms = self.bridge.jms
+        jms = self.connection.jms
         if self.closed:
             return
         self._pump()
         if self.link.credit < self._granted:
-            await self._give_back()
+            await self._return_excess()
         more = self.link.credit - self._granted
         if more > 0:
             self._granted += more
-            await jms.tell(protocol.GrantCredit(jms.name, self.number, more))
+            await jms.notify(protocol.GrantCredit(jms.name, self.number, more))
         if self.link.drain and not self._is_closed():
-            await jms.ask(protocol.Ping(jms.name, [self.number]))
-            await jms.ask(protocol.StopDelivery(jms.name, [self.number]))
+            await jms.request(protocol.Ping(jms.name, [self.number]))
+            await jms.request(protocol.StopDelivery(jms.name, [self.number]))
             self._granted = len(self._waiting)
             if not self._waiting:
                 self._drained()
 
-    async def _give_back(self) -> None:
+    async def _return_excess(self) -> None:
         """The client has taken credit back: what it does not want now is for others."""
-        jms = self.bridge.jms
-        await jms.ask(protocol.StopDelivery(jms.name, [self.number]))
+        jms = self.connection.jms
+        await jms.request(protocol.StopDelivery(jms.name, [self.number]))
         back: dict[str, list[int]] = {}
         while len(self._waiting) > self.link.credit:
             key, number, _, _ = self._waiting.pop()
             back.setdefault(key, []).append(number)
         self._granted = len(self._waiting)
         if back:
-            await jms.ask(protocol.ReleaseMessages(jms.name, back, counted=False))
+            await jms.request(protocol.ReleaseMessages(jms.name, back, counted=False))
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
-        jms = self.bridge.jms
-        await jms.outbox.idle(
+        jms = self.connection.jms
+        await jms.outbox.wait_idle(
             dispatcher_connection.CLOSE_S
         )  # what its client acknowledged comes before its end
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
-            await jms.ask(protocol.EndSubscription(jms.name, self._attach.subscription or ""))
+            await jms.request(protocol.EndSubscription(jms.name, self._attach.subscription or ""))
         if destroy and self.wrapper.remote_source.dynamic:
-            await self.bridge.attaching.drop(destinations.Destination.parse(self._attach.destination))
+            await self.connection.link_factory.drop(destinations.Destination.parse(self._attach.destination))
 
 
 class EncodedTopicMessage(topic_listeners.TopicMessage):
@@ -233,7 +237,7 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
             if raw is None:
                 self._amqp = message_codec.encode(self.meta, data, 0, _now_ms())
             else:
-                self._amqp = message_codec.unwrapped(raw, data)
+                self._amqp = message_codec.unwrap(raw, data)
         return self._amqp
 
     @property
@@ -259,49 +263,49 @@ class TopicLink(OutgoingLink):
     def __init__(
         self,
         owner: amqp_connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
         attach: protocol.AttachConsumer,
     ) -> None:
-        super().__init__(owner, over, wrapper)
+        super().__init__(owner, amqp_engine, wrapper)
         self.destination = destination
         self.number = attach.consumer
-        self._asked = attach
+        self._attach = attach
         self._matches = selectors.compiled(attach.selector) if attach.selector else None
-        self._not_from = owner.jms.origin if attach.no_local else None
+        self._excluded_origin = owner.jms.origin if attach.no_local else None
         group = None
         if attach.shared and attach.subscription:
-            client_id = None if attach.everyone else owner.jms.client_id
+            client_id = None if attach.without_client_id else owner.jms.client_id
             group = topic_listeners.group(owner.jms.bus.identity, client_id, attach.subscription)
         # Links that share a subscription with others must not share it among themselves.
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
         self._bytes = 0
-        self._ears: topic_listeners.TopicListeners[EncodedTopicMessage] | None = None
+        self._listeners: topic_listeners.TopicListeners[EncodedTopicMessage] | None = None
         self._sent = 0
-        self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
+        self._returned: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
         self.dropped = 0
         self.expired = 0
 
     async def open(self) -> None:
         name, group, _ = self._key
-        if self._asked.shared:
-            await self.bridge.jms.attach(self)
+        if self._attach.shared:
+            await self.connection.jms.attach(self)
         try:
-            self._ears = await self.bridge.ears_for(no_local=self._not_from is not None)
-            await self._ears.add(self._key, name, group, self)
+            self._listeners = await self.connection.listeners_for(no_local=self._excluded_origin is not None)
+            await self._listeners.add(self._key, name, group, self)
         except BaseException:
             await self.close(destroy=False)
             raise
 
-    def request(self) -> protocol.AttachConsumer:
-        return self._asked
+    def attach_request(self) -> protocol.AttachConsumer:
+        return self._attach
 
     @property
     def owner(self) -> object:
-        return self.bridge
+        return self.connection
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
@@ -309,13 +313,13 @@ class TopicLink(OutgoingLink):
     def offer(self, message: EncodedTopicMessage) -> None:
         if self.closed:
             return
-        if (self._not_from is not None and message.origin == self._not_from) or (
+        if (self._excluded_origin is not None and message.origin == self._excluded_origin) or (
             self._matches is not None and not message.matches(self._matches)
         ):
             self.rejected += 1
             return
         data = message.amqp
-        if self._waiting or self._again or not self.engine.may_send(self.link):
+        if self._waiting or self._returned or not self.engine.may_send(self.link):
             self._wait(data, message.expires_ms)
         else:
             self._transmit(data)
@@ -324,7 +328,7 @@ class TopicLink(OutgoingLink):
         self._waiting.append((data, expires_ms))
         self._bytes += len(data)
         if len(self._waiting) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
-            self.bridge.jms.slow(self)
+            self.connection.jms.report_slow(self)
             if len(self._waiting) > flow_control.WAITING_MAX or self._bytes > flow_control.WAITING_BYTES_MAX:
                 self._bytes -= len(self._waiting.popleft()[0])
                 self.dropped += 1
@@ -335,19 +339,19 @@ class TopicLink(OutgoingLink):
 
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         if code == frames.TRANSACTIONAL:
-            self.bridge.transactions.hold(state, self, number, data)
+            self.connection.transactions.hold(state, self, number, data)
             return
         counted, undeliverable = frames.modified(state) if code == frames.MODIFIED else (False, False)
         if code in (frames.RELEASED, frames.MODIFIED) and not undeliverable:
-            self.take_back(number, data, counted=counted)
+            self.redeliver(number, data, counted=counted)
 
-    def take_back(self, number: int, data: bytes, *, counted: bool) -> None:
+    def redeliver(self, number: int, data: bytes, *, counted: bool) -> None:
         """It comes again, in its place before what has not been sent yet."""
         if not self.closed:
-            if not self._again:
-                self.bridge.soon(self.flowed)
-            self._again.append((number, message_codec.redelivered(data) if counted else data))
-            self._again.sort(reverse=True)
+            if not self._returned:
+                self.connection.call_soon(self.on_credit)
+            self._returned.append((number, message_codec.redelivered(data) if counted else data))
+            self._returned.sort(reverse=True)
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -357,8 +361,8 @@ class TopicLink(OutgoingLink):
 
     def _pump(self) -> None:
         while not self.closed and self.engine.may_send(self.link):
-            if self._again:
-                data = self._again.pop()[1]
+            if self._returned:
+                data = self._returned.pop()[1]
                 expires_ms = amqp_types.expires_ms(data, _now_ms())
             elif self._waiting:
                 data, expires_ms = self._waiting.popleft()
@@ -370,34 +374,34 @@ class TopicLink(OutgoingLink):
             else:
                 self._transmit(data)
 
-    def flowed(self) -> None:
+    def on_credit(self) -> None:
         self._pump()
-        self.bridge.flush_soon()
+        self.connection.flush_soon()
         if not self.closed and self.link.drain:
-            self.bridge.spawn(self.flow())
+            self.connection.spawn(self.flow())
 
     async def flow(self) -> None:
         self._pump()
-        if not self.closed and self.link.drain and self._ears is not None:
-            await self._ears.bus.flush()
-            self.bridge.tell_listeners(sys.maxsize)
+        if not self.closed and self.link.drain and self._listeners is not None:
+            await self._listeners.bus.flush()
+            self.connection.deliver_pending(sys.maxsize)
             self._pump()
             self._drained()
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
-        if self._ears is not None:
-            await self._ears.remove(self._key, self)
-        if self._asked.shared:
-            await self.bridge.jms.detach(self.number, {})
+        if self._listeners is not None:
+            await self._listeners.remove(self._key, self)
+        if self._attach.shared:
+            await self.connection.jms.detach(self.number, {})
 
 
 def forward_to_links(
-    taps: Sequence[topic_listeners.TopicTap[EncodedTopicMessage]], message: EncodedTopicMessage
+    links: Sequence[topic_listeners.TopicReceiver[EncodedTopicMessage]], message: EncodedTopicMessage
 ) -> None:
     """Those of one connection hear it when that has its turn."""
-    ours: Sequence[TopicLink] = taps  # type: ignore[assignment]
-    ours[0].bridge.hear(ours, message)
+    ours: Sequence[TopicLink] = links  # type: ignore[assignment]
+    ours[0].connection.enqueue_topic_message(ours, message)
 
 
 class BrowserLink(OutgoingLink):
@@ -406,12 +410,12 @@ class BrowserLink(OutgoingLink):
     def __init__(
         self,
         owner: amqp_connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         queue: str,
         selector: str | None,
     ) -> None:
-        super().__init__(owner, over, wrapper)
+        super().__init__(owner, amqp_engine, wrapper)
         self._queue = queue
         self._selector = selector
         self._after = 0
@@ -427,17 +431,19 @@ class BrowserLink(OutgoingLink):
         while not self.closed and self.engine.may_send(self.link):
             if not self._waiting and not self._ended:
                 request = protocol.BrowseQueue(self._queue, self._selector, self._after)
-                page = (await self.bridge.jms.ask(request)).messages
+                page = (await self.connection.jms.request(request)).messages
                 self._ended = not page
                 for delivery in page:
                     self._after = delivery.sequence
                     meta = messages.decode_meta(delivery.meta)
-                    self._waiting.append((_encoded(meta, delivery, bytes_too=True), meta.expiration_ms))
+                    self._waiting.append(
+                        (_encoded(meta, delivery, fallback_to_bytes=True), meta.expiration_ms)
+                    )
             if not self._waiting or self.closed:
                 break
             data, expires_ms = self._waiting.popleft()
             if not expires_ms or expires_ms > _now_ms():
-                self.bridge.transmit(self, data)
+                self.connection.transmit(self, data)
         self._drained()
 
 
@@ -447,20 +453,20 @@ class UnsubscribeLink(OutgoingLink):
     def __init__(
         self,
         owner: amqp_connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         name: str,
         *,
-        everyone: bool,
+        without_client_id: bool,
     ) -> None:
-        super().__init__(owner, over, wrapper)
+        super().__init__(owner, amqp_engine, wrapper)
         self._name = name
-        self._everyone = everyone
+        self._without_client_id = without_client_id
 
     async def close(self, *, destroy: bool) -> None:
         if destroy:
-            jms = self.bridge.jms
-            await jms.ask(protocol.EndSubscription(jms.name, self._name, self._everyone))
+            jms = self.connection.jms
+            await jms.request(protocol.EndSubscription(jms.name, self._name, self._without_client_id))
 
 
 class TemporaryQueueLink(OutgoingLink):
@@ -469,12 +475,12 @@ class TemporaryQueueLink(OutgoingLink):
     def __init__(
         self,
         owner: amqp_connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination,
     ) -> None:
-        super().__init__(owner, over, wrapper)
+        super().__init__(owner, amqp_engine, wrapper)
         self._destination = destination
 
     async def close(self, *, destroy: bool) -> None:
-        await self.bridge.attaching.drop(self._destination)
+        await self.connection.link_factory.drop(self._destination)

@@ -25,7 +25,7 @@ CREDIT: Final = 1000
 MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message: it has to fit into one of the bus
 
 
-_Passing: TypeAlias = "tuple[ProducerLink, int, bool, str, bytes, str]"  # its number, settled, where, what
+_Forwarded: TypeAlias = "tuple[ProducerLink, int, bool, str, bytes, str]"  # its number, settled, where, what
 
 
 class ProducerLink:
@@ -34,24 +34,24 @@ class ProducerLink:
     def __init__(
         self,
         owner: connection.AmqpConnection,
-        over: engine.AmqpEngine,
+        amqp_engine: engine.AmqpEngine,
         wrapper: Any,
         destination: destinations.Destination | None,
         *,
         coordinator: bool = False,
     ) -> None:
-        self._bridge = owner
-        self._engine = over
-        self.link = over.link_of(wrapper)
+        self._connection = owner
+        self._engine = amqp_engine
+        self.link = amqp_engine.link_of(wrapper)
         self._destination = destination
         self._coordinator = coordinator
-        straight = destination is not None and not destination.is_queue and not coordinator
-        self._subject = destination.subject if destination is not None and straight else None
-        self._quick = message_codec.FastPath()
+        direct = destination is not None and not destination.is_queue and not coordinator
+        self._subject = destination.subject if destination is not None and direct else None
+        self._fast_path = message_codec.FastPath()
         self.under_way = 0
-        self.link.take = self.arrived
-        self.link.too_large = self._too_large
-        self.link.too_much = self._too_much
+        self.link.on_message = self.arrived
+        self.link.on_too_large = self._too_large
+        self.link.on_budget_exceeded = self._too_much
         self.grant()
 
     def grant(self) -> None:
@@ -60,18 +60,18 @@ class ProducerLink:
         if (
             credit <= CREDIT // 2
             and self.under_way <= CREDIT // 2
-            and not self._bridge.slowed(self._destination)
+            and not self._connection.is_held(self._destination)
         ):
             self._engine.grant(self.link, CREDIT - credit)
 
     def _too_large(self) -> None:
         """It would fill the memory: no outcome can be told before its end, so the link has to go."""
-        self._bridge.close_link(
+        self._connection.close_link(
             self.link, "amqp:link:message-size-exceeded", f"the most is {MESSAGE_BYTES_MAX} bytes"
         )
 
     def _too_much(self) -> None:
-        self._bridge.close_link(
+        self._connection.close_link(
             self.link,
             "amqp:resource-limit-exceeded",
             "too many bytes of messages that this connection, or its login, began and did not finish",
@@ -80,28 +80,28 @@ class ProducerLink:
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         link = self.link
         if self._subject is not None and state is None and len(data) <= MESSAGE_BYTES_MAX:
-            plain = self._quick(data)
+            plain = self._fast_path(data)
             if plain is not None:
                 at, start, kind = plain
-                raw = message_codec.foreign_header(data, at, kind, self._bridge.origin_token)
-                self._bridge.straight.add(self, number, settled, self._subject, data[start:], raw)
+                raw = message_codec.foreign_header(data, at, kind, self._connection.origin_token)
+                self._connection.forwarder.add(self, number, settled, self._subject, data[start:], raw)
                 if link.credit <= CREDIT // 2:
                     self.grant()
                 return
         try:
-            self._long_way(number, data, settled, state)
+            self._forward_decoded(number, data, settled, state)
         except errors.MusterError as error:
             if frames.code_of(state) == frames.TRANSACTIONAL:
-                self._bridge.transactions.spoil(state, error)
+                self._connection.transactions.mark_failed(state, error)
             if not settled:
-                self._bridge.reject(link, number, error)
+                self._connection.reject(link, number, error)
         if link.credit <= CREDIT // 2:
             self.grant()
 
-    def _long_way(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+    def _forward_decoded(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         if len(data) > MESSAGE_BYTES_MAX:
             raise errors.LimitExceeded(f"a message of {len(data)} bytes: the most is {MESSAGE_BYTES_MAX}")
-        transactions = self._bridge.transactions
+        transactions = self._connection.transactions
         if self._coordinator:
             transactions.coordinate(self.link, number, data)
             return
@@ -110,8 +110,8 @@ class ProducerLink:
         if destination is None:
             raise message_errors.InvalidDestination("the message says no address, and its link has none")
         if self._destination is None:
-            self._bridge.attaching.check_may_send(destination)
-        meta.origin = self._bridge.jms.origin
+            self._connection.link_factory.check_may_send(destination)
+        meta.origin = self._connection.jms.origin
         raw = messages.encode_meta(meta).decode()
         send = protocol.SendMessage(str(destination), raw, body)
         if frames.code_of(state) == frames.TRANSACTIONAL:
@@ -120,38 +120,38 @@ class ProducerLink:
                 self._engine.settle(self.link, number, answer)
             return
         if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
-            self._bridge.straight.add(self, number, settled, destination.subject, body, raw)
+            self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)
             return
-        future = self._bridge.jms.submit([send])
-        self.begun(len(body))
+        future = self._connection.jms.submit([send])
+        self.started(len(body))
         future.add_done_callback(lambda done: self._stored(number, settled, len(body), done))
 
     def _stored(self, number: int, settled: bool, size: int, done: asyncio.Future[None]) -> None:
-        if done.cancelled() or self._bridge.ended:
+        if done.cancelled() or self._connection.ended:
             return
         self.done(number, settled, size, done.exception())
 
-    def begun(self, size: int) -> None:
+    def started(self, size: int) -> None:
         """One is under way."""
         self.under_way += 1
-        self._bridge.carry(size)
+        self._connection.add_in_transit(size)
 
     def done(self, number: int, settled: bool, size: int, error: BaseException | None) -> None:
         """One that was under way has arrived, or not."""
         self.under_way -= 1
-        self._bridge.carry(-size)
-        self.told(number, settled, error)
+        self._connection.add_in_transit(-size)
+        self.send_outcome(number, settled, error)
         if self.link.credit <= CREDIT // 2:
             self.grant()
-        self._bridge.flush_soon()
+        self._connection.flush_soon()
 
-    def told(self, number: int, settled: bool, error: BaseException | None = None) -> None:
+    def send_outcome(self, number: int, settled: bool, error: BaseException | None = None) -> None:
         if settled:
             return  # the client does not want to know
         if isinstance(error, errors.Unavailable) and not isinstance(error, errors.Overloaded):
-            self._bridge.fail(error)
+            self._connection.fail(error)
         elif isinstance(error, errors.MusterError):
-            self._bridge.reject(self.link, number, error)
+            self._connection.reject(self.link, number, error)
         else:
             self._engine.accept(self.link, number)
 
@@ -160,48 +160,48 @@ class TopicForwarder:
     """Non-persistent messages of topics, to the bus in order: at once, or when it has room for them."""
 
     def __init__(self, owner: connection.AmqpConnection) -> None:
-        self._bridge = owner
-        self.fresh: list[_Passing] = []  # of what is being read
-        self._waiting: list[_Passing] = []
+        self._connection = owner
+        self.incoming: list[_Forwarded] = []  # of what is being read
+        self._waiting: list[_Forwarded] = []
         self._wake = asyncio.Event()
         self._busy = False
 
     def add(
-        self, inlet: ProducerLink, number: int, settled: bool, subject: str, body: bytes, raw: str
+        self, producer: ProducerLink, number: int, settled: bool, subject: str, body: bytes, raw: str
     ) -> None:
-        self.fresh.append((inlet, number, settled, subject, body, raw))
+        self.incoming.append((producer, number, settled, subject, body, raw))
 
-    def pass_on(self) -> None:
+    def forward(self) -> None:
         """All that came in one read."""
-        fresh, self.fresh = self.fresh, []
+        incoming, self.incoming = self.incoming, []
         if not self._busy:
             sent = False
             with contextlib.suppress(errors.MusterError):  # each hears for itself what is wrong with it
-                sent = self._bridge.jms.speaks.publish_now(
-                    [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in fresh]
+                sent = self._connection.jms.publish_bus.publish_now(
+                    [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in incoming]
                 )
             if sent:
-                for inlet, number, settled, _, _, _ in fresh:
-                    inlet.told(number, settled)
+                for producer, number, settled, _, _, _ in incoming:
+                    producer.send_outcome(number, settled)
                 return
         self._busy = True
-        for inlet, _, _, _, body, _ in fresh:
-            inlet.begun(len(body))
-        self._waiting += fresh
+        for producer, _, _, _, body, _ in incoming:
+            producer.started(len(body))
+        self._waiting += incoming
         self._wake.set()
 
     async def run(self) -> None:
-        jms = self._bridge.jms
+        jms = self._connection.jms
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                for inlet, number, settled, subject, body, raw in waiting:
+                for producer, number, settled, subject, body, raw in waiting:
                     error: errors.MusterError | None = None
                     try:
-                        await jms.speaks.publish(subject, body, headers={messages.HEADER: raw})
+                        await jms.publish_bus.publish(subject, body, headers={messages.HEADER: raw})
                     except errors.MusterError as failure:
                         error = failure
-                    inlet.done(number, settled, len(body), error)
+                    producer.done(number, settled, len(body), error)
             self._busy = False

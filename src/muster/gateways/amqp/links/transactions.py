@@ -28,7 +28,7 @@ class AmqpTransaction:
     sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
-    heard: list[tuple[consumers.TopicLink, int, bytes]] = field(
+    topic_deliveries: list[tuple[consumers.TopicLink, int, bytes]] = field(
         default_factory=list
     )  # acknowledged, of topics
     size: int = 0  # of the messages that it sends, in bytes,
@@ -38,7 +38,7 @@ class AmqpTransaction:
 
 class TransactionCoordinator:
     def __init__(self, owner: connection.AmqpConnection) -> None:
-        self._bridge = owner
+        self._connection = owner
         self._open: dict[bytes, AmqpTransaction] = {}
 
     def _named(self, state: bytes | None) -> tuple[bytes, AmqpTransaction]:
@@ -65,15 +65,15 @@ class TransactionCoordinator:
         return frames.transactional(name)
 
     def _hold(self, transaction: AmqpTransaction, size: int) -> None:
-        if not self._bridge.running.budget.add_to_transaction(size):
+        if not self._connection.running.budget.add_to_transaction(size):
             raise errors.LimitExceeded("open transactions of this connection, or its login, hold too much")
         transaction.held += size
 
     def _release(self, transaction: AmqpTransaction) -> None:
-        self._bridge.running.budget.end_transaction(transaction.held)
+        self._connection.running.budget.end_transaction(transaction.held)
         transaction.held = 0
 
-    def spoil(self, state: bytes | None, error: errors.MusterError) -> None:
+    def mark_failed(self, state: bytes | None, error: errors.MusterError) -> None:
         """A message of it was refused: its commit fails, since the client may not have waited to hear."""
         with contextlib.suppress(errors.InvalidInput):
             self._named(state)[1].error = error
@@ -96,20 +96,20 @@ class TransactionCoordinator:
             transaction.acks.setdefault(key, []).append(number)
         return True
 
-    def hold(self, state: bytes | None, tap: consumers.TopicLink, number: int, data: bytes) -> None:
+    def hold(self, state: bytes | None, topic_link: consumers.TopicLink, number: int, data: bytes) -> None:
         """A message of no backlog that is acknowledged in a transaction; if that is over, it comes again."""
         try:
             _, transaction = self._named(state)
         except errors.InvalidInput:
-            tap.take_back(number, data, counted=True)
+            topic_link.redeliver(number, data, counted=True)
             return
         try:
             self._hold(transaction, len(data))
         except errors.LimitExceeded as error:
             transaction.error = error
-            tap.take_back(number, data, counted=True)
+            topic_link.redeliver(number, data, counted=True)
         else:
-            transaction.heard.append((tap, number, data))
+            transaction.topic_deliveries.append((topic_link, number, data))
 
     def coordinate(self, link: endpoints.AmqpLink, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
@@ -120,13 +120,13 @@ class TransactionCoordinator:
                 raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
             made = secrets.token_bytes(8)
             self._open[made] = AmqpTransaction(link)
-            self._bridge.running.settle(link, number, frames.declared(made))
+            self._connection.running.settle(link, number, frames.declared(made))
         elif command is not None and code in _DISCHARGE:
             name, failed = (*(item.value for item in command.value), False)[:2]
             transaction = self._open.pop(name, None)
             if transaction is None:
                 raise errors.InvalidInput("there is no such transaction")
-            self._bridge.spawn(self._discharge(link, number, transaction, commit=not failed))
+            self._connection.spawn(self._discharge(link, number, transaction, commit=not failed))
         else:
             raise errors.InvalidInput("a coordinator takes declare and discharge")
 
@@ -144,44 +144,44 @@ class TransactionCoordinator:
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
-                await self._bridge.jms.submit(transaction.sends, transaction.acks, alone=True)
+                await self._connection.jms.submit(transaction.sends, transaction.acks, atomic=True)
             except errors.Unavailable as doubt:  # it may have been done, or yet be
-                self._bridge.discharged(transaction.acks)
-                self._bridge.fail(doubt)
+                self._connection.discharged(transaction.acks)
+                self._connection.fail(doubt)
                 return
             except errors.MusterError as failure:
                 error = failure
         if error is not None or not commit:
             await self._roll_back(transaction)
         else:
-            self._bridge.discharged(transaction.acks)
+            self._connection.discharged(transaction.acks)
             for key, place, outcome in transaction.refused:
-                self._bridge.give_back(frames.code_of(outcome), outcome, key, place)
+                self._connection.release(frames.code_of(outcome), outcome, key, place)
         if error is not None:
             # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
             state = frames.rejected("amqp:internal-error", error.message)
-            self._bridge.running.settle(link, number, state)
+            self._connection.running.settle(link, number, state)
         else:
-            self._bridge.running.accept(link, number)
+            self._connection.running.accept(link, number)
 
     def abandon(self, link: endpoints.AmqpLink) -> None:
         """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
         for name in [name for name, opened in self._open.items() if opened.coordinator is link]:
             transaction = self._open.pop(name)
             self._release(transaction)
-            self._bridge.spawn(self._roll_back(transaction))
+            self._connection.spawn(self._roll_back(transaction))
 
     async def _roll_back(self, transaction: AmqpTransaction) -> None:
-        jms = self._bridge.jms
+        jms = self._connection.jms
         back = transaction.acks
         for key, number, _ in transaction.refused:
             back.setdefault(key, []).append(number)
-        self._bridge.discharged(back)
+        self._connection.discharged(back)
         if back:
             with contextlib.suppress(errors.Unavailable):
-                await jms.ask(protocol.ReleaseMessages(jms.name, back, counted=True))
-        for tap, place, data in transaction.heard:
-            tap.take_back(place, data, counted=True)
+                await jms.request(protocol.ReleaseMessages(jms.name, back, counted=True))
+        for topic_link, place, data in transaction.topic_deliveries:
+            topic_link.redeliver(place, data, counted=True)
 
 
 def _described(data: bytes) -> amqp_types.DescribedValue | None:

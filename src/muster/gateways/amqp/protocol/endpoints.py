@@ -32,11 +32,11 @@ class AmqpSession:
         "channel",
         "draining",
         "incoming",
+        "incoming_window",
         "links",
         "next_number",
         "outgoing",
-        "owes_too_much",
-        "room",
+        "over_unsettled_limit",
         "unsettled",
         "unsettled_bytes",
         "window",
@@ -49,13 +49,13 @@ class AmqpSession:
         self.wrapper: Any = None
         self.links: dict[int, AmqpLink] = {}  # by the peer's handle
         self.incoming = incoming  # number of the peer's next frame
-        self.room = WINDOW  # how many of them it may send
+        self.incoming_window = WINDOW  # how many of them it may send
         self.outgoing = 0
         self.window = window  # how many frames we may send
         self.next_number = 0  # of a delivery
         self.unsettled: dict[int, Token] = {}
         self.unsettled_bytes = 0
-        self.owes_too_much = False  # outcomes: it gets nothing more until it has settled half of it
+        self.over_unsettled_limit = False  # outcomes: it gets nothing more until it has settled half of it
         self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
         self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
         self.draining: set[AmqpLink] = set()  # drained when what of theirs is blocked has been sent
@@ -66,7 +66,7 @@ class AmqpSession:
         self.unsettled_bytes += size
         self.budget.add_unsettled(size)
         if self.unsettled_bytes > UNSETTLED_BYTES_MAX:
-            self.owes_too_much = True
+            self.over_unsettled_limit = True
 
     def settle(self, number: int) -> Token | None:
         token = self.unsettled.pop(number, None)
@@ -87,11 +87,11 @@ class AmqpSession:
             return [number for number in self.unsettled if (number - first) & MASK < count]
         return [number for number in range(first, first + count) if number in self.unsettled]
 
-    def say_window(self, *, held: bool) -> tuple[int, int, int]:
+    def window_state(self, *, held: bool) -> tuple[int, int, int]:
         """Next incoming number, room for more, next outgoing number; while it is ``held``, no more room."""
         if not held:
-            self.room = WINDOW
-        return self.incoming, max(self.room, 0), self.outgoing & MASK
+            self.incoming_window = WINDOW
+        return self.incoming, max(self.incoming_window, 0), self.outgoing & MASK
 
     def shut(self) -> None:
         """Nothing more is to be said in it."""
@@ -117,17 +117,17 @@ class AmqpLink:
         "credit",
         "delivered",
         "drain",
-        "flowed",
         "handle",
         "key",
         "lead",
+        "on_budget_exceeded",
+        "on_credit",
+        "on_message",
+        "on_too_large",
         "partial",
         "parts",
         "parts_bytes",
         "session",
-        "take",
-        "too_large",
-        "too_much",
         "wrapper",
     )
 
@@ -143,10 +143,10 @@ class AmqpLink:
         self.parts: list[bytes] = []
         self.parts_bytes = 0
         self.partial: tuple[int, bool, bytes | None] | None = None
-        self.take: Callable[[int, bytes, bool, bytes | None], None] = ignore
-        self.too_large: Callable[[], None] = ignore
-        self.too_much: Callable[[], None] = ignore
-        self.flowed: Callable[[], None] = ignore
+        self.on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
+        self.on_too_large: Callable[[], None] = ignore
+        self.on_budget_exceeded: Callable[[], None] = ignore
+        self.on_credit: Callable[[], None] = ignore
 
     def opened(self, channel: int, handle: int) -> None:
         self.handle, self.lead = handle, frames.transfer_lead(channel, handle)
@@ -162,15 +162,15 @@ class AmqpLink:
         fits = self.session.budget.add_unfinished(len(part))
         if more and not aborted:
             if self.parts_bytes > PARTIAL_BYTES_MAX:
-                self.too_large()
+                self.on_too_large()
             elif not fits:
-                self.too_much()
+                self.on_budget_exceeded()
             return
         number, was_settled, before = self.partial
         data = b"".join(self.parts)
         self.drop_parts()
         if not aborted:
-            self.take(number, data, settled or was_settled, before if state is None else state)
+            self.on_message(number, data, settled or was_settled, before if state is None else state)
 
     def drop_parts(self) -> None:
         """Of the message that is just coming: it has come, or never will."""
@@ -178,11 +178,11 @@ class AmqpLink:
         self.parts.clear()
         self.parts_bytes, self.partial = 0, None
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Its owner hears no more of it.  With that the circle of the two is broken: what of the library they
         hold is freed here and now, not by a collector in whatever thread.
         """
         self.shut()
         self.drop_parts()
         self.credit = 0
-        self.take = self.flowed = self.too_large = self.too_much = ignore
+        self.on_message = self.on_credit = self.on_too_large = self.on_budget_exceeded = ignore

@@ -42,15 +42,15 @@ class AmqpEngine:
         budget: budget_.ConnectionBudget | None = None,
     ) -> None:
         self.budget = budget or budget_.ConnectionBudget(budget_.CONNECTION)
-        self.budget.on_eased = self.go_on_with_links
-        self._library = protocol_proton.ProtonTransport(idle_s, FRAME_BYTES_MAX, self._happened)
+        self.budget.on_room = self.resume_links
+        self._library = protocol_proton.ProtonTransport(idle_s, FRAME_BYTES_MAX, self._on_proton_event)
         self.connection = self._library.connection
         self.transport = self._library.transport
         self._on_outcome = on_outcome
         self._on_event = on_event
         self._greeted = False
         self._rest = b""
-        self._heard = False
+        self._received = False
         self.accepted = 0  # messages, where the last `push` had nothing else to say
         self._sessions: dict[int, endpoints.AmqpSession] = {}  # by the peer's channel
         self._links: dict[protocol_proton.Pointer, endpoints.AmqpLink] = {}
@@ -61,9 +61,9 @@ class AmqpEngine:
         self._out_bytes = 0
         self._stopped = False
         self._accepting: list[endpoints.AmqpSession] = []
-        self._muted = False
+        self._close_sent = False
         self._held = False
-        self._stirred = True  # proton may have something to say
+        self._output_pending = True  # proton may have something to say
 
     @property
     def closed(self) -> bool:
@@ -114,7 +114,7 @@ class AmqpEngine:
                 else:
                     code, start = frames.frame_type(data, at, end)
                 if frames.FLOW <= code <= frames.DISPOSITION:
-                    self._heard = True
+                    self._received = True
                     session = sessions.get(channel)
                     if session is None:
                         raise ValueError(f"no session has the channel {channel}")
@@ -124,7 +124,7 @@ class AmqpEngine:
                         self._disposition(session, data, start)
                     else:
                         self._flow(session, data, start)
-                elif not self._seldom(code, channel, data[at:end], start - at):
+                elif not self._control_frame(code, channel, data[at:end], start - at):
                     return False
                 at = end
             if size - at >= 8:
@@ -144,15 +144,15 @@ class AmqpEngine:
     def fail(self, condition: str, why: str) -> None:
         """Close the connection, and say why."""
         self._rest = b""
-        self._stirred = True
+        self._output_pending = True
         self.connection.condition = proton.Condition(condition, why)
         self.connection.close()
 
     def _control(self, data: bytes) -> bool:
-        self._stirred = True
+        self._output_pending = True
         return self._library.push(data)
 
-    def _seldom(self, code: int, channel: int, frame: bytes, at: int) -> bool:
+    def _control_frame(self, code: int, channel: int, frame: bytes, at: int) -> bool:
         """A frame for proton, of which we note what concerns us."""
         session = self._sessions.get(channel)
         if code == frames.OPEN:
@@ -181,7 +181,7 @@ class AmqpEngine:
                 return False
             self._arriving, self._arriving_number = endpoints.AmqpLink(session, (name, not receives)), handle
         arriving = self._arriving
-        went_well = self._control(frame)
+        valid = self._control(frame)
         self._arriving = None
         if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
             if isinstance(arriving, endpoints.AmqpLink):
@@ -192,18 +192,18 @@ class AmqpEngine:
             link = session.links.pop(handle or 0, None)
             if link is not None:
                 self.budget.remove_links(1)
-                self._leave(link)
+                self._release_link(link)
         elif session is not None and code == frames.END:
             for link in [link for link in self._links.values() if link.session is session]:
-                self._leave(link)
+                self._release_link(link)
                 self.free(link.wrapper)
             session.shut()
             session.forget()
             self.budget.remove_links(len(session.links))
             del self._sessions[channel]
-        return went_well
+        return valid
 
-    def has(self, wrapper: Any) -> bool:
+    def has_link(self, wrapper: Any) -> bool:
         return wrapper._impl in self._links
 
     def free(self, wrapper: Any) -> None:
@@ -212,14 +212,14 @@ class AmqpEngine:
         del self._links[wrapper._impl]
         wrapper.free()
 
-    def _leave(self, link: endpoints.AmqpLink) -> None:
-        link.leave()
+    def _release_link(self, link: endpoints.AmqpLink) -> None:
+        link.detach()
         session = link.session
         session.draining.discard(link)
         if session.blocked:
             session.blocked = deque(entry for entry in session.blocked if entry[0] is not link)
 
-    def _happened(self, event: proton.Event, link: protocol_proton.Pointer) -> None:
+    def _on_proton_event(self, event: proton.Event, link: protocol_proton.Pointer) -> None:
         arriving, kinds = self._arriving, proton.Event
         if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, endpoints.AmqpSession):
             arriving.wrapper = event.session
@@ -234,11 +234,11 @@ class AmqpEngine:
         if start > end:
             raise ValueError("a transfer ends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
-        session.room -= 1
-        if session.room < -endpoints.WINDOW:  # we may be holding it, and it does not care
+        session.incoming_window -= 1
+        if session.incoming_window < -endpoints.WINDOW:  # we may be holding it, and it does not care
             self._end(session, "amqp:session:window-violation", "there was no room for this frame")
             return
-        if session.room <= endpoints.WINDOW // 2 and not self._held:
+        if session.incoming_window <= endpoints.WINDOW // 2 and not self._held:
             self._session_flow(session)
         link = session.links.get(handle)
         if link is None:
@@ -256,7 +256,7 @@ class AmqpEngine:
             link.delivered += 1
             if not more:
                 if not aborted:
-                    link.take(number, data[start:end], settled, state)
+                    link.on_message(number, data[start:end], settled, state)
                 return
             link.partial = (number, settled, state)
         link.add(data[start:end], settled, state, more=more, aborted=aborted)
@@ -265,18 +265,18 @@ class AmqpEngine:
         session.wrapper.condition = proton.Condition(condition, why)
         session.wrapper.close()
         session.shut()
-        self._stirred = True
+        self._output_pending = True
 
     def close(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
         link.shut()
         link.drop_parts()
         link.wrapper.condition = proton.Condition(condition, why)
         link.wrapper.close()
-        self._stirred = True
+        self._output_pending = True
 
     def _accepted(self, data: bytes, at: int) -> int:
         """Most of what comes where many receive, read at once: how many bytes of it there are."""
-        sessions, tell = self._sessions, self._on_outcome
+        sessions, on_outcome = self._sessions, self._on_outcome
         count = 0
         for channel, number in frames.accepted(data, at):
             session = sessions.get(channel)
@@ -285,10 +285,10 @@ class AmqpEngine:
             count += 1
             token = session.settle(number)
             if token is not None and token[1]:
-                tell(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
-            if session.owes_too_much:
-                self.ease(session)
-        self._heard |= count > 0
+                on_outcome(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
+            if session.over_unsettled_limit:
+                self.check_unsettled(session)
+        self._received |= count > 0
         self.accepted += count
         return count * frames.SETTLED_BYTES
 
@@ -308,25 +308,25 @@ class AmqpEngine:
             token = session.settle(number)
             if token is not None and (token[1] or code != frames.ACCEPTED):
                 self._on_outcome(token, code, state)
-        if session.owes_too_much:
-            self.ease(session)
+        if session.over_unsettled_limit:
+            self.check_unsettled(session)
         if not settled and session.channel is not None:
             end = first if last is None else last
             self._put(frames.disposition(session.channel, first, end, state or b"\x40", receiver=False))
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
-        incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
+        incoming, incoming_window, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
         drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
-        window = ((incoming or 0) + (room or 0) - session.outgoing) & _MASK
+        window = ((incoming or 0) + (incoming_window or 0) - session.outgoing) & _MASK
         session.window = 0 if window > _OVERDRAWN else window
         if session.blocked:
             self._unblock(session)
             if not session.blocked:
-                self._may_go_on(list(session.links.values()))
+                self._notify_credit(list(session.links.values()))
         if handle is None:
             if echo:
                 self._session_flow(session)
-            self._may_go_on(list(session.links.values()))
+            self._notify_credit(list(session.links.values()))
             return
         link_or_none = session.links.get(handle)
         if link_or_none is None:
@@ -337,22 +337,22 @@ class AmqpEngine:
             left = ((delivered or 0) + (credit or 0) - link.delivered) & _MASK
             link.credit = 0 if left > _OVERDRAWN else left
             link.drain = bool(drain)
-            link.flowed()
+            link.on_credit()
         if echo and link.handle is not None:
             self._link_flow(link)
 
-    def ease(self, session: endpoints.AmqpSession) -> None:
+    def check_unsettled(self, session: endpoints.AmqpSession) -> None:
         """It owed us too many outcomes: maybe it does no more."""
         if session.unsettled_bytes <= endpoints.UNSETTLED_BYTES_MAX // 2:
-            session.owes_too_much = False
-            self._may_go_on(list(session.links.values()))
+            session.over_unsettled_limit = False
+            self._notify_credit(list(session.links.values()))
 
     # What goes out.
 
-    def _may_go_on(self, links: Iterable[endpoints.AmqpLink]) -> None:
+    def _notify_credit(self, links: Iterable[endpoints.AmqpLink]) -> None:
         for link in links:
             if link.credit > 0 and not link.key[1]:
-                link.flowed()
+                link.on_credit()
 
     @property
     def stopped(self) -> bool:
@@ -362,27 +362,27 @@ class AmqpEngine:
         """The socket takes no more: what is not made yet waits at its link, where it can still expire."""
         self._stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._stopped = False
-        self.go_on_with_links()
+        self.resume_links()
 
-    def go_on_with_links(self) -> None:
-        self._may_go_on(list(self.links()))
+    def resume_links(self) -> None:
+        self._notify_credit(list(self.links()))
 
     def _put(self, *parts: bytes) -> None:
-        if not self._muted:
+        if not self._close_sent:
             self._out += parts
 
     def _session_flow(self, session: endpoints.AmqpSession) -> None:
         if session.channel is not None:
-            self._put(frames.flow(session.channel, session.say_window(held=self._held)))
+            self._put(frames.flow(session.channel, session.window_state(held=self._held)))
 
     def hold(self, held: bool) -> None:
         """While it is held, sessions may send no more than they have room for."""
         if self._held and not held:
             self._held = False
             for session in self._sessions.values():
-                if session.room <= endpoints.WINDOW // 2:
+                if session.incoming_window <= endpoints.WINDOW // 2:
                     self._session_flow(session)
         self._held = held
 
@@ -390,7 +390,7 @@ class AmqpEngine:
         session = link.session
         if session.channel is not None and link.handle is not None:
             state = (link.handle, link.delivered & _MASK, link.credit)
-            window = session.say_window(held=self._held)
+            window = session.window_state(held=self._held)
             self._put(frames.flow(session.channel, window, state, drain=drain))
 
     def grant(self, link: endpoints.AmqpLink, credit: int) -> None:
@@ -413,7 +413,7 @@ class AmqpEngine:
         session = link.session
         return (
             link.credit > 0
-            and not (self._stopped or session.blocked or session.owes_too_much)
+            and not (self._stopped or session.blocked or session.over_unsettled_limit)
             and self.budget.may_deliver
         )
 
@@ -430,7 +430,7 @@ class AmqpEngine:
         if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
             session.window -= 1
             session.outgoing += 1
-            if not self._muted:
+            if not self._close_sent:
                 self._out += (frames.transfer_head(link.lead, number, size, settled, False), data)
         else:
             most = self._payload_max
@@ -464,10 +464,10 @@ class AmqpEngine:
             session.accepted = (accepted[0], number)
             return
         else:
-            self._tell_accepted(session)
+            self._flush_accepted(session)
         session.accepted = (number, number)
 
-    def _tell_accepted(self, session: endpoints.AmqpSession) -> None:
+    def _flush_accepted(self, session: endpoints.AmqpSession) -> None:
         if session.accepted is not None and session.channel is not None:
             first, last = session.accepted
             self._put(frames.disposition(session.channel, first, last, frames.ACCEPTED_STATE))
@@ -481,9 +481,9 @@ class AmqpEngine:
     def sync(self) -> None:
         """Draw in what proton has to say."""
         for frame in self._library.pull():
-            self._said(frame)
+            self._send_control(frame)
 
-    def _said(self, frame: bytes) -> None:
+    def _send_control(self, frame: bytes) -> None:
         """A frame of proton's: what it numbers, and whether it is to be sent."""
         if frame.startswith(b"AMQP"):
             self._put(frame)
@@ -498,7 +498,7 @@ class AmqpEngine:
             if (session := self._sessions.get(fields[0])) is not None:
                 session.channel = channel
                 session.outgoing = fields[1]
-                session.room = fields[2]
+                session.incoming_window = fields[2]
         elif code == frames.ATTACH:
             fields, _ = frames.fields(frame, at, 3)
             for link in self.links():
@@ -514,19 +514,19 @@ class AmqpEngine:
                 if session.channel == channel:
                     session.shut()
         elif code == frames.CLOSE:
-            self._muted = True
+            self._close_sent = True
 
     @property
-    def is_stirred(self) -> bool:
+    def has_output(self) -> bool:
         """Whether what was pushed has to be answered: else there is nothing to `pull` because of it."""
-        return self._stirred or bool(self._out) or bool(self._accepting)
+        return self._output_pending or bool(self._out) or bool(self._accepting)
 
     def pull(self) -> tuple[bytes, bool]:
         """What is to be sent, and whether more may follow (False: the engine has said its last)."""
-        self._stirred = False
+        self._output_pending = False
         if self._accepting:
             for session in self._accepting:
-                self._tell_accepted(session)
+                self._flush_accepted(session)
             self._accepting.clear()
         self.sync()
         data = b"".join(self._out)
@@ -535,8 +535,8 @@ class AmqpEngine:
         return data, not self._library.ended
 
     def tick(self, now_s: float) -> None:
-        if self._heard:
-            self._heard = False
+        if self._received:
+            self._received = False
             self._control(frames.EMPTY)
         self.transport.tick(now_s)
         self._library.process()

@@ -136,28 +136,28 @@ def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
             at = amqp_types.skip(data, at)
     if count > 2:
         at = at + 2 + data[at + 1] if data[at] == 0xA0 else amqp_types.skip(data, at)
-    words = data[at:end]
-    rest = _known.get(words)
+    raw = data[at:end]
+    rest = _known.get(raw)
     if rest is None:
-        rest = _rest(words, count - 3)
+        rest = _rest(raw, count - 3)
     return handle, number, rest, end
 
 
-def _rest(words: bytes, count: int) -> Rest:
+def _rest(raw: bytes, count: int) -> Rest:
     """Message format, settled, more, settle mode, state, resume, aborted."""
     at = 0
     items: list[Any] = []
     for _ in range(min(count, 8)):
-        value, at = _field(words, at)
+        value, at = _field(raw, at)
         items.append(value)
-    if at > len(words):
+    if at > len(raw):
         raise ValueError("a transfer ends before its fields")
     items += [None] * (8 - len(items))
     rest = (bool(items[1]), bool(items[2]), items[4], bool(items[6]))
     if rest[2] is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()
-        _known[words] = rest
+        _known[raw] = rest
     return rest
 
 

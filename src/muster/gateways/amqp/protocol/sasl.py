@@ -197,9 +197,9 @@ def _frame(code: int, fields: Sequence[bytes]) -> bytes:
     return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
 
 
-def _symbols(words: Sequence[str]) -> bytes:
-    content = b"".join(bytes((len(word),)) + word.encode("ascii") for word in words)
-    return b"\xf0" + struct.pack(">II", len(content) + 5, len(words)) + b"\xa3" + content
+def _symbols(names: Sequence[str]) -> bytes:
+    content = b"".join(bytes((len(word),)) + word.encode("ascii") for word in names)
+    return b"\xf0" + struct.pack(">II", len(content) + 5, len(names)) + b"\xa3" + content
 
 
 def _binary(data: bytes) -> bytes:

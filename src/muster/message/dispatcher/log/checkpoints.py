@@ -16,61 +16,61 @@ from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
 
-async def recover(over: state.DispatcherState) -> None:
+async def recover(shared: state.DispatcherState) -> None:
     """What the log says, from the last checkpoint on.
 
     It begins with a page of ours.  From then on whoever had the log before us cannot write, and what it wrote
     lies before our page: a broker that has just begun to lead the log may not know the end of it otherwise.
     """
     try:
-        head = await over.stream.publish(protocol.RECORD, pages.encode(pages.LogPage()))
+        head = await shared.stream.publish(protocol.RECORD, pages.encode(pages.LogPage()))
     except errors.LimitExceeded:
-        head = (await over.stream.state()).last_sequence
-    over.journal.head = head
-    last = await over.stream.last_for(protocol.CHECKPOINT)
+        head = (await shared.stream.state()).last_sequence
+    shared.journal.head = head
+    last = await shared.stream.last_for(protocol.CHECKPOINT)
     start = 1
     if last is not None:
         chunks = _chunks(last.sequence, last.data)[0].chunks
         chunks_read: list[ledger.LogCheckpoint] = []
-        async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
+        async for page in shared.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
             chunks_read += _chunks(page.sequence, page.data)
-        over.ledger.restore(chunks_read)
-        over.summed = chunks_read[0].head
-        start = over.summed + 1
-    async for page in over.read(start):
+        shared.ledger.restore(chunks_read)
+        shared.checkpoint_head = chunks_read[0].head
+        start = shared.checkpoint_head + 1
+    async for page in shared.read(start):
         if (record := pages.record_of(page.sequence, page.data)) is not None:
-            over.ledger.apply(record, pages.end(page.sequence))
-    over.ledger.reach(head, pages.end(head))
-    over.ledger.suspect()
-    for subscription in over.ledger.subscriptions.values():
-        over.patterns.add(subscription.topic)
+            shared.ledger.apply(record, pages.end(page.sequence))
+    shared.ledger.reach(head, pages.end(head))
+    shared.ledger.suspect()
+    for subscription in shared.ledger.subscriptions.values():
+        shared.patterns.add(subscription.topic)
 
 
-async def delete_unused_pages(over: state.DispatcherState) -> None:
+async def delete_unused_pages(shared: state.DispatcherState) -> None:
     """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
     queues: dict[str, list[backlog.Backlog]] = {}
     by_pattern: dict[str, list[backlog.Backlog]] = {}
-    for key, source in over.ledger.backlogs.items():
-        if (subscription := over.ledger.subscriptions.get(key)) is not None:
+    for key, source in shared.ledger.backlogs.items():
+        if (subscription := shared.ledger.subscriptions.get(key)) is not None:
             by_pattern.setdefault(subscription.topic, []).append(source)
         else:
             queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [source]
     mark = protocol.topic_subject("")
-    async for page in over.read(1):
-        if page.sequence > over.summed:
+    async for page in shared.read(1):
+        if page.sequence > shared.checkpoint_head:
             break
         needed_by = queues.get(page.subject)
         if needed_by is None and page.subject.startswith(f"{mark}{subjects.TOPIC_PREFIX}."):
             topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
             needed_by = [
-                source for text in over.patterns.matching(topic) for source in by_pattern.get(text, [])
+                source for text in shared.patterns.matching(topic) for source in by_pattern.get(text, [])
             ]
         if needed_by is not None and all(
-            all(source.is_over(number, over.ledger.end) for source in needed_by)
-            or (page.subject not in queues and _has_expired(held.raw, over.now_ms()))
+            all(source.is_over(number, shared.ledger.end) for source in needed_by)
+            or (page.subject not in queues and _has_expired(held.raw, shared.now_ms()))
             for number, held in pages.read(page.sequence, page.data)
         ):
-            await over.stream.delete(page.sequence)
+            await shared.stream.delete(page.sequence)
 
 
 def _has_expired(raw: str, now_ms: int) -> bool:
@@ -84,28 +84,28 @@ def _chunks(sequence: int, data: bytes) -> list[ledger.LogCheckpoint]:
     ]
 
 
-async def write(over: state.DispatcherState) -> None:
+async def write(shared: state.DispatcherState) -> None:
     target = destinations.topic("checkpoint")
-    head = over.ledger.head
-    dropped = set(over.ledger.dropped)
+    head = shared.ledger.head
+    dropped = set(shared.ledger.dropped)
     copies = [
         journal.JournalMessage(
             target, messages.MessageMeta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT
         )
-        for chunk in over.ledger.checkpoint()
+        for chunk in shared.ledger.checkpoint()
     ]
     cuts = {
         key: min(pages.sequence_of(queue.floor + 1), head + 1)
-        for key, queue in over.ledger.backlogs.items()
+        for key, queue in shared.ledger.backlogs.items()
         if key.startswith(ledger.QUEUE_MARK) and queue.floor
-    } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
-    topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
-    records = over.records
-    first = pages.sequence_of((await over.store(journal.JournalItem(copies)))[0])
-    over.records -= records
-    over.summed = head
-    over.ledger.dropped -= dropped
-    purge = over.stream.purge
+    } | dict.fromkeys(dropped - shared.ledger.backlogs.keys(), head + 1)
+    topics_cut = min(pages.sequence_of(shared.ledger.floor_of_topics() + 1), head + 1)
+    records = shared.records
+    first = pages.sequence_of((await shared.store(journal.JournalItem(copies)))[0])
+    shared.records -= records
+    shared.checkpoint_head = head
+    shared.ledger.dropped -= dropped
+    purge = shared.stream.purge
     await purge(subject=protocol.CHECKPOINT, before=first)
     await purge(subject=protocol.RECORD, before=head + 1)
     for key, before in cuts.items():

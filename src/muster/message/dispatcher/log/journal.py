@@ -27,7 +27,7 @@ BATCH_BYTES = 4 << 20
 STORE_S = 10.0  # after that it is in doubt, and the log is read anew
 QUEUED_MAX = 50_000
 QUEUED_BYTES_MAX = 64 << 20
-_APART = (protocol.DELAY, protocol.CHECKPOINT)
+_SEPARATE_PAGES = (protocol.DELAY, protocol.CHECKPOINT)
 
 
 Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
@@ -54,7 +54,7 @@ class JournalItem:
     record: ledger.LogRecord = field(default_factory=ledger.LogRecord)
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
-    alone: bool = False  # no message that comes later may stand in the same batch
+    closes_batch: bool = False  # no message that comes later may stand in the same batch
     size: int = field(init=False)
     bytes: int = field(init=False)
     record_bytes: int = field(init=False)
@@ -100,9 +100,9 @@ class Journal:
             await self._wake.wait()
             self._wake.clear()
             while self._items:
-                await self._store(self._take())
+                await self._store(self._next_batch())
 
-    def _take(self) -> list[JournalItem]:
+    def _next_batch(self) -> list[JournalItem]:
         taken: list[JournalItem] = []
         size = total = records = 0
         closed = False  # to messages: a subscription that was asked for before them must hear them
@@ -120,13 +120,13 @@ class Journal:
             total += item.bytes
             records += item.record_bytes
             self.bytes -= item.bytes
-            closed = closed or item.alone
+            closed = closed or item.closes_batch
         return taken
 
     async def _store(self, items: list[JournalItem]) -> None:
-        record = _sum([item.record for item in items])
+        record = _merge_records([item.record for item in items])
         record_bytes = sum(item.record_bytes for item in items)
-        batch, places = _bind([copy for item in items for copy in item.copies], record, record_bytes)
+        batch, places = _build_pages([copy for item in items for copy in item.copies], record, record_bytes)
         try:
             if batch:
                 last = await self._stream.publish_batch(
@@ -146,7 +146,7 @@ class Journal:
                 last = self.head
         except (errors.LimitExceeded, errors.InvalidInput) as error:
             if len(items) > 1:  # one of them is at fault, or some would fit: each gets its own answer
-                for part in _parts(items):
+                for part in _split_items(items):
                     await self._store(part)
                 return
             items[0].failed(error)
@@ -168,7 +168,7 @@ class Journal:
             at += len(item.copies)
 
 
-def _parts(items: list[JournalItem]) -> list[list[JournalItem]]:
+def _split_items(items: list[JournalItem]) -> list[list[JournalItem]]:
     """What to try apart: acknowledgements, which need little room, from messages; or two halves."""
     without = [item for item in items if not item.copies]
     if 0 < len(without) < len(items):
@@ -187,7 +187,7 @@ def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
     return counts
 
 
-def _bind(
+def _build_pages(
     copies: list[JournalMessage], record: ledger.LogRecord | None, record_bytes: int
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and place.
@@ -211,18 +211,18 @@ def _bind(
             bound.append((copy.subject, page))
         if at == len(bound) - 1:
             last_bytes = used + size
-        if copy.subject not in _APART:
+        if copy.subject not in _SEPARATE_PAGES:
             open_pages[copy.subject] = (at, page, used + size)
         places.append((at, len(page.held)))
         page.held.append(pages.PagedMessage(copy.raw, copy.data))
     if record is not None:
-        if not bound or bound[-1][0] in _APART or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
+        if not bound or bound[-1][0] in _SEPARATE_PAGES or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
             bound.append((protocol.RECORD, pages.LogPage()))
         bound[-1][1].record = record
     return bound, places
 
 
-def _sum(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
+def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
     if len(records) == 1:
         total = records[0]
     else:

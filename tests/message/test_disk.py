@@ -67,7 +67,7 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
 
         refusal = await until_it_is_told()
         assert isinstance(refusal, errors.TimedOut)
-        assert "without room on its disk" in str(refusal.hint)
+        assert "disk is full" in str(refusal.hint)
         waiting = asyncio.create_task(send(patient, "waiting"))
         problem = await eventually.eventually(one.problem, timeout_s=60)
         assert isinstance(problem, diagnosis.BrokerFailed)

@@ -123,4 +123,4 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
     for found in (shown, taken):
         assert found.body() == BODY
         assert found.properties[delivery.FROM] == "queue:orders"
-        assert "no JSON of the right shape" in str(found.properties[delivery.REASON])
+        assert "not JSON of the expected type" in str(found.properties[delivery.REASON])

@@ -528,7 +528,7 @@ async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
         connection, moving = await _moving(simulated_network, disk)
     disk.ready.set()
     async with serving(simulated_network):
-        with pytest.raises(errors.TimedOut, match="may have been done"):
+        with pytest.raises(errors.TimedOut, match="may have been executed"):
             await moving
         assert len([one async for one in connection.session().browse(OTHER)]) == 0
         await connection.close()
@@ -629,10 +629,10 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
         died = {delivery.FROM: str(OTHER)}
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
-        with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that did not die"):
+        with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that is not a dead letter"):
             await connection.request(protocol.MoveMessages(JOBS.name))
         assert len([one async for one in connection.session().browse(OTHER)]) == 2
-        with pytest.raises(errors.InvalidInput, match=r"^a message that did not die"):
+        with pytest.raises(errors.InvalidInput, match=r"^a message that is not a dead letter"):
             await connection.request(protocol.MoveMessages(JOBS.name))
 
 

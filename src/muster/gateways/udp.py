@@ -1,18 +1,18 @@
-"""JMS over UDP: transient messages of a topic in datagrams. LOSSY: what a datagram loses is lost.
+"""JMS over UDP: non-persistent topic messages in datagrams. LOSSY: a lost datagram is not repeated.
 
-    async with udp.Sender(connection, topic) as sender:
+    async with udp.UdpSender(connection, topic) as sender:
         sender.send("light as a feather")
-    async with udp.Receiver(connection, topic) as receiver:
+    async with udp.UdpReceiver(connection, topic) as receiver:
         async for message in receiver: ...
 
-Keyed over the ordinary connection: on a topic beside the one meant (``udp/…``), a receiver offers its
-address, every sender answers with its key, and sends a first datagram with a token, which the receiver has
-to say back over the bus.  So only who may use the topic gets a key, and nobody can have datagrams sent to
-somebody else.  An offer holds for a while and is renewed.
+Keys are exchanged over the ordinary connection. On a control topic (``udp/…``), a receiver offers its
+address. Every sender replies with its key and sends a first datagram with a token, which the receiver has to
+return over the bus. Therefore only clients with permission for the topic get a key, and no client can direct
+datagrams to another host. An offer is valid for a limited time and is renewed.
 
-Each datagram is authenticated and encrypted (AES-GCM; its nonce is the sender's number and the datagram's)
-and is taken once.  Loss and reordering are counted, not mended.  A sender's receivers all have its key: what
-is authentic comes from somebody in that circle.
+Each datagram is authenticated and encrypted (AES-GCM; the nonce consists of the sender's id and the
+datagram's number) and is accepted once. Loss and reordering are counted, not repaired. All receivers of a
+sender have its key, so an authentic datagram may come from any of them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ HOLD_S: Final = 20.0
 WAITING_MAX: Final = 10_000
 _HEAD: Final = struct.Struct(">IQB")  # sender, number, kind
 _PROBE, _DATA = 0, 1
-_WINDOW: Final = 1024  # how far back a datagram may come late and still be taken
+_WINDOW: Final = 1024  # how late a datagram may arrive and still be accepted
 
 
 class _Offer(msgspec.Struct, frozen=True):
     host: str
     port: int
-    tokens: list[str] = []  # what probes brought, one from each sender
+    tokens: list[str] = []  # tokens from probes, one for each sender
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -74,8 +74,8 @@ class UdpSender(asyncio.DatagramProtocol):
         self._id = secrets.randbits(32)
         self._key = aead.AESGCM.generate_key(256)
         self._cipher = aead.AESGCM(self._key)
-        self._peers: dict[tuple[str, int], float] = {}  # until when
-        self._probed: dict[tuple[str, int], tuple[str, float]] = {}  # the token, and until when it holds
+        self._peers: dict[tuple[str, int], float] = {}  # valid until
+        self._probed: dict[tuple[str, int], tuple[str, float]] = {}  # token, valid until
         self.sent = 0
 
     async def __aenter__(self) -> Self:
@@ -99,7 +99,7 @@ class UdpSender(asyncio.DatagramProtocol):
         try:
             offer = msgspec.json.decode(message.data, type=_Offer)
         except msgspec.DecodeError:
-            return  # another sender's news
+            return  # not an offer: another sender has started
         peer, now = (offer.host, offer.port), time.monotonic()
         if len(self._probed) >= WAITING_MAX:
             self._probed = {address: held for address, held in self._probed.items() if held[1] > now}
@@ -124,7 +124,7 @@ class UdpSender(asyncio.DatagramProtocol):
         packed = struct.pack(">I", len(raw)) + raw + data
         if len(packed) > DATAGRAM_BYTES_MAX:
             raise errors.LimitExceeded(
-                f"{len(packed)} bytes do not fit into a datagram: the most is {DATAGRAM_BYTES_MAX}"
+                f"{len(packed)} bytes do not fit into a datagram: the maximum is {DATAGRAM_BYTES_MAX}"
             )
         now = time.monotonic()
         for peer, until in list(self._peers.items()):
@@ -137,7 +137,7 @@ class UdpSender(asyncio.DatagramProtocol):
         self._number += 1
 
     def _transmit(self, peer: tuple[str, int], kind: int, data: bytes) -> None:
-        # A probe has a number of its own: a nonce is never used for two texts.
+        # A probe has a random number: a nonce must never be used twice.
         number = self._number if kind == _DATA else secrets.randbits(63) | 1 << 63
         head = _HEAD.pack(self._id, number, kind)
         sealed = self._cipher.encrypt(head[:12], data, head)
@@ -145,18 +145,18 @@ class UdpSender(asyncio.DatagramProtocol):
 
 
 class _SenderState:
-    """What is known of one sender."""
+    """The state of one sender."""
 
     def __init__(self, key: _Key) -> None:
         self.cipher = aead.AESGCM(key.key)
         self.highest = key.first - 1
         self.seen: set[int] = set()
         self.token = ""
-        self.last_seen = 0.0  # over the bus
+        self.last_seen = 0.0  # last reply over the bus
 
 
 class UdpReceiver(asyncio.DatagramProtocol):
-    """Iterate it. ``lost`` counts datagrams that never came (or came too late to be told apart)."""
+    """Iterate over it. ``lost`` counts datagrams that did not arrive, or arrived too late."""
 
     def __init__(
         self, connection: client_api.Connection, topic: destinations.Destination, *, host: str = "127.0.0.1"
@@ -192,7 +192,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         return await self._waiting.get()
 
     def _on_sender_started(self, message: api.Message) -> None:
-        """Somebody began to send."""
+        """A sender has started."""
         try:
             msgspec.json.decode(message.data, type=_SenderStarted)
         except msgspec.DecodeError:
@@ -205,7 +205,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
                 self._host, self._port, [sender.token for sender in self._senders.values() if sender.token]
             )
             data = msgspec.json.encode(offer)
-            with contextlib.suppress(errors.Unavailable):  # the next time
+            with contextlib.suppress(errors.Unavailable):  # retry with the next offer
                 for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
                     self._on_key(answer)
             gone = time.monotonic() - HOLD_S
@@ -225,7 +225,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         known = self._senders.get(key.sender)
         if known is None:
             known = self._senders[key.sender] = _SenderState(key)
-            self._wake.set()  # its probe came too early to be read: ask for another
+            self._wake.set()  # its probe arrived before its key: request another
         known.last_seen = time.monotonic()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
@@ -260,7 +260,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
             self.dropped += 1
 
     def _accept_number(self, known: _SenderState, number: int) -> bool:
-        """Whether it is the first with this number; counts what it tells of loss and order."""
+        """Whether the number is new; updates the counts of loss and reordering."""
         if number > known.highest:
             if known.seen:
                 self.lost += number - known.highest - 1

@@ -1,11 +1,12 @@
 """JMS on the bus: connections, sessions, messages, selectors, durable subscriptions, queues.
 
-Promised: a persistent message that was accepted, and an acknowledgement that was confirmed, survive the
-death of any process; a commit happens as a whole or not at all; what may have been delivered before comes
-again marked as redelivered.  Not promised: priorities and selectors of a queue look no further than its
-window; delivery counts are exact only while one dispatcher lives; distributed (XA) transactions are not
-offered.
+Guarantees: an accepted persistent message and a confirmed acknowledgement survive the failure of any process.
+A commit is atomic. A message that may have been delivered before is marked as redelivered.
 
-Non-persistent messages of topics go straight through the bus (`client`).  All else goes through the one
-dispatcher of the domain's log (`service`), which decides with `ledger`, `backlog` and `selectors`, all pure.
+Not guaranteed: priorities and selectors of a queue apply only to the messages in its window. Delivery counts
+are exact only while the same dispatcher runs. Distributed (XA) transactions are not supported.
+
+Non-persistent topic messages go directly through the bus (`client`). Everything else goes through the one
+dispatcher that owns the domain's log (`dispatcher`). Its decisions are made in `log.ledger`, `backlog` and
+`selectors`, which do no I/O.
 """

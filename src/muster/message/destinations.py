@@ -1,11 +1,11 @@
-"""Where messages go: queues and topics, by name.
+"""Destinations: queues and topics, by name.
 
-A topic's name is any notation of `muster.core.topics`; a queue's any text.  A temporary one begins with
-`TEMPORARY` and the name of its owner's connection, which alone may consume from it.  The name decides, not
-the kind, which a client may claim of any queue.
+A topic name is any notation of `muster.core.topics`; a queue name is any text. The name of a temporary
+destination begins with `TEMPORARY` and the name of the connection that owns it, and only that connection may
+consume from it. The name decides, not the kind: a client may state any kind.
 
-The messages of a temporary topic travel in the reply space of its owner (`muster.core.subjects`), not below
-``topic.``: every identity with topics may publish there, and the broker lets only the owner subscribe.
+Messages of a temporary topic are published in the reply space of its owner (`muster.core.subjects`), not
+below ``topic.``: every identity with topics may publish there, and the broker lets only the owner subscribe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Destination:
             size = len(self.name.encode("utf-8", "replace"))
             if not 1 <= size <= QUEUE_NAME_BYTES_MAX:
                 raise message_errors.InvalidDestination(
-                    f"a queue's name has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
+                    f"the name of a queue has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
                 )
 
     @property
@@ -58,13 +58,13 @@ class Destination:
 
     @property
     def owner(self) -> str:
-        """Of a temporary one: the name of its connection."""
+        """The name of the connection that owns a temporary destination."""
         return self._bare.removeprefix(TEMPORARY).replace("/", ":").split(":")[0]
 
     def check_consumer(self, connection: str) -> None:
         if self.is_temporary and self.owner != connection:
             kind = "queue" if self.is_queue else "topic"
-            raise errors.Forbidden(f"only its own connection consumes from a temporary {kind}")
+            raise errors.Forbidden(f"only the connection that owns a temporary {kind} may consume from it")
 
     @property
     def topic(self) -> topics.Topic:
@@ -77,7 +77,7 @@ class Destination:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The subjects to which a consumer of a topic, or of a pattern of topics, subscribes."""
+        """The subjects to which a consumer of a topic, or of a topic pattern, subscribes."""
         return (self.subject,) if self.is_temporary else tuple(topics.TopicPattern.parse(self.name).subjects)
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ class Destination:
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """``queue:orders``, ``topic:Course/CPS616``; without a kind it is a topic."""
+        """Parse ``queue:orders`` or ``topic:Course/CPS616``. Without a kind the name is a topic."""
         return _parse(text)
 
 
-# A process uses few destinations, and names one with every message.
+# A process uses few destinations and parses one for every message, so these are cached.
 
 
 @functools.lru_cache(8192)
@@ -105,7 +105,7 @@ def _topic(name: str) -> topics.Topic:
     try:
         return topics.Topic.parse(name)
     except errors.InvalidInput as error:
-        raise message_errors.InvalidDestination(f"{name!r} is no topic: {error.message}") from error
+        raise message_errors.InvalidDestination(f"{name!r} is not a topic: {error.message}") from error
 
 
 @functools.lru_cache(8192)
@@ -116,7 +116,7 @@ def _temporary_subject(name: str) -> str:
         requester = f"{subjects.token(identity)}.{subjects.token(session)}"
         return subjects.reply_subject(subjects.APP, requester, subjects.token(number))
     except (ValueError, errors.InvalidInput) as error:
-        raise message_errors.InvalidDestination(f"{name!r} is no temporary topic") from error
+        raise message_errors.InvalidDestination(f"{name!r} is not a temporary topic") from error
 
 
 _KINDS: Final = frozenset(DestinationKind)
@@ -138,7 +138,7 @@ _REPLIES: Final = f"{subjects.REPLY_PREFIX}.{subjects.APP}."
 
 
 def from_subject(subject: str) -> Destination:
-    """The topic on which a message arrived."""
+    """The topic that a subject belongs to."""
     if subject.startswith(_REPLIES):
         identity, session, number = subject.removeprefix(_REPLIES).split(".")
         return Destination(DestinationKind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{identity}-{session}/{number}")
@@ -147,5 +147,5 @@ def from_subject(subject: str) -> Destination:
 
 @functools.lru_cache(8192)
 def token(name: str) -> str:
-    """Any text as one token of a subject."""
+    """Encode any text as one subject token."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=") or "_"

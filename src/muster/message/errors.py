@@ -1,11 +1,11 @@
-"""The errors of JMS, in the places of the one tree where they belong.
+"""The errors of JMS, as branches of the project's error tree.
 
 InvalidInput   └── FormatError          a value cannot be read or set as that type
-Refused        ├── IllegalState         not now: the object is closed, or the wrong mode
+Refused        ├── IllegalState         the object is closed or in the wrong mode
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
-               ├── InvalidClientId      in use by another connection of its identity, or too long
-               └── LogFull              of LimitExceeded: nothing is stored until something is consumed
+               ├── InvalidClientId      used by another connection of the identity, or too long
+               └── LogFull              a LimitExceeded: nothing is stored until messages are consumed
 NotFound       └── InvalidDestination
 """
 

@@ -1,11 +1,11 @@
-"""Messages: the five types, their headers, and how they travel.
+"""The five JMS message types, their headers and their encoding.
 
-On the bus, the payload is the body as a client without JMS would expect it: the text, the bytes, a JSON
-object for a map, a JSON list for a stream.  All else is one header, `HEADER`, a `Meta` in JSON (or, from an
-AMQP client, its own words), from which a message is rebuilt without loss.  A message without it came from a
-plain client: its text (or bytes) is the body, and its headers are properties.
+On the bus, the payload is the body as a client without JMS expects it: the text, the bytes, a JSON object for
+a map, a JSON list for a stream. Everything else is in one header, `HEADER`: a `MessageMeta` in JSON or, for a
+message from an AMQP client, its AMQP sections. A message without this header came from a plain client: its
+text (or bytes) is the body, and its headers are properties.
 
-The routing parts (dispatcher, selectors) look at the `Meta` only, never at a body.
+The dispatcher and the selectors read the `MessageMeta` only, never the body.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from muster.message import destinations, values
 from muster.message import errors as message_errors
 
 HEADER: Final = "Muster-Message"
-FOREIGN: Final = "~"  # so begins a header that holds an AMQP client's own words, not a `Meta`
+FOREIGN: Final = "~"  # first character of a header that contains AMQP sections instead of JSON
 DEFAULT_PRIORITY: Final = 4
 JSON: Final = "application/json"
-MAY_BE_DELAYED: Final = '"due":'  # stands in the header of a message with a delivery time, seldom elsewhere
+MAY_BE_DELAYED: Final = '"due":'  # part of the header of a message with a delivery time, rarely of others
 
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
-    """What a message has besides its body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
+    """Everything except the body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
 
     kind: str = msgspec.field(default="b", name="t")
     message_id: str | None = msgspec.field(default=None, name="id")
@@ -49,14 +49,14 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     properties: dict[str, str | _Int64 | float | bool | None] = msgspec.field(
         default_factory=dict, name="props"
     )
-    kinds: dict[str, str] = msgspec.field(default_factory=dict)  # of properties, where not the natural one
-    body: str | dict[str, str] | None = None  # the types of a map's or stream's values, likewise
+    kinds: dict[str, str] = msgspec.field(default_factory=dict)  # types of properties, unless inferred
+    body: str | dict[str, str] | None = None  # types of the values of a map or stream
     null: bool = False  # the body is null, not empty
     content_type: str | None = msgspec.field(default=None, name="ct")
-    origin: str | None = msgspec.field(default=None, name="by")  # client id, or connection
-    sequence: int = msgspec.field(default=0, name="seq")  # in the log: it has been captured
-    mark: str | None = None  # by which its sender knows it again when its time has come (`speaking`)
-    amqp: str | None = None  # what an AMQP client said besides the body, as it said it (`amqp.codec`)
+    origin: str | None = msgspec.field(default=None, name="by")  # client id or connection
+    sequence: int = msgspec.field(default=0, name="seq")  # number in the log, if it was captured
+    mark: str | None = None  # by which its sender identifies a delayed message (`topic_publisher`)
+    amqp: str | None = None  # AMQP sections before the body, unchanged (`amqp_format`)
 
     @property
     def group(self) -> str | None:
@@ -64,7 +64,7 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
         return group if isinstance(group, str) else None
 
     def lookup(self) -> Callable[[str], object]:
-        """What a selector sees: properties, and the headers that it may name."""
+        """A function that returns the values a selector may use: properties and some headers."""
 
         def get(name: str) -> object:
             if name.startswith("JMS") and name in _HEADERS:
@@ -94,7 +94,7 @@ _decoder: Final = msgspec.json.Decoder(MessageMeta)
 
 
 def decode_meta(raw: bytes | str) -> MessageMeta:
-    """`faults.FormatError` where it is none: anybody may have written it."""
+    """Decode the header. Raises `FormatError` if it is malformed, since any client may have written it."""
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -102,15 +102,15 @@ def decode_meta(raw: bytes | str) -> MessageMeta:
 
 
 class JmsMessage:
-    """A message without a body, and what all messages have.
+    """A message without a body, and the base of all message types.
 
-    The sender's side sets ``correlation_id``, ``reply_to``, ``type`` and `properties`; sending sets the
-    rest.  The body and the properties of a received message are read-only (`faults.NotWriteable`) until
-    `clear_body` and `clear_properties`.
+    The sender sets ``correlation_id``, ``reply_to``, ``type`` and `properties`; sending sets the other
+    headers. The body and the properties of a received message are read-only (`NotWriteable`) until
+    `clear_body` and `clear_properties` are called.
     """
 
     kind = "n"
-    # What most messages do not have stands here, not in each of them.
+    # Defaults are class attributes: most messages do not set these fields.
     message_id: str | None = None
     timestamp_ms = 0
     destination: destinations.Destination | None = None
@@ -135,11 +135,11 @@ class JmsMessage:
     def __getattr__(self, name: str) -> Any:
         if name != "properties":
             raise AttributeError(f"a {type(self).__name__} has no {name}")
-        self.properties = values.Properties.received({})  # it was received with none
+        self.properties = values.Properties.received({})  # received without properties
         return self.properties
 
     async def acknowledge(self) -> None:
-        """In a session that acknowledges by its client: this and all that the session received before."""
+        """In CLIENT mode: acknowledge this message and all that the session received before it."""
         if self._acknowledge is not None:
             await self._acknowledge()
 
@@ -147,7 +147,7 @@ class JmsMessage:
         return None
 
     def clear_body(self) -> None:
-        """Empty the body, which can be written from then on."""
+        """Empty the body and make it writeable."""
         self.frozen = False
 
     def clear_properties(self) -> None:
@@ -164,7 +164,7 @@ class JmsMessage:
         pass
 
     def meta(self) -> tuple[MessageMeta, bytes]:
-        """Everything, ready to travel."""
+        """The complete message in its encoded form: header and payload."""
         properties, kinds = _plain(self.properties.typed.items())
         meta = MessageMeta(
             kind=self.kind,
@@ -280,7 +280,7 @@ class MapMessage(JmsMessage):
 
 
 class StreamMessage(JmsMessage):
-    """Written first; from `reset`, or when it is received, on it is read, value by value."""
+    """Written value by value; readable after `reset` or when received."""
 
     kind = "s"
 
@@ -294,9 +294,9 @@ class StreamMessage(JmsMessage):
         self.items.append(values.typed(value, kind))
 
     def read(self, kind: values.JavaType) -> values.Value:
-        """The next value. A read that fails does not move on."""
+        """The next value. A failed read does not advance the position."""
         if not self.frozen:
-            raise message_errors.NotReadable("a stream message that is being written is read after its reset")
+            raise message_errors.NotReadable("a stream message can be read after reset()")
         if self._next >= len(self.items):
             raise message_errors.FormatError("the stream message has no more values")
         value = values.read(self.items[self._next], kind)
@@ -304,7 +304,7 @@ class StreamMessage(JmsMessage):
         return value
 
     def reset(self) -> None:
-        """Read from the beginning; writing is over."""
+        """End writing and start reading from the first value."""
         self._next = 0
         self.frozen = True
 
@@ -329,7 +329,7 @@ class StreamMessage(JmsMessage):
 
 
 class ObjectMessage(JmsMessage):
-    """An object: any value that JSON has. One that another language serialised stays ``serialized`` bytes."""
+    """Any JSON value. An object that was serialized in another language remains ``serialized`` bytes."""
 
     kind = "o"
     _value: Any = None
@@ -363,7 +363,9 @@ class ObjectMessage(JmsMessage):
         try:
             return msgspec.json.encode(self._value)
         except TypeError as error:
-            raise message_errors.FormatError(f"an object message holds what JSON can say: {error}") from error
+            raise message_errors.FormatError(
+                f"an object message contains JSON values only: {error}"
+            ) from error
 
     def _read(self, meta: MessageMeta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
@@ -382,17 +384,17 @@ _TYPES: Final[dict[str, type[JmsMessage]]] = {
 def message_from_meta(
     meta: MessageMeta, data: bytes, destination: destinations.Destination | None = None
 ) -> JmsMessage:
-    """The message of a `Meta` and a payload; a `errors.MusterError` where they do not fit together."""
+    """Build a message from its header and payload. Raises a `MusterError` if they are inconsistent."""
     try:
         return _rebuild(meta, data, destination)
     except (ValueError, TypeError, OverflowError) as error:
-        raise message_errors.FormatError(
-            f"the header {HEADER} and the body do not fit together: {error}"
-        ) from error
+        raise message_errors.FormatError(f"the header {HEADER} does not match the body: {error}") from error
 
 
 def unreadable(meta: MessageMeta) -> MessageMeta:
-    """For what `rebuild` refuses, so that it can be looked at all the same: its body is bytes."""
+    """A header for a message that `message_from_meta` rejects, so that it can still be inspected: its body is
+    bytes.
+    """
     return MessageMeta(
         message_id=meta.message_id,
         timestamp_ms=meta.timestamp_ms,
@@ -404,7 +406,7 @@ def unreadable(meta: MessageMeta) -> MessageMeta:
 def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destination | None) -> JmsMessage:
     kind = _TYPES.get(meta.kind)
     if kind is None:
-        raise message_errors.FormatError(f"there is no message type {meta.kind!r}")
+        raise message_errors.FormatError(f"unknown message type {meta.kind!r}")
     message = kind.__new__(kind)
     message.frozen = True
     message.message_id = meta.message_id
@@ -438,7 +440,7 @@ def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destinati
 
 
 def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
-    """What a client without JMS said, as a message."""
+    """The header of a message that was published by a client without JMS."""
     try:
         data.decode()
         kind = "t"
@@ -455,14 +457,15 @@ def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
 
 
 def meta_of(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
+    """The header of any message on the bus."""
     raw = headers.get(HEADER)
     return from_plain(data, headers) if raw is None else decode_meta_header(data, raw)
 
 
 def decode_meta_header(data: bytes, raw: str) -> MessageMeta:
-    """What the header `HEADER` says."""
+    """Decode the content of the header `HEADER`."""
     if raw.startswith(FOREIGN):
-        from muster.message.amqp_format import message_codec  # it is built on this module, and seldom needed
+        from muster.message.amqp_format import message_codec  # imports this module, and is rarely needed
 
         return message_codec.decode_foreign_meta(raw, data, time.time_ns() // 1_000_000)
     return decode_meta(raw)
@@ -505,4 +508,4 @@ def _json(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise message_errors.FormatError(f"the body is no JSON of the right shape: {error}") from error
+        raise message_errors.FormatError(f"the body is not JSON of the expected type: {error}") from error

@@ -1,20 +1,20 @@
-"""The wire between JMS clients and the dispatcher of the log; version 1.
+"""The protocol between JMS clients and the dispatcher, version 1.
 
-    muster.message.from.<user>.request     a request (`Ask`), answered (`Answer`) in the asker's reply space
-    muster.message.from.<user>.notify      the same without an answer: credit, releases
-    muster.message.from.<user>.read.log    requests that change nothing; what a viewer may say
-    muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c
-    muster.message.all.dispatcher          a dispatcher has begun (`Began`): attach anew
-    muster.message.all.slow                a topic has a consumer that cannot keep up (`Slow`): wait a little
-    muster.message.log.queue.<name>        the log: messages of queues,
-    muster.message.log.<topic's subject>   of topics, where a durable subscription wants them,
-    muster.message.log.delay               those whose time has not come,
-    muster.message.log.record              what was acknowledged, subscribed and done (`ledger`),
-    muster.message.log.checkpoint          and the sum of it
+    muster.message.from.<user>.request     a `DispatcherRequest`, answered by a `DispatcherReply`
+    muster.message.from.<user>.notify      a request without a reply: credit, releases
+    muster.message.from.<user>.read.log    read-only requests, which viewers may send as well
+    muster.message.to.<user>.deliver.<c>   a `DeliveryBatch` for connection c
+    muster.message.all.dispatcher          `DispatcherStarted`: clients attach their consumers again
+    muster.message.all.slow                `SlowConsumer`: producers of the topic wait for a short time
+    muster.message.log.queue.<name>        log: messages of queues
+    muster.message.log.<topic's subject>   log: messages of topics that a durable subscription selects
+    muster.message.log.delay               log: messages with a delivery time in the future
+    muster.message.log.record              log: acknowledgements, subscriptions and completed work (`ledger`)
+    muster.message.log.checkpoint          log: the sum of all earlier records
 
-Everything is in batches: one `Work` holds what a connection sends and acknowledges at one time, is stored as
-a whole or not at all, and may be repeated with the same number without being done twice.  That makes a
-commit, a single persistent send and a lazy acknowledgement the same thing.
+Requests are batched: one `CommitWork` contains everything that a connection sends and acknowledges at one
+time. It is stored atomically, and a repetition with the same number is not executed twice. A commit, a single
+persistent send and a lazy acknowledgement are therefore the same operation.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ VERSION: Final = 1
 PART: Final = "message"
 STREAM: Final = "messages"
 LEASE: Final = "message.dispatcher"
-LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
+LOGGED: Final = "Muster-Logged"  # header of topic messages that are already in the log
 STARTED: Final = subjects.to_all(PART, "dispatcher")
 SLOW: Final = subjects.to_all(PART, "slow")
 READ: Final = ("read", "log")
 DELAY: Final = subjects.log_subject(PART, "delay")
 RECORD: Final = subjects.log_subject(PART, "record")
 CHECKPOINT: Final = subjects.log_subject(PART, "checkpoint")
-# By name, not "all that this part logs": decisions of every part are kept in the audit's own stream.
+# Listed by name: the audit stream stores the decisions of all components.
 LOGS: Final = (
     DELAY,
     RECORD,
@@ -48,10 +48,10 @@ LOGS: Final = (
 )
 
 CLIENT_ID_BYTES_MAX: Final = 1024
-SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
-WORK_BYTES_MAX: Final = 16 << 20  # a transaction's messages and acknowledgements
-REQUEST_BYTES_MAX: Final = 512 << 10  # of them in one request, unless the first alone is larger
-ACK_BYTES: Final = 10  # of one acknowledgement
+SENDS_MAX: Final = 900  # in one work: the broker limits a batch to 1,000
+WORK_BYTES_MAX: Final = 16 << 20  # messages and acknowledgements of a transaction
+REQUEST_BYTES_MAX: Final = 512 << 10  # in one request, unless its first message alone is larger
+ACK_BYTES: Final = 10  # size of an acknowledgement
 
 
 def request_subject(identity: str) -> str:
@@ -75,20 +75,22 @@ def queue_subject(name: str) -> str:
 
 
 def topic_subject(subject: str) -> str:
-    """Where the log keeps what was said on a users' subject, or pattern of them."""
+    """The log subject for a users' subject or pattern."""
     return subjects.log_subject(PART, subject)
 
 
 def origin(identity: str, client_id: str) -> str:
-    """Of messages, for consumers that do not want what their own client sends; no connection is named so."""
+    """Identifies the sender of a message, for consumers with no-local. It never equals the name of a
+    connection.
+    """
     return f"{identity}:{client_id}"
 
 
 class SendMessage(msgspec.Struct, frozen=True, array_like=True):
-    """``spoken``: who listens to the topic hears it from the sender, when it is stored."""
+    """``published_by_sender``: the sender publishes the message to topic subscribers once it is stored."""
 
     destination: str
-    meta: str  # `messages.Meta` in JSON
+    meta: str  # `messages.MessageMeta` in JSON
     data: bytes
     published_by_sender: bool = False
 
@@ -100,11 +102,11 @@ class _Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=T
 class ClientHello(_Request, frozen=True, tag="hello"):
     """``connection``: the identity, ``-``, and a token.
 
-    ``client_id``: of the sender's identity; other identities may use the same text for clients of their own.
+    ``client_id``: scoped to the identity; other identities may use the same client id.
 
-    ``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
+    ``broker`` and ``number``: identify the bus connection in the brokers' disconnect events.
 
-    ``without_echo``: it does not hear what it says itself.
+    ``without_echo``: the connection does not receive its own messages.
     """
 
     connection: str
@@ -116,20 +118,20 @@ class ClientHello(_Request, frozen=True, tag="hello"):
 
 
 class Ping(_Request, frozen=True, tag="ping"):
-    """Answered when what waits for these ``consumers``, as far as their credit goes, has been sent."""
+    """Acknowledged after the waiting messages of these ``consumers`` were sent, as far as credit allows."""
 
     connection: str
     consumers: list[int] = []
 
 
 class EchoOff(_Request, frozen=True, tag="echo-off"):
-    """From now on this connection does not hear what it says itself."""
+    """From now on this connection does not receive its own messages."""
 
     connection: str
 
 
 class DelayedPublished(_Request, frozen=True, tag="delayed-published"):
-    """Of a delayed message whose time has come: its sender has said it, or could not."""
+    """Whether the sender published a delayed message that is due."""
 
     connection: str
     number: int
@@ -137,9 +139,9 @@ class DelayedPublished(_Request, frozen=True, tag="delayed-published"):
 
 
 class Disconnect(_Request, frozen=True, tag="disconnect"):
-    """``lost``: the application behind the connection is gone, so what it held may have been seen.
+    """``lost``: the application is gone, so every message it held may have been seen.
 
-    ``seen``: otherwise, of what it held, the application saw these, by backlog.
+    ``seen``: otherwise, the held messages that the application saw, by backlog.
     """
 
     connection: str
@@ -148,7 +150,9 @@ class Disconnect(_Request, frozen=True, tag="disconnect"):
 
 
 class StageMessages(_Request, frozen=True, tag="stage"):
-    """Messages of a work that is too large for one request; they wait for it. ``after`` so many others."""
+    """Messages of a work that is too large for one request. They wait for its `CommitWork`. ``after``: the
+    number of messages staged before.
+    """
 
     connection: str
     work: int
@@ -157,11 +161,12 @@ class StageMessages(_Request, frozen=True, tag="stage"):
 
 
 class CommitWork(_Request, frozen=True, tag="work"):
-    """A connection's works have growing numbers, and one is under way at a time.
+    """The works of a connection have increasing numbers, and one is in progress at a time.
 
-    ``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
+    ``acks``: sequences by backlog. ``strict``: an acknowledgement of a message that the connection does not
+    hold rolls back the work.
 
-    ``staged``: so many of its messages came before it; `errors.Conflict` if they are not there.
+    ``staged``: the number of messages staged before; `errors.Conflict` if they are missing.
     """
 
     connection: str
@@ -173,8 +178,8 @@ class CommitWork(_Request, frozen=True, tag="work"):
 
 
 class AttachConsumer(_Request, frozen=True, tag="attach"):
-    """A consumer of a queue or a subscription. Of those that are not durable the dispatcher keeps the shared
-    ones' names and nothing else: their consumers listen to the topic themselves.
+    """Attach a consumer to a queue or subscription. Of subscriptions that are not durable, the dispatcher
+    stores the names of shared ones only; their consumers subscribe to the topic themselves.
     """
 
     connection: str
@@ -186,11 +191,11 @@ class AttachConsumer(_Request, frozen=True, tag="attach"):
     selector: str | None = None
     no_local: bool = False
     credit: int = 0
-    without_client_id: bool = False  # a shared subscription outside the client id
+    without_client_id: bool = False  # a shared subscription without a client id
 
 
 class DetachConsumer(_Request, frozen=True, tag="detach"):
-    """``seen``: of what was delivered, the client saw these, by backlog; the rest comes again uncounted."""
+    """``seen``: delivered messages that the client saw, by backlog; others are delivered again, uncounted."""
 
     connection: str
     consumer: int
@@ -204,7 +209,7 @@ class GrantCredit(_Request, frozen=True, tag="credit"):
 
 
 class SlowConsumer(_Request, frozen=True, tag="slow"):
-    """A consumer of this topic, or pattern of topics, has too much waiting; ``eased``: no more."""
+    """A consumer of this topic or topic pattern has too many waiting messages; ``recovered``: no longer."""
 
     connection: str
     topic: str
@@ -212,14 +217,16 @@ class SlowConsumer(_Request, frozen=True, tag="slow"):
 
 
 class StopDelivery(_Request, frozen=True, tag="stop"):
-    """No more deliveries: when it is answered, all there were have been sent."""
+    """Stop deliveries. The reply follows the last delivery."""
 
     connection: str
     consumers: list[int]
 
 
 class ReleaseMessages(_Request, frozen=True, tag="release"):
-    """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so a dead letter."""
+    """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so the message becomes a
+    dead letter.
+    """
 
     connection: str
     deliveries: dict[str, list[int]]
@@ -228,9 +235,9 @@ class ReleaseMessages(_Request, frozen=True, tag="release"):
 
 
 class EndSubscription(_Request, frozen=True, tag="unsubscribe"):
-    """Of the connection's own client id, or with ``everyone`` of none.
+    """End a subscription of the connection's client id, or with ``without_client_id`` one that has none.
 
-    ``of``: instead, the identity and the client id whose subscription it is.
+    ``owner``: the identity and client id of a subscription of another client.
     """
 
     connection: str
@@ -240,7 +247,7 @@ class EndSubscription(_Request, frozen=True, tag="unsubscribe"):
 
 
 class DeleteQueue(_Request, frozen=True, tag="delete-queue"):
-    """A temporary queue is no more."""
+    """Delete a temporary queue."""
 
     name: str
 
@@ -257,13 +264,13 @@ class ListQueues(_Request, frozen=True, tag="queues"):
 
 
 class ListSubscriptions(_Request, frozen=True, tag="subscriptions"):
-    """The durable subscriptions that the sender made; for those who may see them, all."""
+    """The durable subscriptions that the caller made, or all if it may list them."""
 
 
 class PurgeQueue(_Request, frozen=True, tag="purge"):
-    """``epoch``: only the dispatcher of this epoch does it; 0: any.
+    """``epoch``: only the dispatcher of this epoch executes the request; 0: any.
 
-    So a repetition that finds another dispatcher is not carried out a second time.
+    A repetition that reaches another dispatcher is therefore not executed a second time.
     """
 
     queue: str
@@ -272,7 +279,7 @@ class PurgeQueue(_Request, frozen=True, tag="purge"):
 
 
 class MoveMessages(_Request, frozen=True, tag="move"):
-    """``to`` None: each back to where it came from before it died. ``epoch``: as with `Purge`."""
+    """``to`` None: move each dead letter back to its original destination. ``epoch``: see `PurgeQueue`."""
 
     queue: str
     to: str | None = None
@@ -307,15 +314,15 @@ READS: Final = (BrowseQueue, ListQueues, ListSubscriptions)
 
 
 class DispatcherReply(msgspec.Struct, omit_defaults=True):
-    """``error``: it was not done, for this reason.
+    """``error``: why the request failed.
 
-    ``epoch``: of the dispatcher that answers.  One that has been replaced may not know it yet, and answer
-    first; its answers do not count.
+    ``epoch``: of the dispatcher that replies. A replaced dispatcher may reply before it is stopped; clients
+    ignore such replies.
     """
 
     error: rpc_faults.ErrorReply | None = None
     epoch: int = 0
-    key: str = ""  # of the backlog attached to
+    key: str = ""  # of the backlog that the consumer is attached to
     count: int = 0
     messages: list[MessageDelivery] = []
     rows: list[dict[str, Any]] = []
@@ -329,13 +336,13 @@ class MessageDelivery(msgspec.Struct, frozen=True, array_like=True):
     consumer: int
     key: str
     sequence: int
-    count: int  # how often it was delivered before
+    count: int  # previous deliveries
     meta: str
     data: bytes
 
 
 class DeliveryBatch(msgspec.Struct, frozen=True, array_like=True):
-    """``due``: of the connection's own delayed messages those that it is to say now, numbers and marks."""
+    """``due``: delayed messages that the connection has to publish now, as numbers and marks."""
 
     epoch: int
     deliveries: list[MessageDelivery]
@@ -359,4 +366,4 @@ def decode_request(data: bytes) -> DispatcherRequest:
         request: DispatcherRequest = _requests.decode(data)
         return request
     except msgspec.DecodeError as error:
-        raise errors.InvalidInput(f"no request to the dispatcher: {error}") from error
+        raise errors.InvalidInput(f"not a request to the dispatcher: {error}") from error

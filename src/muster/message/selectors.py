@@ -1,9 +1,9 @@
-"""Selectors: compiled once, and indexed so that a message looks only at those that may match.
+"""Selectors, compiled once and indexed so that a message is tested only against selectors that may match.
 
-The index takes from each selector one equality (``region = 'north'``) or list (``region IN (…)``) that must
-hold for the whole to be true, and files it under that name and value.  A message then meets the selectors
-filed under its own values and those without such a term; each is still evaluated in full, so the index may
-err only on the side of too many.
+For each selector, the index picks one equality (``region = 'north'``) or list (``region IN (…)``) that must
+be true for the selector to be true, and stores the selector under that name and value. A message is then
+tested against the selectors stored under its own values and those without such a term. Each candidate is
+evaluated completely, so the index may only return too many candidates, never too few.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Matches = Callable[[Callable[[str], object]], bool]
 
 @functools.lru_cache(4096)
 def compiled(selector: str) -> Matches:
-    """`errors.ParseError` where it is no selector of JMS."""
+    """Compile a selector. Raises `errors.ParseError` if it is not a JMS selector."""
     return python.compile(parser.parse(selector, strict=True))
 
 
@@ -34,7 +34,7 @@ def accepts(selector: str | None, meta: messages.MessageMeta) -> bool:
 
 @functools.lru_cache(4096)
 def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
-    """A name and the values one of which it must have, if the selector says so."""
+    """A name and its possible values, if the selector requires one of them; otherwise None."""
     condition = normal_forms.negation_normal(parser.parse(selector, strict=True))
     clauses = condition.operands if isinstance(condition, ast.And) else (condition,)
     for clause in clauses:
@@ -47,7 +47,7 @@ def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
 
 
 class SelectorIndex(Generic[K]):
-    """Keys with their selectors; `matching` costs with what is filed under the message's values."""
+    """Keys with their selectors. The cost of `matching` depends on the number of candidates only."""
 
     def __init__(self) -> None:
         self._selectors: dict[K, str | None] = {}

@@ -1,9 +1,9 @@
-"""Values with a Java type: what properties, maps and streams hold, and which reads of them are allowed.
+"""Values with a Java type: the contents of properties, maps and streams, and the conversions between types.
 
-Python has one ``int`` and one ``float``; JMS has six number types and says which may be read as which
-(sections 3.5.4 and 3.11.3).  A `Typed` is a value with its type.  An ``int`` that is not said otherwise is
-an ``int`` of Java where it fits, since that may be read as ``long`` as well, and a ``long`` beyond; a
-``float`` is a ``double``.
+Python has one ``int`` and one ``float``; JMS has six number types and defines which may be read as which
+(sections 3.5.4 and 3.11.3). A `TypedValue` is a value with its type. Without an explicit type, an ``int`` is
+a Java ``int`` if it fits, because that may also be read as ``long``, and otherwise a ``long``. A ``float`` is
+a ``double``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SETTABLE_JMSX: Final = {"JMSXGroupID", "JMSXGroupSeq"}
 
 
 def infer_type(value: Value) -> JavaType:
-    """The type of a value that is not said otherwise. A null is a null string."""
+    """The type of a value without an explicit type. None is a null string."""
     match value:
         case bool():
             return JavaType.BOOLEAN
@@ -72,38 +72,38 @@ def infer_type(value: Value) -> JavaType:
         case str() | None:
             return JavaType.STRING
         case _:
-            raise message_errors.FormatError(f"a {type(value).__name__} cannot be a value of a message")
+            raise message_errors.FormatError(f"a {type(value).__name__} is not a valid value in a message")
 
 
 def typed(value: Value, kind: JavaType | None = None) -> TypedValue:
-    """``value`` as ``kind``; `FormatError` where it is no value of it."""
+    """Convert ``value`` to ``kind``. Raises `FormatError` if it is not a valid value of that type."""
     if kind is None or value is None:
         kind = kind or JavaType.STRING if value is None else infer_type(value)
     if kind in _BITS:
         bits = _BITS[kind]
         if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()} of {bits} bits")
+            raise message_errors.FormatError(f"{value!r} is not a {kind.name.lower()} of {bits} bits")
     elif kind in (JavaType.FLOAT, JavaType.DOUBLE):
         if type(value) not in (int, float):
-            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
+            raise message_errors.FormatError(f"{value!r} is not a {kind.name.lower()}")
         number = float(value)  # type: ignore[arg-type]
         return TypedValue(kind, _single(number) if kind is JavaType.FLOAT else number)
     else:
         python_type = {JavaType.BOOLEAN: bool, JavaType.BYTES: bytes}.get(kind, str)
         if value is not None and type(value) is not python_type:
-            raise message_errors.FormatError(f"{value!r} is no {kind.name.lower()}")
+            raise message_errors.FormatError(f"{value!r} is not a {kind.name.lower()}")
         if kind is JavaType.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
             raise message_errors.FormatError(f"{value!r} is not one character")
     return TypedValue(kind, value)
 
 
 def read(item: TypedValue | None, kind: JavaType) -> Value:
-    """The value read as another type, by the table of the specification. A missing one is read as null."""
+    """Read a value as another type, by the conversion table of the specification. A missing value is null."""
     if item is None or item.value is None:
         if kind in (JavaType.STRING, JavaType.BYTES):
             return None
         if kind is JavaType.BOOLEAN:
-            return False  # what Boolean.valueOf(null) gives
+            return False  # like Boolean.valueOf(null)
         raise message_errors.FormatError(f"null cannot be read as {kind.name.lower()}")
     if kind is JavaType.STRING and item.kind is not JavaType.BYTES:
         return _text(item)
@@ -128,7 +128,7 @@ def _text(item: TypedValue) -> str:
 
 
 def _decimal(number: float, *, single: bool) -> str:
-    """A finite number as Java writes it: with the fewest digits that make it."""
+    """Format a finite number as Java does: with the fewest digits that identify it."""
     text = repr(number)
     if single:
         rounded = (f"{number:.{digits}g}" for digits in range(1, 10))
@@ -142,7 +142,7 @@ def _decimal(number: float, *, single: bool) -> str:
 
 
 def _single(number: float) -> float:
-    """The nearest that a ``float`` of Java can be."""
+    """The nearest value of a Java ``float``."""
     try:
         nearest: float = struct.unpack("<f", struct.pack("<f", number))[0]
     except OverflowError:
@@ -160,11 +160,11 @@ def _parse(text: str, kind: JavaType) -> Value:
             return typed(int(text), kind).value
         return typed(float(text), kind).value
     except (ValueError, errors.InvalidInput):
-        raise message_errors.FormatError(f"{text[:60]!r} does not read as {kind.name.lower()}") from None
+        raise message_errors.FormatError(f"{text[:60]!r} cannot be read as {kind.name.lower()}") from None
 
 
 class Values(MutableMapping[str, Value]):
-    """Typed values by name; the mapping shows them as plain Python ones. ``frozen``: nobody may write."""
+    """Typed values by name. The mapping returns plain Python values. A ``frozen`` one is read-only."""
 
     __slots__ = ("frozen", "typed")
 
@@ -218,13 +218,13 @@ class Values(MutableMapping[str, Value]):
 
 
 class Properties(Values):
-    """The properties of a message: names are Java identifiers, and no bytes."""
+    """The properties of a message. Names are Java identifiers; values are not bytes."""
 
     __slots__ = ()
 
     def check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
-            raise errors.InvalidInput(f"{name[:60]!r} cannot be the name of a property: use an identifier")
+            raise errors.InvalidInput(f"{name[:60]!r} is not a valid property name: use an identifier")
         if name.startswith("JMSX") and name not in _SETTABLE_JMSX:
             raise errors.InvalidInput(f"{name[:60]!r} is set by the provider")
 

@@ -138,7 +138,7 @@ async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back
         await connection.session().producer(ORDERS).send("there is one")
     await session.producer(ORDERS).send("in doubt")
     connection.in_doubt_s = 0.1
-    with pytest.raises(errors.TimedOut, match="may yet be"):
+    with pytest.raises(errors.TimedOut, match="may still be"):
         await session.commit()
 
 

@@ -1,8 +1,10 @@
-"""The AMQP 1.0 gateway: Java clients through Qpid JMS, and everyone else who speaks it.
+"""The AMQP 1.0 gateway: for Java clients with Qpid JMS, and any other AMQP client.
 
-``sasl`` says who is there, ``frames`` reads and writes what moves messages, ``codec`` turns messages into
-ours and back (all pure), ``engine`` speaks the protocol without a socket, ``bridge`` serves one connection,
-``server`` listens.  The only code that imports proton.  Each connection has a bridge of its own.  Those that
-logged in as the same identity share a connection to the bus under it (``trunks``), so the broker's
-permissions hold for them.
+``protocol.sasl`` authenticates, ``protocol.frames`` encodes the frames that transfer messages, and
+``protocol.engine`` implements the protocol without a socket. ``connection`` serves one client connection,
+``links`` are its producers and consumers, and ``gateway`` listens. Messages are converted in
+``message.amqp_format``. This is the only package that imports proton.
+
+Clients that logged in as the same identity share a bus connection under it (``bus_connections``), so the
+broker's permissions apply to them.
 """

@@ -1,7 +1,7 @@
-"""Connections to the bus: one for each identity that has logged in, shared by all its clients.
+"""Bus connections: one for each login, shared by all its clients.
 
-Who logs in as the same may do the same, so a message that several of them hear comes to the gateway once,
-and is made into AMQP once.
+Clients with the same login have the same permissions, so a message for several of them is received and
+converted to AMQP once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from muster.gateways.amqp.links import consumers
 from muster.message.client import topic_listeners
 from muster.trust.login import passwords
 
-#: A connection to the bus as whoever logged in.
+#: Opens a bus connection with the permissions of a login.
 Connect = Callable[[passwords.PasswordLogin], Awaitable[api.Bus]]
 
 
 class SharedConnection:
-    """``bus`` and ``ears`` are there once somebody has joined."""
+    """``bus`` and ``listeners`` are set once a client has joined."""
 
     def __init__(self, login: passwords.PasswordLogin) -> None:
         self.login = login
@@ -30,7 +30,7 @@ class SharedConnection:
 
 
 class SharedConnections:
-    """``on_little`` is called when little has come over one, ``on_lost`` when one is closed for good."""
+    """``on_little`` is called when little data has arrived on one, ``on_lost`` when one was closed."""
 
     def __init__(
         self, connect: Connect, on_little: Callable[[], None], on_lost: Callable[[SharedConnection], None]
@@ -41,7 +41,7 @@ class SharedConnections:
         self._by_login: dict[passwords.PasswordLogin, SharedConnection] = {}
 
     async def join(self, login: passwords.PasswordLogin) -> SharedConnection:
-        """Whoever joins leaves one day."""
+        """Every caller has to call `leave` later."""
         shared_connection = self._by_login.get(login)
         if shared_connection is None:
             shared_connection = self._by_login[login] = SharedConnection(login)

@@ -1,8 +1,8 @@
-"""One AMQP connection: its engine, its JMS connection, and what passes between them.
+"""One AMQP connection: its protocol engine, its JMS connection, and the traffic between them.
 
-The engine has no socket: bytes go in, events come out, answers are bytes again.  Events are handled where
-they come; what has to wait for the dispatcher is a task, and whatever changed the engine ends with a
-`flush`.
+The engine has no socket: it takes bytes, produces events, and returns bytes. Events are handled
+synchronously; whatever has to wait for the dispatcher is a task. After every change of the engine, `flush` is
+called.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 events = log.EventLog("message")
 
 SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
-EARLY_BYTES_MAX: Final = 64 << 10  # before a client has logged in
+EARLY_BYTES_MAX: Final = 64 << 10  # before the client has logged in
 IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
-PENDING_MAX: Final = 1000  # messages that may wait for their turn,
-PENDING_BYTES_MAX: Final = 8 << 20  # and how much of them
+PENDING_MAX: Final = 1000  # waiting topic messages
+PENDING_BYTES_MAX: Final = 8 << 20  # bytes of these
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -52,15 +52,15 @@ class AmqpConnection(asyncio.Protocol):
         self._early = b""
         self._engine: engine.AmqpEngine | None = None
         self._paused = False
-        self._flushing = False  # there is something to say
-        self._queued = False  # it will have a turn
+        self._flushing = False  # there is output
+        self._queued = False  # it is scheduled
         self._pending: deque[tuple[Sequence[consumers.TopicLink], consumers.EncodedTopicMessage]] = deque()
         self._pending_bytes = 0
-        self._delayed = False  # what was heard has waited for more than a turn
+        self._delayed = False  # topic messages have waited for more than one iteration
         self.opened = asyncio.Event()
         self.producer_links: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
         self.outgoing_links: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
-        self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
+        self._unsettled: set[tuple[str, int]] = set()  # messages without an outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._in_transit_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,16 +82,16 @@ class AmqpConnection(asyncio.Protocol):
     # The socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._socket = cast("asyncio.Transport", transport)  # that of uvloop is not a subclass
         address = str((transport.get_extra_info("peername") or ("-",))[0])
         self._sasl = sasl.SaslServer(
             self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous
         )
         self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.abort)
         if not self.gateway.admit(self, address):
-            self._socket.abort()  # before the login there is no way to say why
+            self._socket.abort()  # before the login, the protocol cannot report a reason
             return
-        # What the system has taken and not sent yet cannot expire any more.
+        # Data in the socket's send buffer cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._read_observer = read_schedule.ReadObserver(self.gateway.read_schedule, self._socket)
@@ -128,7 +128,7 @@ class AmqpConnection(asyncio.Protocol):
         return self._sasl.login
 
     def revoke_login(self) -> None:
-        """Its login does not stand any more: the client hears it once, whether it reads that or not."""
+        """The login is no longer valid: report it to the client once, and close."""
         if self._login_revoked or self._engine is None:
             self.abort()
             return
@@ -145,8 +145,8 @@ class AmqpConnection(asyncio.Protocol):
                 data, self._early = self._early, b""
                 self._socket.write(await self._sasl.receive(data))
         except errors.InvalidInput as error:
-            events.info("strange-peer", error=error)
-            self._socket.write(sasl.HEADER)  # what we would have wanted
+            events.info("protocol-mismatch", error=error)
+            self._socket.write(sasl.HEADER)  # the protocol header that the gateway expects
             self._socket.close()
             return
         finally:
@@ -167,11 +167,11 @@ class AmqpConnection(asyncio.Protocol):
 
     @property
     def running(self) -> engine.AmqpEngine:
-        assert self._engine is not None, "nobody has logged in"
+        assert self._engine is not None, "no client has logged in"
         return self._engine
 
     async def _tick(self, amqp_engine: engine.AmqpEngine) -> None:
-        """Our heartbeats, and the end of a peer that sends none."""
+        """Send heartbeats, and detect a peer that sends none."""
         while not amqp_engine.closed:
             amqp_engine.tick(self._loop.time())
             self.flush()
@@ -180,9 +180,9 @@ class AmqpConnection(asyncio.Protocol):
     def _push(self, amqp_engine: engine.AmqpEngine, data: bytes) -> None:
         try:
             valid = amqp_engine.push(data)
-        except Exception as error:  # noqa: BLE001  (a fault of ours costs this connection, and says so)
+        except Exception as error:  # noqa: BLE001  (an internal error closes this connection only)
             events.error("amqp-failed", login=self._login, error=error)
-            amqp_engine.fail("amqp:internal-error", "a fault of the gateway")
+            amqp_engine.fail("amqp:internal-error", "internal error of the gateway")
             valid = False
         if not valid:
             events.info("malformed-amqp", login=self._login)
@@ -197,7 +197,7 @@ class AmqpConnection(asyncio.Protocol):
             self.flush()
 
     def _close_socket(self) -> None:
-        """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""
+        """Nothing more is expected: the peer has closed, or violated the protocol."""
         self.flush()
         self._socket.close()
 
@@ -216,7 +216,7 @@ class AmqpConnection(asyncio.Protocol):
     def enqueue_topic_message(
         self, links: Sequence[consumers.TopicLink], message: consumers.EncodedTopicMessage
     ) -> None:
-        """For its listeners, when it is this connection's turn: all connections wait for theirs alike."""
+        """For topic links, when this connection is scheduled: all connections are treated equally."""
         self._pending.append((links, message))
         self._pending_bytes += len(message.message.data)
         if len(self._pending) > PENDING_MAX or self._pending_bytes > PENDING_BYTES_MAX:
@@ -224,7 +224,7 @@ class AmqpConnection(asyncio.Protocol):
         self.flush_soon()
 
     def deliver_pending(self, deliveries: int) -> None:
-        """What they have to hear, so many deliveries of it or a few more."""
+        """Deliver waiting topic messages, approximately this many deliveries."""
         pending = self._pending
         while pending and deliveries > 0:
             links, message = pending.popleft()
@@ -237,7 +237,7 @@ class AmqpConnection(asyncio.Protocol):
                 topic_listeners.enqueue(links, message)
 
     def process_pending(self) -> bool:
-        """Whether it needs another."""
+        """Whether more is waiting."""
         if self._pending or self._flushing:
             self.deliver_pending(TURN_DELIVERIES)
             self.flush()
@@ -284,13 +284,13 @@ class AmqpConnection(asyncio.Protocol):
     # Tasks.
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Carry on later; what it changed is flushed."""
+        """Run in the background, and flush afterwards."""
 
         async def run() -> None:
             try:
                 await work
             except errors.MusterError as error:
-                events.warning("bridge-error", error=error)
+                events.warning("amqp-connection-error", error=error)
                 self.fail(error)
             self.flush()
 
@@ -303,17 +303,17 @@ class AmqpConnection(asyncio.Protocol):
         return task
 
     def fail(self, error: errors.MusterError) -> None:
-        """Something that no link can be blamed for: the connection ends, and the client turns elsewhere.
+        """Close the connection after an error that does not belong to a link; the client reconnects.
 
-        So does a client that waits for an outcome which is in doubt: any outcome that we could name would be
-        taken for the truth.  What it has not heard of when its connection ends, it knows to be unknown.
+        This is also used when the outcome of a message is unknown: any outcome sent to the client would be
+        taken as certain. Without an outcome when its connection ends, the client treats it as unknown.
         """
         if self._engine is not None and not self.ended:
             self._engine.connection.condition = proton.Condition("amqp:connection:forced", error.message)
             self._engine.connection.close()
 
     async def end(self, *, lost: bool) -> None:
-        """Whoever asks for it first decides whether it was ``lost``; all wait until it is over."""
+        """The first caller decides whether the connection was ``lost``; all callers wait for the end."""
         if self._ending is None:
             self.ended = True
             self._ending = self._loop.create_task(self._end(lost=lost))
@@ -371,7 +371,7 @@ class AmqpConnection(asyncio.Protocol):
         self.spawn(self.forwarder.run())
 
     def _refuse_open(self, condition: proton.Condition) -> None:
-        """The client is to close the connection now; one that does not is cut off."""
+        """The client has to close the connection now; otherwise it is aborted later."""
         connection = self.running.connection
         connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
         connection.open()
@@ -380,7 +380,7 @@ class AmqpConnection(asyncio.Protocol):
         self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.abort)
 
     async def _begin(self, session: Any) -> None:
-        """Not before our own open: what a client says behind its open without waiting, waits here."""
+        """Wait for the own open: the client may send frames directly after its open."""
         await self.opened.wait()
         session.incoming_capacity = SESSION_BYTES_MAX
         session.open()
@@ -393,7 +393,7 @@ class AmqpConnection(asyncio.Protocol):
     async def listeners_for(
         self, *, no_local: bool
     ) -> topic_listeners.TopicListeners[consumers.EncodedTopicMessage]:
-        """As `client.Connection.ears_for`."""
+        """See `DispatcherConnection.listeners_for`."""
         assert self.shared_connection is not None
         assert self.shared_connection.listeners is not None
         connect_without_echo = self.gateway.connect_without_echo
@@ -415,14 +415,14 @@ class AmqpConnection(asyncio.Protocol):
         self.running.close(link, condition, why)
 
     def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
-        """Its client is told, and asks again or not."""
+        """Close the link; the client may attach it again."""
         self._forget(outgoing.wrapper._impl)
         self.spawn(outgoing.close(destroy=False))
         self.running.close(outgoing.link, condition, why)
         self.flush_soon()
 
     def _forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
-        """What its client had and did not settle comes again, to whomever."""
+        """Remove a link. Messages that its client did not settle are delivered again."""
         self.link_factory.link_closed(pointer)
         if (producer := self.producer_links.pop(pointer, None)) is not None:
             self.transactions.abandon(producer.link)
@@ -439,7 +439,7 @@ class AmqpConnection(asyncio.Protocol):
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
         outgoing = self._forget(link._impl)
-        await self.opened.wait()  # as with what begins
+        await self.opened.wait()  # see `_begin`
         try:
             if outgoing is not None:
                 await outgoing.close(destroy=destroy)
@@ -452,7 +452,7 @@ class AmqpConnection(asyncio.Protocol):
     # Messages.
 
     def transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
-        """To the client; with a ``key``, its outcome is that of a message of this backlog."""
+        """Send a message to the client. With a ``key``, it belongs to a backlog."""
         settled = outgoing.presettled
         self.running.send(outgoing.link, data, (outgoing, key, number, data), settled=settled)
         if key:
@@ -464,11 +464,11 @@ class AmqpConnection(asyncio.Protocol):
         self.flush_soon()
 
     def has_unsettled(self, key: str, number: int) -> bool:
-        """Whether the client has this message, and it is not stored yet what became of it."""
+        """Whether the client has this message and its outcome is not stored yet."""
         return (key, number) in self._unsettled or self.jms.outbox.is_acknowledging(key, number)
 
     def discharged(self, acks: dict[str, list[int]]) -> None:
-        """What a transaction acknowledges was its client's until now."""
+        """Forget messages that a transaction acknowledged or released."""
         self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
 
     def _unsettled_by_backlog(self) -> dict[str, list[int]]:
@@ -478,7 +478,7 @@ class AmqpConnection(asyncio.Protocol):
         return held
 
     def _settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
-        """The client says what became of a message."""
+        """The client reports the outcome of a message."""
         outgoing, key, number, data = token
         if not key:
             outgoing.returned(number, data, code, state)
@@ -496,16 +496,16 @@ class AmqpConnection(asyncio.Protocol):
         if code == frames.REJECTED:
             reason = "rejected by its consumer"
         elif code == frames.TRANSACTIONAL:
-            counted = True  # its transaction is over, so nothing became of what the client did with it
+            counted = True  # its transaction has ended, so the client's processing is void
         elif code == frames.MODIFIED:
             counted, undeliverable = frames.modified(state)
             if undeliverable:
-                reason = "undeliverable at its consumer"
+                reason = "undeliverable to its consumer"
         release = protocol.ReleaseMessages(self.jms.name, {key: [number]}, counted=counted, reason=reason)
         self.spawn(self.jms.notify(release))
 
     def _acknowledge(self) -> None:
-        """What was acknowledged in one turn goes to the dispatcher together."""
+        """Acknowledgements of one read are sent to the dispatcher together."""
         if self._acks and not self.ended:
             acks, self._acks = self._acks, {}
             self.jms.submit([], acks)
@@ -519,7 +519,7 @@ class AmqpConnection(asyncio.Protocol):
     # Back-pressure.
 
     def add_in_transit(self, size: int) -> None:
-        """So many bytes more (or fewer) are on their way to the bus or the dispatcher."""
+        """Change the number of bytes in transit to the bus or the dispatcher."""
         self._in_transit_bytes += size
         self.running.hold(self._in_transit_bytes > IN_TRANSIT_BYTES_MAX)
 

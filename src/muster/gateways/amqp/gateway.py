@@ -1,9 +1,9 @@
-"""The gateway: listens, and gives each connection a bridge of its own.
+"""The AMQP gateway: listens, and creates a connection object for each client.
 
-Bridges take turns: in one a bridge gives its listeners a few of the messages that they have to hear, and
-writes what it has to say.  Who has more then waits for another turn, of which there is one in each turn of
-the loop.  So clients read while the next bridge makes its own, and a connection with few listeners does not
-wait until one with many has all.
+Connections are scheduled fairly. When it is scheduled, a connection passes a few topic messages to its links
+and writes its output. If more is waiting, it is scheduled again, once per iteration of the event loop.
+Clients can therefore read while the next connection produces its output, and a connection with few links does
+not wait for one with many.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PER_LOGIN_MAX: Final = 1000
 
 
 class AmqpGateway:
-    """``anonymous``: the identity of those who log in without a name; None: they may not.
+    """``anonymous``: the identity of clients that log in anonymously; None: they may not.
 
-    ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
-    Who is silent for ``idle_s`` is taken for gone.  ``quiet`` connects without hearing oneself, for clients
-    that do not want what they say themselves: then no copy of it travels to be dropped.  ``share_port``:
-    others that say so too may listen on the same port, and each client comes to one of them.
+    ``may`` decides to which topics an identity may send, because the broker rejects messages without
+    reporting it. A client that is silent for ``idle_s`` is considered lost. ``connect_without_echo`` opens a
+    bus connection that does not receive its own messages, for links with no-local. ``share_port``: several
+    gateways may listen on the same port, and each client is connected to one of them.
 
-    ``of_address_max`` and ``of_login_max`` bound the connections; behind a proxy all clients have the same
-    address, and the first is None.  Every ``recheck_s`` the gateway checks whether the passwords with which
-    its clients logged in are still valid, and ends the connections of the others.
+    ``per_address_max`` and ``per_login_max`` limit the number of connections. Behind a proxy all clients have
+    the same address; use None for the first. Every ``recheck_s`` the gateway checks whether the passwords of
+    its clients are still valid, and closes the connections of the others.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class AmqpGateway:
         self.port = port
         self._share_port = share_port
         self.connections: set[connection.AmqpConnection] = set()
-        self._due: list[connection.AmqpConnection] = []  # those who have something to say,
-        self._unfinished: deque[connection.AmqpConnection] = deque()  # and who had their turn, and have more
-        self._scheduled = False  # they are called soon
+        self._due: list[connection.AmqpConnection] = []  # scheduled connections
+        self._unfinished: deque[connection.AmqpConnection] = deque()  # connections with more to process
+        self._scheduled = False  # a run is scheduled
         self.read_schedule = read_schedule.ReadSchedule()
         self._connection_limits = connection_limits
         self._login_limits = login_limits
@@ -87,7 +87,7 @@ class AmqpGateway:
         self._per_login_max = per_login_max
         self._admissions = net_connection_limits.ConnectionLimits(CONNECTIONS_MAX, per_address_max)
         self._refused = (measure or metrics.Metrics()).counter(
-            "amqp_refused_connections", "Connections of AMQP clients refused, by reason.", ("reason",)
+            "amqp_refused_connections", "Rejected connections of AMQP clients, by reason.", ("reason",)
         )
         self._recheck_s = recheck_s
         self._rechecking: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class AmqpGateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, client: connection.AmqpConnection, address: str) -> bool:
-        """Whether it may hold one more connection from this address."""
+        """Whether one more connection from this address is allowed."""
         if self._admissions.add(client, address):
             self.connections.add(client)
             return True
@@ -110,17 +110,17 @@ class AmqpGateway:
         self.connections.discard(client)
 
     def check_login(self, login: str) -> None:
-        """Whether it may have the connections that it has."""
+        """Raise `errors.LimitExceeded` if the login has too many connections."""
         _, parts = self._budgets[login]
         if len(parts) > self._per_login_max:
             self._refused.add(reason="login")
             events.info("connection-refused", login=login, connections=len(parts))
             raise errors.LimitExceeded(
-                f"{login} has {self._per_login_max} connections to this gateway: more are refused"
+                f"{login} has {self._per_login_max} connections to this gateway, the maximum"
             )
 
     async def _recheck(self, verifiers: sasl.SaslVerifiers) -> None:
-        """End the connections of logins whose password was changed or removed, or has expired."""
+        """Close the connections of logins whose password was changed or removed, or has expired."""
         while True:
             await asyncio.sleep(self._recheck_s)
             valid: dict[tuple[str, str], bool] = {}
@@ -132,14 +132,14 @@ class AmqpGateway:
                 if key not in valid:
                     try:
                         valid[key] = await verifiers.stands(login)
-                    except errors.MusterError as error:  # not known now, so nothing changes
+                    except errors.MusterError as error:  # unknown now, so the connection remains
                         events.warning("login-not-checked", login=login.name, error=error)
                         valid[key] = True
                 if not valid[key]:
                     client.revoke_login()
 
     def open_budget(self, login: str) -> memory_budget.ConnectionBudget:
-        """For one more connection of this login."""
+        """The memory budget for one more connection of this login."""
         if login not in self._budgets:
             self._budgets[login] = (memory_budget.ConnectionBudget(self._login_limits), set())
         shared, parts = self._budgets[login]
@@ -154,7 +154,7 @@ class AmqpGateway:
         return made
 
     def close_budget(self, login: str, part: memory_budget.ConnectionBudget) -> None:
-        """Its connection is gone."""
+        """Release the budget of a closed connection."""
         part.close()
         _, parts = self._budgets[login]
         parts.discard(part)
@@ -191,7 +191,7 @@ class AmqpGateway:
             self._schedule()
 
     def _bus_lost(self, shared_connection: bus_connections.SharedConnection) -> None:
-        """Its clients have to log in again."""
+        """Abort the connections of its clients, which have to log in again."""
         for client in list(self.connections):
             if client.shared_connection is shared_connection:
                 client.abort()

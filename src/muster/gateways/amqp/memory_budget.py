@@ -1,11 +1,10 @@
-"""How much of the gateway's memory a connection may use, and a login over all of its connections. Pure.
+"""Memory budgets of a connection, and of a login over all its connections. Pure.
 
-How many connections a login has is bounded as well (`server.Gateway`).
+The number of connections of a login is limited as well (`gateway.AmqpGateway`).
 
-Four things grow with what a client does: its links, the parts of messages that it began and has not
-finished, the messages whose outcome it owes, and those in transactions that it has not discharged.  A budget
-counts each of them, at two levels: that of a connection belongs to that of its login, and both have to allow
-it.
+A client can increase four things: its links, the bytes of messages that it has not finished, the messages it
+has not settled, and the messages in open transactions. A budget counts each of them at two levels: the budget
+of a connection belongs to that of its login, and both must allow an increase.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LOGIN = GatewayLimits(
 
 
 class ConnectionBudget:
-    """``on_eased`` is called when enough was settled for deliveries to go on."""
+    """``on_room`` is called when enough was settled for deliveries to resume."""
 
     __slots__ = (
         "_limits",
@@ -49,9 +48,7 @@ class ConnectionBudget:
         self.unfinished_bytes = 0
         self.unsettled_bytes = 0
         self.transaction_bytes = 0
-        self.over_limit = (
-            False  # too much is unsettled: nothing more is delivered until half of it is settled
-        )
+        self.over_limit = False  # too much is unsettled: no deliveries until half of it is settled
         self.on_room: Callable[[], None] = lambda: None
 
     @property
@@ -59,7 +56,7 @@ class ConnectionBudget:
         return not self.over_limit and (self._parent is None or self._parent.may_deliver)
 
     def add_link(self) -> bool:
-        """False: that would be one too many, and is not counted."""
+        """False: the limit is reached, and the link is not counted."""
         if self.links >= self._limits.links or (self._parent is not None and not self._parent.add_link()):
             return False
         self.links += 1
@@ -71,7 +68,7 @@ class ConnectionBudget:
             self._parent.remove_links(count)
 
     def add_unfinished(self, size: int) -> bool:
-        """False: that is too much; it is counted all the same, until it is removed."""
+        """False: the limit is exceeded; the bytes are counted until they are removed."""
         self.unfinished_bytes += size
         fits = self.unfinished_bytes <= self._limits.unfinished_bytes
         return (self._parent is None or self._parent.add_unfinished(size)) and fits
@@ -97,7 +94,7 @@ class ConnectionBudget:
             self.on_room()
 
     def add_to_transaction(self, size: int) -> bool:
-        """False: that is too much, and is not counted."""
+        """False: the limit would be exceeded, and the bytes are not counted."""
         if self.transaction_bytes + size > self._limits.transaction_bytes:
             return False
         if self._parent is not None and not self._parent.add_to_transaction(size):
@@ -111,7 +108,7 @@ class ConnectionBudget:
             self._parent.end_transaction(size)
 
     def close(self) -> None:
-        """The connection is gone, with all that it held."""
+        """Release everything that the closed connection held."""
         self.end_transaction(self.transaction_bytes)
         self.remove_links(self.links)
         self.remove_unfinished(self.unfinished_bytes)

@@ -1,8 +1,8 @@
-"""Clients from which nothing comes but acknowledgements are read less often, and then more at once.
+"""Clients that send only acknowledgements are read less often, and then more at once.
 
-A client that receives much mostly acknowledges each message in a packet of its own, and to read a packet
-costs more than to understand it.  Nobody waits for these, so after some of them nothing is read from that
-client for a moment.  From a client that says anything else is read as it comes: somebody may wait for it.
+A client that receives many messages usually acknowledges each in its own packet, and reading a packet costs
+more than processing it. Acknowledgements are not urgent, so after several of them the client is not read for
+a short time. A client that sends anything else is read immediately, because it may wait for a reply.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 from typing import Final
 
 PAUSE_S: Final = 0.002
-ACCEPTED_MAX: Final = 8  # messages, within that time
+ACCEPTED_MAX: Final = 8  # accepted messages within that time
 
 
 class ReadSchedule:
-    """Those of all clients end together."""
+    """Pauses reading; all pauses end together."""
 
     def __init__(self) -> None:
         self._paused: list[asyncio.Transport] = []
@@ -34,7 +34,7 @@ class ReadSchedule:
 
 
 class ReadObserver:
-    """Hears of each read from one client how many messages it accepted; 0: that was not all it said."""
+    """Counts the messages accepted in each read of one client; 0: the read contained something else."""
 
     def __init__(self, schedule: ReadSchedule, socket: asyncio.Transport) -> None:
         self._now_s = asyncio.get_running_loop().time

@@ -1,10 +1,11 @@
-"""AMQP 1.0 values and the sections of a message, read and written by hand.
+"""AMQP 1.0 values and the sections of a message, encoded and decoded without the proton library.
 
-The engine's own message class costs tens of microseconds a message; most of that is spent on what nobody
-looks at.  Here a section can be passed over by its size, and values are decoded only where they are wanted.
-Needs nothing but Python, so clients without the engine read what came through a gateway.
+Proton's message class costs tens of microseconds per message, mostly for fields that are not used. Here a
+section can be skipped by its size, and values are decoded only where they are needed. This module needs
+Python only, so clients without proton can read messages that came through a gateway.
 
-A primitive is a `values.Typed`; maps and lists are Python's; what JMS has no type for (uuid) is itself.
+A primitive is a `values.TypedValue`; maps and lists are Python's; values without a JMS type (uuid) are
+unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from muster.message import values
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(
     0x70, 0x79
 )
-MALFORMED: Final = (ValueError, IndexError, struct.error, OverflowError)  # what reading may raise
+MALFORMED: Final = (ValueError, IndexError, struct.error, OverflowError)  # errors that reading may raise
 _DEPTH_MAX: Final = 32
 _FIXED: Final = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 _SMALL: Final = (0xC0, 0xC1)  # a list or map of up to 255 bytes
@@ -51,7 +52,7 @@ _FALSE: Final = values.TypedValue(_K.BOOLEAN, False)
 
 
 class DescribedValue:
-    """A value with a descriptor that is not a section of a message."""
+    """A value with a descriptor that is not a message section."""
 
     def __init__(self, descriptor: Any, value: Any) -> None:
         self.descriptor = descriptor
@@ -59,12 +60,12 @@ class DescribedValue:
 
 
 def skip(data: bytes, at: int) -> int:
-    """Where the value that begins at ``at`` ends."""
+    """The end of the value that begins at ``at``."""
     values_left = 1
     while values_left:
         code = data[at]
         width = code >> 4
-        if code == 0:  # a described value: its descriptor and itself, in place of one
+        if code == 0:  # a described value: descriptor and value
             at += 1
             values_left += 1
             continue
@@ -75,13 +76,13 @@ def skip(data: bytes, at: int) -> int:
         elif width in (0xB, 0xD, 0xF):
             at += 5 + int(_U32.unpack_from(data, at + 1)[0])
         else:
-            raise ValueError(f"type {code:#x} is unknown")
+            raise ValueError(f"unknown type {code:#x}")
         values_left -= 1
     return at
 
 
 def split(data: bytes) -> list[tuple[int, int, int, int]]:
-    """Of each section its code, where it begins, where its value begins, and where it ends."""
+    """For each section: its code, its start, the start of its value, and its end."""
     sections = []
     at, size = 0, len(data)
     while at < size:
@@ -95,14 +96,14 @@ def split(data: bytes) -> list[tuple[int, int, int, int]]:
             raise ValueError("a section has no numeric descriptor")
         end = skip(data, value)
         if end > size:
-            raise ValueError("a section ends beyond the message")
+            raise ValueError("a section extends beyond the message")
         sections.append((code, at, value, end))
         at = end
     return sections
 
 
 def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
-    """The value that begins at ``at``, and where it ends."""
+    """The value that begins at ``at``, and its end."""
     code = data[at]
     reader = _READERS.get(code)
     if reader is not None:
@@ -144,10 +145,10 @@ def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
         case 0x00 if depth < _DEPTH_MAX:
             descriptor, at = read(data, at + 1, depth + 1)
             if not isinstance(descriptor, values.TypedValue):
-                raise ValueError("a descriptor is a number or a symbol")
+                raise ValueError("a descriptor must be a number or a symbol")
             value, at = read(data, at, depth + 1)
             return DescribedValue(descriptor.value, value), at
-    raise ValueError(f"type {code:#x} is not expected")
+    raise ValueError(f"unexpected type {code:#x}")
 
 
 def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
@@ -155,7 +156,7 @@ def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
         raise ValueError("values are nested too deeply")
     end = skip(data, at)
     if end > len(data):
-        raise ValueError("a value ends beyond the message")
+        raise ValueError("a value extends beyond the message")
     count, at = _count(data, at, code)
     items = []
     for _ in range(count):
@@ -165,7 +166,7 @@ def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
         return items, end
     names = items[::2]
     if len(items) % 2 or any(not isinstance(name, values.TypedValue) for name in names):
-        raise ValueError("a map has a name that is no plain value")
+        raise ValueError("a map has a key that is not a primitive value")
     return {str(name.value): value for name, value in zip(names, items[1::2], strict=True)}, end
 
 
@@ -180,7 +181,7 @@ def _array(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
     count, at = _count(data, at, code)
     constructor = data[at : at + 1]
     if constructor == b"\x00" or depth >= _DEPTH_MAX or end > len(data):
-        raise ValueError("an array of described values, or one that is too deep or too long")
+        raise ValueError("an array has described values, or is too deep or too long")
     at += 1
     items = []
     for _ in range(min(count, end - at if constructor[0] >> 4 != 4 else 0)):
@@ -196,15 +197,15 @@ def _text(data: bytes, at: int, end: int) -> str:
 
 def _bytes(data: bytes, at: int, end: int) -> bytes:
     if end > len(data):
-        raise ValueError("a value ends beyond the message")
+        raise ValueError("a value extends beyond the message")
     return data[at:end]
 
 
 def fields(data: bytes, value: int) -> list[Any]:
-    """Of a described list its fields."""
+    """The fields of a described list."""
     items, _ = read(data, value)
     if not isinstance(items, list):
-        raise ValueError("a section is no list")
+        raise ValueError("a section is not a list")
     return items
 
 
@@ -213,15 +214,15 @@ def entries(data: bytes, value: int) -> dict[str, Any]:
     if isinstance(items, values.TypedValue) and items.value is None:
         return {}
     if not isinstance(items, dict):
-        raise ValueError("a section is no map")
+        raise ValueError("a section is not a map")
     return items
 
 
-_ttls_ms: dict[bytes, int] = {}  # ms, by header section: there are few different ones
+_ttls_ms: dict[bytes, int] = {}  # time to live in ms, by header section: few differ
 
 
 def expires_ms(data: bytes, now_ms: int) -> int:
-    """When a message that comes now expires; 0: never, or it does not say it as it should."""
+    """When a message that arrives now expires; 0: never, or the value is malformed."""
     at, ttl_ms = 0, 0
     try:
         while (code := data[at + 2]) < PROPERTIES:
@@ -233,8 +234,9 @@ def expires_ms(data: bytes, now_ms: int) -> int:
             at = end
         absolute_ms = 0
         if code == PROPERTIES:
-            # The quick way of most: of ten properties the ninth is null, and the last, when it was made, is 9
-            # bytes.  A ninth that is a time would be 9 bytes as well, and could end as a null looks.
+            # Fast path for most messages: of ten properties, the ninth is null and the last, the creation
+            # time, has 9 bytes. A ninth property that is a time also has 9 bytes, and could end with the byte
+            # of a null.
             last = at + 5 + data[at + 4] - 9
             if (
                 data[at + 3] != 0xC0
@@ -257,7 +259,7 @@ def _read_ttl_ms(header: bytes) -> int:
 
 
 def _number(data: bytes, value: int, place: int) -> int:
-    """One field of a described list, of which the others are not read; 0 where it has no such number."""
+    """One field of a described list, without decoding the others; 0 if it is not a number."""
     code = data[value]
     if code not in (0xC0, 0xD0):
         return 0
@@ -325,7 +327,7 @@ def primitive(item: values.TypedValue) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Any value of JSON, or of a message."""
+    """Encode any value of JSON or of a message."""
     match value:
         case values.TypedValue():
             return primitive(value)

@@ -1,11 +1,11 @@
-"""AMQP messages into ours and back, as Qpid JMS maps them.
+"""Converts AMQP messages to JMS messages and back, with the mapping of Qpid JMS.
 
-The message class and the kinds of destinations stand in annotations; where a client does not say them, the
-body and the link decide.  AMQP types and Java types are the same here, so properties keep theirs both ways.
+Annotations contain the message type and the kinds of destinations; without them, the body and the link
+decide. AMQP types correspond to Java types, so properties keep their types in both directions.
 
-What an AMQP client said besides the body stays as it said it, so that another AMQP client hears exactly
-that: its sections travel as they are, in base 64, as ``amqp`` of a `messages.Meta` or, where nobody on the
-way has to know more (`quick`), in place of one (`foreign`).
+Everything that an AMQP client sent besides the body is preserved, so that another AMQP client receives
+exactly the same. These sections are transferred unchanged in base64: in ``amqp`` of a `messages.MessageMeta`
+or, if no other component needs to read the message (`locate_body`), in place of one (`foreign_header`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADER: Final = b"\x00\x53\x70"
 
 
 def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinations.Destination:
-    """A terminus as a destination. Without a word about its kind it is a queue."""
+    """The destination of a terminus. Without an indication of its kind it is a queue."""
     for kind in reversed(_KINDS):
         if kind.value in capabilities:
             return destinations.Destination(kind, text)
@@ -52,13 +52,13 @@ def _annotated(text: str, kind: int | None) -> destinations.Destination:
     return destinations.Destination(_KINDS[kind if 0 <= kind < len(_KINDS) else 0], text)
 
 
-# -- the quick way -----------------------------------------------------------------------------------------
+# -- fast path ---------------------------------------------------------------------------------------------
 
-_durable: dict[bytes, bool] = {}  # by header section: there are few different ones
+_durable: dict[bytes, bool] = {}  # by header section: few differ
 
 
 class FastPath:
-    """Reads light messages of one link, of which one begins like the other."""
+    """Parses simple messages of a link, most of which begin with the same bytes."""
 
     __slots__ = ("_lead",)
 
@@ -66,7 +66,7 @@ class FastPath:
         self._lead = b""
 
     def __call__(self, data: bytes) -> tuple[int, int, str] | None:
-        """As `quick`."""
+        """See `locate_body`."""
         lead = self._lead
         if lead and data.startswith(lead):
             return locate_body(data, len(lead))
@@ -84,10 +84,10 @@ def _before_properties(data: bytes) -> int:
 
 
 def locate_body(data: bytes, at: int = 0) -> tuple[int, int, str] | None:
-    """Where the body's section and the body itself begin, and which it is (``b`` data, ``t`` a text).
+    """The start of the body's section, the start of the body, and its type (``b`` data, ``t`` text).
 
-    None where the message is durable, delayed, or has another shape: then it goes the long way.  ``at``: a
-    section from which on to look.
+    None if the message is durable, delayed or has another structure: it must then be decoded completely.
+    ``at``: the section to start from.
     """
     start, size = 0, len(data)
     try:
@@ -133,7 +133,7 @@ def _is_durable(header: bytes) -> bool:
     try:
         fields = amqp_types.fields(header, 3)
     except amqp_types.MALFORMED:
-        return True  # the long way says what is wrong with it
+        return True  # complete decoding will report the error
     durable = bool(fields and fields[0].value)
     if len(_durable) > 4096:
         _durable.clear()
@@ -142,7 +142,7 @@ def _is_durable(header: bytes) -> bool:
 
 
 def foreign_header(data: bytes, at: int, kind: str, origin: str) -> str:
-    """The header of a message whose body's section begins at ``at``; ``origin`` is `origin_token`."""
+    """The header of a message whose body section begins at ``at``; ``origin`` is from `origin_token`."""
     return f"{messages.FOREIGN}{kind}{origin}.{binascii.b2a_base64(data[:at], newline=False).decode()}"
 
 
@@ -155,7 +155,7 @@ def origin_of(raw: str) -> str:
 
 
 def unwrap(raw: str, data: bytes) -> bytes:
-    """The AMQP message of a `foreign` header and a body."""
+    """The AMQP message of a foreign header and a body."""
     head = binascii.a2b_base64(raw[raw.index(".") + 1 :])
     if len(data) < 256:
         return head + _body_section(raw[1], data)
@@ -174,7 +174,7 @@ def _size(data: bytes) -> bytes:
 
 
 def decode_foreign_meta(raw: str, data: bytes, now_ms: int) -> messages.MessageMeta:
-    """What a `foreign` header says, in full."""
+    """Decode a foreign header completely."""
     try:
         meta, _, _ = decode(unwrap(raw, data), None, now_ms)
         meta.origin = origin_of(raw)
@@ -183,17 +183,19 @@ def decode_foreign_meta(raw: str, data: bytes, now_ms: int) -> messages.MessageM
     return meta
 
 
-# -- the long way in ---------------------------------------------------------------------------------------
+# -- decoding ----------------------------------------------------------------------------------------------
 
 
 def decode(
     data: bytes, destination: destinations.Destination | None, now_ms: int
 ) -> tuple[messages.MessageMeta, bytes, destinations.Destination | None]:
-    """Of an AMQP message the meta, the body and where it goes: ``destination``, or what it says itself."""
+    """The meta, the body and the destination of an AMQP message: ``destination``, or the message's own
+    address.
+    """
     try:
         return _decode(data, destination, now_ms)
     except amqp_types.MALFORMED as error:
-        raise errors.FormatError(f"no AMQP message: {error}") from error
+        raise errors.FormatError(f"not an AMQP message: {error}") from error
 
 
 def _decode(
@@ -221,7 +223,7 @@ def _decode(
             case amqp_types.DELIVERY_ANNOTATIONS | amqp_types.FOOTER:
                 pass
             case _:
-                raise ValueError(f"section {code:#x} is unknown")
+                raise ValueError(f"unknown section {code:#x}")
     property_fields = _Fields(properties)
     to = property_fields.text(2)
     if destination is None and to is not None:
@@ -258,7 +260,7 @@ def _decode(
 
 
 class _Fields:
-    """The fields of a section, of which the last may be left out."""
+    """The fields of a section; trailing fields may be missing."""
 
     __slots__ = ("_fields",)
 
@@ -282,7 +284,7 @@ def _int(item: Any) -> int | None:
 
 
 def _int32(value: int) -> int:
-    """A group's number is unsigned there and signed in JMS."""
+    """Group sequence numbers are unsigned in AMQP and signed in JMS."""
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
@@ -291,7 +293,7 @@ def _typed(value: Any) -> values.TypedValue:
         return value
     if isinstance(value, uuid.UUID):
         return values.TypedValue(values.JavaType.STRING, str(value))
-    raise errors.FormatError(f"an AMQP {type(value).__name__} cannot be a value of a message")
+    raise errors.FormatError(f"an AMQP {type(value).__name__} is not a valid value in a message")
 
 
 def _message(bodies: list[tuple[int, Any]], type_code: int | None, content_type: str) -> messages.JmsMessage:
@@ -364,7 +366,7 @@ def _json(value: Any) -> Any:
 
 
 def _identifier(value: Any) -> str | None:
-    """Message and correlation ids as JMS writes those that are no strings."""
+    """A message or correlation id that is not a string, in the notation of JMS."""
     if isinstance(value, uuid.UUID):
         return f"ID:AMQP_UUID:{value}"
     match value.value if isinstance(value, values.TypedValue) else None:
@@ -378,7 +380,7 @@ def _identifier(value: Any) -> str | None:
             return f"ID:AMQP_ULONG:{number}"
 
 
-# -- the way out -------------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------------
 
 _headers: dict[tuple[bool, int, int], bytes] = {}
 
@@ -401,11 +403,13 @@ def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -
 
 
 def encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
-    """``deliveries``: how often it was delivered before. `faults.FormatError` where AMQP cannot say it."""
+    """``deliveries``: the number of previous deliveries. Raises `FormatError` if AMQP cannot represent the
+    message.
+    """
     try:
         return _encode(meta, data, deliveries, now_ms)
     except amqp_types.MALFORMED as error:
-        raise errors.FormatError(f"no AMQP message can be made of it: {error}") from error
+        raise errors.FormatError(f"the message cannot be encoded as AMQP: {error}") from error
 
 
 def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: int) -> bytes:
@@ -419,7 +423,7 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
 
 
 def redelivered(data: bytes) -> bytes:
-    """An AMQP message with one delivery more in its header."""
+    """An AMQP message with its delivery count increased by one."""
     persistent, priority, count, at = False, 4, 0, 0
     if data[:3] == _HEADER:
         head = _Fields(amqp_types.fields(data, 3))
@@ -430,7 +434,7 @@ def redelivered(data: bytes) -> bytes:
 
 
 def _sections(message: messages.JmsMessage) -> bytes:
-    # A byte, not an int: the Java client casts.
+    # A byte, not an int: the Java client casts it.
     annotations = {_TYPE: bytes((0x51, _TYPES.index(message.kind)))}
     fields = [b"\x40"] * 12
     if message.message_id is not None:

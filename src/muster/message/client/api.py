@@ -8,9 +8,9 @@
                 async for message in orders:
                     ...
 
-Sessions acknowledge in one of four modes (`Mode`).  Non-persistent messages of topics go straight through
-the bus and are lost where nobody listens; everything else is accepted when ``send`` returns, and then
-survives whatever dies.
+A session acknowledges in one of four modes (`AcknowledgeMode`). Non-persistent topic messages go directly
+through the bus and are lost if nothing is subscribed. Every other message is accepted when ``send`` returns,
+and then survives the failure of any process.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _LOCATOR = ("http://", "https://")
 
 
 class AcknowledgeMode(enum.Enum):
-    AUTO = "auto"  # when the message has been handed over
-    DUPS_OK = "dups-ok"  # the same, in batches
-    CLIENT = "client"  # when the client says so, for all it has got
-    TRANSACTED = "transacted"  # with the commit
+    AUTO = "auto"  # when the application receives the message
+    DUPS_OK = "dups-ok"  # like AUTO, in batches
+    CLIENT = "client"  # on request, for all messages received so far
+    TRANSACTED = "transacted"  # on commit
 
 
 class ConnectionFactory:
-    """Makes connections: to ``servers``, or to what a ``locator`` finds best; see `muster.connect`.
+    """Creates connections to ``servers``, or to the server that a ``locator`` selects; see `muster.connect`.
 
-    Among the servers, too, an address that begins with ``http`` is a locator's.
+    An address among ``servers`` that begins with ``http`` is the address of a locator.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ConnectionFactory:
     async def context(
         self, mode: AcknowledgeMode = AcknowledgeMode.AUTO, *, client_id: str | None = None
     ) -> JmsContext:
-        """A connection and a session of it in one; see `Context`."""
+        """A connection with one session; see `JmsContext`."""
         return JmsContext(await self.connect(client_id=client_id), mode, owns_connection=True)
 
 
@@ -86,24 +86,22 @@ class Connection(connection_.DispatcherConnection):
 
 
 class Session:
-    """One thread of messages: they are acknowledged, committed and rolled back together."""
+    """A sequence of messages that are acknowledged, committed and rolled back together."""
 
     def __init__(self, connection: Connection, mode: AcknowledgeMode) -> None:
         self.connection = connection
         self.mode = mode
         self.transacted = mode is AcknowledgeMode.TRANSACTED
-        self.holds_received = mode in (
-            AcknowledgeMode.CLIENT,
-            AcknowledgeMode.TRANSACTED,
-        )  # what was received, until it is acknowledged
+        # received messages, until they are acknowledged
+        self.holds_received = mode in (AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED)
         self.closed = False
         self.consumers: list[consumers.Consumer] = []
-        self.closing: list[consumers.DispatchedConsumer] = []  # closed, but for what is not acknowledged
+        self.closing: list[consumers.DispatchedConsumer] = []  # closed, but with unacknowledged messages
         self.unacknowledged: list[consumers.ReceivedDelivery] = []
         self.sends: list[protocol.SendMessage] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
-        self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is under way
+        self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is in progress
         self._idle.set()
         connection.on_close(self.close)
         connection.add_unacknowledged(self._held)
@@ -115,7 +113,7 @@ class Session:
         await self.close()
 
     async def close(self) -> None:
-        """What a transaction has not committed is rolled back."""
+        """Close the session and its consumers. An open transaction is rolled back."""
         if self.closed:
             return
         self.closed = True
@@ -134,7 +132,7 @@ class Session:
         if self.closed:
             raise message_errors.IllegalState("the session is closed")
 
-    # What a session makes.
+    # Producers and consumers.
 
     def producer(
         self, destination: destinations.Destination | None = None, **options: Any
@@ -157,9 +155,9 @@ class Session:
     async def shared_consumer(
         self, destination: destinations.Destination, name: str, selector: str | None = None
     ) -> consumers.Consumer:
-        """Consumers of one name share the messages; the subscription ends with the last of them.
+        """Consumers of the same name share the messages; the subscription ends with the last of them.
 
-        They have to agree on the topic and the selector, and the dispatcher sees to it.
+        The dispatcher checks that they have the same topic and selector.
         """
         return await self._topic_consumer(destination, selector, shared=name)
 
@@ -198,9 +196,9 @@ class Session:
     async def browse(
         self, queue: destinations.Destination, selector: str | None = None
     ) -> AsyncIterator[messages.JmsMessage]:
-        """What waits in a queue; nothing is taken."""
+        """Iterate over the messages waiting in a queue, without consuming them."""
         self.check_open()
-        await self.connection.outbox.wait_idle()  # what we sent and acknowledged before counts
+        await self.connection.outbox.wait_idle()  # earlier sends and acknowledgements take effect first
         after = 0
         while True:
             page = (await self.connection.request(protocol.BrowseQueue(queue.name, selector, after))).messages
@@ -216,18 +214,22 @@ class Session:
                 return
 
     async def temporary_queue(self) -> destinations.Destination:
-        """A queue of this connection; only it may consume, anybody may send. It ends with the connection."""
+        """A queue of this connection, deleted when the connection closes. Only this connection may consume
+        from it; any client may send to it.
+        """
         self.check_open()
         name = f"{destinations.TEMPORARY}{self.connection.name}:{self.connection.next_number()}"
         return destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
 
     async def temporary_topic(self) -> destinations.Destination:
-        """A topic of this connection; only it may consume, every identity with topics may send."""
+        """A topic of this connection. Only this connection may consume from it; every identity with topics
+        may send to it.
+        """
         self.check_open()
         return destinations.temporary_topic(self.connection.name, self.connection.next_number())
 
     async def delete_temporary(self, queue: destinations.Destination) -> None:
-        """Before its connection ends; nobody may be consuming from it."""
+        """Delete a temporary destination before its connection closes. It must have no consumers."""
         self.check_open()
         await self.connection.request(protocol.DeleteQueue(queue.name))
 
@@ -277,7 +279,7 @@ class Session:
     # Acknowledgement.
 
     def mark_received(self, received: consumers.ReceivedDelivery) -> None:
-        """The application has it."""
+        """The application has received the delivery."""
         match self.mode:
             case AcknowledgeMode.AUTO:
                 if received.key:
@@ -295,7 +297,7 @@ class Session:
                 self.unacknowledged.append(received)
 
     def forget_received(self, received: consumers.ReceivedDelivery) -> bool:
-        """Whether the application still had it."""
+        """Whether the delivery was still unacknowledged."""
         there = received in self.unacknowledged
         if there:
             self.unacknowledged.remove(received)
@@ -327,15 +329,16 @@ class Session:
         try:
             await self.connection.submit([], acks)
         except errors.MusterError:
-            self.unacknowledged[:0] = received  # so that it can be tried again, or given back
+            self.unacknowledged[:0] = received  # so that it can be retried or redelivered
             raise
         await self._detach_closing()
 
     async def commit(self) -> None:
-        """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`.
+        """Commit everything sent and received since the last commit, atomically; otherwise
+        `TransactionRolledBack`.
 
-        `errors.Unavailable`: no dispatcher has answered for long, and it may have been done or not.  So it is
-        for whoever stops waiting for it.
+        `errors.Unavailable`: no dispatcher replied in time, and the outcome is unknown. It is also unknown to
+        a caller that is cancelled while it waits.
         """
         self._check_transacted()
         await self._wait_idle()
@@ -355,7 +358,7 @@ class Session:
             await self.connection.submit(sends, acks, atomic=True)
         except errors.MusterError as error:
             self.unacknowledged[:0] = received
-            with contextlib.suppress(errors.Unavailable):  # then they can be rolled back later
+            with contextlib.suppress(errors.Unavailable):  # they can be rolled back later
                 await self._return_unacknowledged()
             if isinstance(error, message_errors.TransactionRolledBack | errors.Unavailable):
                 raise
@@ -369,15 +372,15 @@ class Session:
         await self._end(self._return_unacknowledged())
 
     async def recover(self) -> None:
-        """Deliver again, in order and marked as redelivered, what is not acknowledged."""
+        """Deliver all unacknowledged messages again, in order and marked as redelivered."""
         self.check_open()
         if self.mode is AcknowledgeMode.TRANSACTED:
-            raise message_errors.IllegalState("a transacted session rolls back instead")
+            raise message_errors.IllegalState("a transacted session must use rollback")
         await self._wait_idle()
         await self._end(self._return_unacknowledged())
 
     async def _wait_idle(self) -> None:
-        """Wait for a commit, rollback or acknowledgement whose caller has stopped waiting for it."""
+        """Wait for a commit, rollback or acknowledgement whose caller was cancelled."""
         while not self._idle.is_set():
             await self._idle.wait()
 
@@ -388,10 +391,10 @@ class Session:
     def _check_transacted(self) -> None:
         self.check_open()
         if self.mode is not AcknowledgeMode.TRANSACTED:
-            raise message_errors.IllegalState("only a transacted session commits and rolls back")
+            raise message_errors.IllegalState("only a transacted session can commit or roll back")
 
     async def _detach_closing(self) -> None:
-        """Of consumers that were closed before."""
+        """Detach consumers that were closed earlier."""
         closing, self.closing = self.closing, []
         for consumer in closing:
             await consumer.detach()
@@ -404,12 +407,12 @@ class Session:
                 await consumer.redeliver([delivery for delivery in received if delivery.consumer is consumer])
                 received = [delivery for delivery in received if delivery.consumer is not consumer]
         except BaseException:
-            self.unacknowledged[:0] = received  # not known to be given back: that can be tried again
+            self.unacknowledged[:0] = received  # not known to be released: the caller can retry
             raise
 
 
 class JmsContext:
-    """The simplified way: a connection and one session of it.
+    """The simplified API: a connection with one session.
 
     async with await factory.context() as context:
         await context.send(destinations.queue("orders"), "four chairs", priority=7)
@@ -434,23 +437,23 @@ class JmsContext:
         await self.close()
 
     async def close(self) -> None:
-        """The session; and the connection, in the context that made it."""
+        """Close the session, and the connection if this context created it."""
         await self.session.close()
         if self._owns_connection:
             await self.connection.close()
 
     def context(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> JmsContext:
-        """Another session over the same connection."""
+        """Another session of the same connection."""
         return JmsContext(self.connection, mode)
 
     async def send(self, to: destinations.Destination, body: producers.Body, **options: Any) -> None:
-        """Options as in `producing.Producer`."""
+        """Options as in `producers.Producer`."""
         await self._producer.send(body, to=to, **options)
 
     async def receive_body(
         self, destination: destinations.Destination, kind: type[consumers.T], timeout_s: float | None = None
     ) -> consumers.T | None:
-        """The body of the destination's next message, by a consumer that lives as long as the context."""
+        """The body of the next message. The consumer exists as long as the context."""
         if destination not in self._receiving:
             self._receiving[destination] = await self.session.consumer(destination)
         return await self._receiving[destination].receive_body(kind, timeout_s)

@@ -1,7 +1,7 @@
-"""Consumers: what a session receives with.
+"""Consumers: the receiving end of a session.
 
-A `TapConsumer` listens to a topic on the bus itself; a `FedConsumer` is fed by the dispatcher.  To the
-application they are the same.
+A `TopicConsumer` subscribes to a topic on the bus; a `DispatchedConsumer` receives from the dispatcher. Both
+have the same interface for the application.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 events = log.EventLog("message")
 
 T = TypeVar("T")
-BURST: Final = 64  # messages received without waiting before others get their turn
+BURST: Final = 64  # messages received without waiting before other tasks run
 
 
 class ReceivedDelivery:
-    """A message in the application's hands, and how to acknowledge it.
+    """A message that the application received, and how to acknowledge it.
 
-    Without a key there is nothing to acknowledge, and in place of its number stands its size.
+    Without a key there is nothing to acknowledge, and ``sequence`` is the size of the message.
     """
 
     __slots__ = ("consumer", "key", "message", "sequence")
@@ -55,7 +55,7 @@ def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
 
 
 class Consumer:
-    """Iterate it, or `receive`."""
+    """Iterate over it, or call `receive`."""
 
     def __init__(self, session: api.Session, destination: destinations.Destination) -> None:
         self.session = session
@@ -81,10 +81,10 @@ class Consumer:
         return message
 
     async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
-        """The next message; None when ``timeout_s`` passed, or when the consumer was closed."""
+        """The next message; None after ``timeout_s``, or when the consumer is closed."""
         arrived = self._arrived
         if arrived and self._burst < BURST and not self.closed and not arrived[0].message.expiration_ms:
-            # The short way of most messages: see `_wait`.
+            # Fast path for most messages; the complete one is `_wait`.
             self._burst += 1
             received: ReceivedDelivery | None = arrived.popleft()
             self._on_popped(received)  # type: ignore[arg-type]
@@ -97,19 +97,19 @@ class Consumer:
         return received.message
 
     async def receive_nowait(self) -> messages.JmsMessage | None:
-        """What is there now, at the dispatcher as well."""
+        """A message that is available now, here or at the dispatcher."""
         if not self._arrived:
             await self._poll_dispatcher()
         return self._next()
 
     async def receive_body(self, kind: type[T], timeout_s: float | None = None) -> T | None:
-        """The body of the next message, which has to be a ``kind``; see `receive`."""
+        """The body of the next message, which has to be of type ``kind``; see `receive`."""
         received = await self._wait(timeout_s)
         if received is None:
             return None
         body = received.message.body()
         if not isinstance(body, kind):
-            if self.session.holds_received:  # it counts as received, and comes again if it is given back
+            if self.session.holds_received:  # it counts as received
                 self.session.mark_received(received)
             else:
                 self._push_front(received)
@@ -118,18 +118,18 @@ class Consumer:
         return body
 
     async def listen(self, handler: Callable[[messages.JmsMessage], Awaitable[None]]) -> None:
-        """Hand each message to ``handler``, one after the other. One that it fails with comes again; in a
-        session that keeps what was received, when that is rolled back or recovered.
+        """Pass each message to ``handler``, one at a time. A message for which the handler fails is delivered
+        again: in a session that holds received messages, after a rollback or recovery.
         """
         session = self.session
         while not self.closed and (received := await self._wait()) is not None:
-            if session.holds_received:  # before: the handler may commit it, or acknowledge it
+            if session.holds_received:  # before the handler, which may commit or acknowledge it
                 session.mark_received(received)
             else:
-                session.unacknowledged.append(received)  # if it never ends, it has been seen all the same
+                session.unacknowledged.append(received)  # it has been seen, even if the handler never returns
             try:
                 await handler(received.message)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
+            except Exception as error:  # noqa: BLE001 - after any error, the message is not acknowledged
                 events.warning("listener-failed", error=error)
                 if not session.holds_received and session.forget_received(received):
                     await session.connection.run_shielded(self.redeliver([received]))
@@ -141,7 +141,7 @@ class Consumer:
     async def _wait(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
         if self.closed:
             raise message_errors.IllegalState("the consumer is closed")
-        if self._burst >= BURST:  # an application that only receives must let the rest of the loop run
+        if self._burst >= BURST:  # lets other tasks of the event loop run
             self._burst = 0
             await asyncio.sleep(0)
         if self._arrived and (received := self._pop()) is not None:
@@ -177,7 +177,7 @@ class Consumer:
         return None
 
     def _push_front(self, received: ReceivedDelivery) -> None:
-        """It stays the next one."""
+        """Make it the next delivery again."""
         self._arrived.appendleft(received)
 
     def _put(self, received: ReceivedDelivery) -> None:
@@ -194,7 +194,7 @@ class Consumer:
         pass
 
     async def redeliver(self, received: list[ReceivedDelivery]) -> None:
-        """The application gives these back: they come again."""
+        """Deliver again what the application did not acknowledge."""
         for delivery in reversed(received):
             delivery.message.redelivered = True
             delivery.message.delivery_count += 1
@@ -206,7 +206,7 @@ class Consumer:
         self.revoked()
 
     def revoked(self) -> None:
-        """Nothing more comes."""
+        """Close without contacting the dispatcher."""
         self.closed = True
         self._wake.set()
         if self in self.session.consumers:
@@ -214,9 +214,9 @@ class Consumer:
 
 
 class TopicConsumer(Consumer):
-    """Listens to a topic on the bus itself: what is said while it listens.
+    """Subscribes to a topic on the bus and receives what is published meanwhile.
 
-    ``shared``: the name under which it shares that with others, of which the dispatcher knows.
+    ``shared``: the name under which it shares the messages with other consumers; the dispatcher stores it.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class TopicConsumer(Consumer):
         if self._shared is not None:
             await connection.attach(self)
             group = topic_listeners.group(connection.bus.identity, connection.client_id, self._shared)
-        # Consumers that share a subscription with others must not share it among themselves.
+        # Consumers that share a subscription with others must not share a listener.
         self._key = (name, group, id(self) if group else None)
         try:
             self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
@@ -271,7 +271,7 @@ class TopicConsumer(Consumer):
         return self.session
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
-        raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
+        raise errors.InvariantViolation("the dispatcher does not deliver to topic consumers")
 
     def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
         meta, data = topic_message.meta, topic_message.message.data
@@ -329,7 +329,7 @@ class TopicConsumer(Consumer):
 
 
 class DispatchedConsumer(Consumer):
-    """Fed by the dispatcher, up to ``prefetch`` messages ahead."""
+    """Receives from the dispatcher, up to ``prefetch`` messages ahead."""
 
     def __init__(
         self,
@@ -359,7 +359,9 @@ class DispatchedConsumer(Consumer):
         )
 
     def attach_request(self) -> protocol.AttachConsumer:
-        """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
+        """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
+        are dropped: they would be delivered twice.
+        """
         self._arrived.clear()
         self._spent = 0
         return (
@@ -369,7 +371,7 @@ class DispatchedConsumer(Consumer):
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
             self._spend()
-            return  # a new dispatcher repeats what the application already has
+            return  # a new dispatcher repeats a message that the application has
         meta = messages.decode_meta(delivery.meta)
         try:
             message = messages.message_from_meta(meta, delivery.data, self.destination)
@@ -419,7 +421,7 @@ class DispatchedConsumer(Consumer):
     async def _poll_dispatcher(self) -> None:
         connection = self.session.connection
         self._grant()
-        await connection.outbox.wait_idle()  # what is acknowledged makes room for more
+        await connection.outbox.wait_idle()  # acknowledgements make room for more
         await connection.request(protocol.Ping(connection.name, [self.number]))
 
     async def redeliver(self, received: list[ReceivedDelivery]) -> None:
@@ -431,7 +433,7 @@ class DispatchedConsumer(Consumer):
         await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
 
     async def _stop(self, timeout_s: float | None = None) -> None:
-        """What came ahead is for others."""
+        """Stop deliveries, and release prefetched messages to other consumers."""
         connection = self.session.connection
         await connection.request(protocol.StopDelivery(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
@@ -442,7 +444,7 @@ class DispatchedConsumer(Consumer):
             await connection.request(release, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """What a session keeps of it stays the session's, until it is acknowledged or given back."""
+        """Messages that the session holds remain in the session until acknowledged or released."""
         if self.closed:
             return
         session = self.session

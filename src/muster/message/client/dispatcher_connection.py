@@ -1,7 +1,7 @@
-"""A JMS connection: one connection to the bus, and one name at the dispatcher.
+"""A JMS connection: a bus connection that is registered with the dispatcher under one name.
 
-What it sends and acknowledges goes through its `outbox`.  When a dispatcher begins, or does not know us, all
-consumers attach anew.
+Everything it sends and acknowledges goes through its `outbox`. When a dispatcher starts, or does not know
+this connection, all consumers are attached again.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ events = log.EventLog("message")
 
 PING_S = 4.0
 REQUEST_S = 5.0
-CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
-#: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
+CLOSE_S = 3.0  # maximum wait for a dispatcher when closing
+#: Not repeated when another dispatcher starts: the new one would find nothing to do.
 _ONCE = (protocol.EndSubscription, protocol.DeleteQueue, protocol.PurgeQueue, protocol.MoveMessages)
-IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
+IN_DOUBT_S = 60.0  # how long a work is retried before its outcome counts as unknown
 
 
 class DeliveryTarget(Protocol):
-    """A consumer that the dispatcher knows of."""
+    """A consumer that is attached at the dispatcher."""
 
     @property
     def number(self) -> int: ...
     def attach_request(self) -> protocol.AttachConsumer: ...
     def deliver(self, delivery: protocol.MessageDelivery) -> None: ...
     def revoked(self) -> None:
-        """A new dispatcher does not let it go on: somebody else was quicker."""
+        """A new dispatcher rejected the consumer: another client has its place."""
 
 
 class DispatcherConnection:
-    """``client_id`` names the client whose durable subscriptions these are; no two connections of an identity
-    share one.
+    """``client_id`` identifies the client that owns the durable subscriptions. No two connections of an
+    identity have the same client id.
 
-    ``quiet`` makes another bus, which does not hear itself.  Consumers that do not want what their own
-    connection says listen there, and from the first of them on the connection speaks there: so no copy
-    travels to be dropped.  Without it they drop what they do not want.
+    ``connect_without_echo`` opens another bus connection that does not receive its own messages. Consumers
+    with no-local subscribe there, and from the first of them on the connection also publishes there, so that
+    no copy is transferred only to be dropped. Without it, such consumers drop the messages themselves.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DispatcherConnection:
         connect_without_echo: Callable[[], Awaitable[api.Bus]] | None = None,
     ) -> None:
         self.bus = bus
-        self.publish_bus = bus  # over which messages go straight to a topic
+        self.publish_bus = bus  # for messages published directly to topics
         self.client_id = client_id
         unique = secrets.token_hex(8)
         self.name = f"{bus.identity}-{unique}"
@@ -72,14 +72,15 @@ class DispatcherConnection:
         self._owns_bus = owns_bus
         self._loop = asyncio.get_running_loop()
         self._registered = False
-        self._epoch = 0  # of the dispatcher that knows us
-        self._highest_epoch = 0  # the highest heard of since we are connected
-        self._pending: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
+        self._epoch = 0  # of the dispatcher where this connection is registered
+        self._highest_epoch = 0  # highest epoch seen since the bus connected
+        # requests that wait for a reply, with the dispatcher's epoch
+        self._pending: dict[asyncio.Timeout, int] = {}
         self._registration = asyncio.Lock()
         self._subscriptions: list[api.Subscription] = []
         self._end_state_callback: Callable[[], None] = lambda: None
-        self._disconnected = False  # since everything was attached last
-        self._stale: set[int] = set()  # consumers not attached anew: what comes for them comes again
+        self._disconnected = False  # since all consumers were last attached
+        self._stale: set[int] = set()  # consumers to attach again; their deliveries are repeated
         self._unacknowledged: list[Callable[[], dict[str, list[int]]]] = []
         self._subscribed = False
         self._follows_slow = False
@@ -101,7 +102,7 @@ class DispatcherConnection:
 
     @property
     def origin(self) -> str:
-        """Whose messages these are, for those who do not want their own."""
+        """The sender of this connection's messages, for consumers with no-local."""
         return protocol.origin(self.bus.identity, self.client_id) if self.client_id else self.name
 
     async def __aenter__(self) -> Self:
@@ -120,18 +121,18 @@ class DispatcherConnection:
         self._closers.append(closer)
 
     def add_unacknowledged(self, holder: Callable[[], dict[str, list[int]]]) -> None:
-        """``holder`` says, by backlog, what the application has and has not acknowledged."""
+        """``holder`` returns the unacknowledged messages of the application, by backlog."""
         self._unacknowledged.append(holder)
 
     def forget_session(
         self, closer: Callable[[], Coroutine[Any, Any, None]], holder: Callable[[], dict[str, list[int]]]
     ) -> None:
-        """They need not be called any more."""
+        """Remove the callbacks of a closed session."""
         self._closers.remove(closer)
         self._unacknowledged.remove(holder)
 
     async def close(self, *, lost: bool = False) -> None:
-        """``lost``: whoever used it is gone, so what it held counts as delivered."""
+        """``lost``: the client behind the connection is gone, so the messages it held count as delivered."""
         if self.closed:
             return
         for closer in list(reversed(self._closers)):
@@ -145,7 +146,7 @@ class DispatcherConnection:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
+        self.outbox.abandon(errors.NotConnected("the connection was closed before the message was stored"))
         for subscription in self._subscriptions:
             await subscription.close()
         if self.without_echo:
@@ -168,9 +169,10 @@ class DispatcherConnection:
     async def run_shielded(
         self, work: Coroutine[Any, Any, None], on_end: Callable[[], None] = lambda: None
     ) -> None:
-        """Do it as a whole: if the caller stops waiting, it goes on until its end, or the connection's.
+        """Run a coroutine to its end, or to that of the connection, even if the caller is cancelled.
 
-        What a session gives back or commits is in several hands meanwhile; half of it would lose track of it.
+        A commit or release changes the state of several objects; stopping halfway would leave them
+        inconsistent.
         """
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -180,7 +182,7 @@ class DispatcherConnection:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.done():
-                task.add_done_callback(self._task_done)  # from now on nobody else hears of its failure
+                task.add_done_callback(self._task_done)  # the caller no longer sees its failure
             raise
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -208,11 +210,11 @@ class DispatcherConnection:
 
     @property
     def without_echo(self) -> bool:
-        """Whether it does not hear what it says itself."""
+        """Whether the connection does not receive its own messages."""
         return self.publish_bus is not self.bus
 
     async def publish_without_echo(self, bus: api.Bus) -> None:
-        await self.bus.flush()  # what was said over the other comes first
+        await self.bus.flush()  # earlier messages on the other bus connection go first
         self.publish_bus = bus
         await self.notify(protocol.EchoOff(self.name))
 
@@ -231,7 +233,7 @@ class DispatcherConnection:
     # The dispatcher.
 
     async def register(self) -> None:
-        """Make ourselves known, and attach what is not attached."""
+        """Register with the dispatcher, and attach the consumers that are not attached."""
         async with self._registration:
             self.check_open()
             if not self._subscribed:
@@ -262,7 +264,7 @@ class DispatcherConnection:
                 self._disconnected = False
 
     async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
-        request = consumer.attach_request()  # from here on nothing more of before is handed out
+        request = consumer.attach_request()  # from here on, no earlier delivery is passed on
         if self._disconnected:
             await self._request_once(protocol.DetachConsumer(self.name, number, self._seen_by_application()))
         self._stale.discard(number)
@@ -272,27 +274,27 @@ class DispatcherConnection:
             self._consumers.pop(number, None)
             consumer.revoked()
             self.report(error)
-        except errors.MusterError as error:  # no answer, or no room in the log: begin again
+        except errors.MusterError as error:  # no reply, or no room in the log: start again
             self._registered = False
-            raise errors.Unavailable(f"a consumer could not be attached anew: {error.message}") from error
+            raise errors.Unavailable(f"a consumer could not be attached again: {error.message}") from error
         else:
             self._attached.add(number)
 
     def _bus_changed(self, state: api.ConnectionState) -> None:
-        """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
+        """After a disconnect, deliveries and credit may be lost: attach again, so that they are repeated."""
         if state is not api.ConnectionState.CONNECTED:
             self._registered, self._disconnected = False, True
-            self._highest_epoch = 0  # brokers restored from a backup count from a lower one
+            self._highest_epoch = 0  # brokers restored from a backup have a lower epoch
             self._stale.update(self._consumers)
         elif self._disconnected and not self.closed:
             self.spawn(self._register_again())
 
     def _seen_by_application(self) -> dict[str, list[int]]:
-        """What the application got: by backlog, what it holds and what it acknowledges just now."""
+        """Messages the application received, by backlog: unacknowledged, or being acknowledged."""
         return self._seen_with([holder() for holder in self._unacknowledged])
 
     def _seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-        """What it acknowledges just now, which may not be stored, and what it holds besides."""
+        """Acknowledgements in progress, which may not be stored, together with ``held``."""
         seen: dict[str, list[int]] = {}
         for acks in (*self.outbox.pending_acks(), *held):
             for key, sequences in acks.items():
@@ -302,10 +304,11 @@ class DispatcherConnection:
     async def request(
         self, request: protocol.DispatcherRequest, *, timeout_s: float | None = None
     ) -> protocol.DispatcherReply:
-        """Ask until there is an answer: a dispatcher that dies has a successor.
+        """Send a request and retry until there is a reply: a failed dispatcher has a successor.
 
-        What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
-        one `errors.TimedOut` says that it may have been done.
+        A request that must not be executed twice is repeated to the same dispatcher only, which recognizes
+        it. If another dispatcher is active, `errors.TimedOut` reports that the request may have been
+        executed.
         """
         deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
@@ -325,12 +328,12 @@ class DispatcherConnection:
                 return await self._request_once(request, id)
             except errors.StaleEpoch as error:
                 if times > 1:
-                    raise errors.TimedOut(f"it may have been done: {error.message}") from error
+                    raise errors.TimedOut(f"the request may have been executed: {error.message}") from error
                 times = 0
                 self._registered = False
             except message_errors.InvalidDestination:
                 if times > 1 and isinstance(request, protocol.EndSubscription):
-                    return protocol.DispatcherReply()  # it was done the first time
+                    return protocol.DispatcherReply()  # the first attempt succeeded
                 raise
             except errors.Unavailable:
                 if self.closed or self._loop.time() + pause_s > deadline:
@@ -342,7 +345,7 @@ class DispatcherConnection:
         self, request: protocol.DispatcherRequest, id: str | None = None
     ) -> protocol.DispatcherReply:
         identity = self.bus.identity
-        looks = isinstance(request, protocol.READS)  # which those may who may do nothing else
+        looks = isinstance(request, protocol.READS)  # viewers may send these only
         subject = protocol.read_subject(identity) if looks else protocol.request_subject(identity)
         until = asyncio.timeout(None)
         try:
@@ -356,17 +359,17 @@ class DispatcherConnection:
                     timeout_s=REQUEST_S,
                 )
         except TimeoutError:
-            raise errors.NotConnected("another dispatcher has begun, and has to be asked anew") from None
+            raise errors.NotConnected("another dispatcher has started: repeat the request") from None
         except errors.Forbidden as forbidden:
             raise errors.Forbidden(
-                f"{identity} may not {'look at' if looks else 'send or receive'} messages",
-                hint=f"`muster creds show {identity}` lists what it may",
+                f"{identity} may not {'read' if looks else 'send or receive'} messages",
+                hint=f"`muster creds show {identity}` lists its permissions",
             ) from forbidden
         finally:
             self._pending.pop(until, None)
         answer = protocol.decode_reply(answered.data)
         if answer.epoch < self._highest_epoch:
-            raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
+            raise errors.NotConnected("the reply came from a dispatcher that has been replaced")
         self._observe_epoch(answer.epoch)
         if answer.error is not None:
             error = rpc_faults.from_error_reply(answer.error)
@@ -388,17 +391,17 @@ class DispatcherConnection:
             await self.request(consumer.attach_request())
         except BaseException:
             self._consumers.pop(consumer.number, None)
-            # It may be attached all the same, and then it would be fed.
+            # It may be attached nevertheless, and would then receive deliveries.
             self.spawn(self.notify(protocol.DetachConsumer(self.name, consumer.number)))
             raise
         self._attached.add(consumer.number)
 
     async def _register_with_retry(self) -> None:
-        """A domain that has just begun has no dispatcher yet."""
+        """Retry: a domain that has just started has no dispatcher yet."""
         await self.request(protocol.Ping(self.name))
 
     async def detach(self, number: int, held: dict[str, list[int]]) -> None:
-        """``held``: what the application got of it and has not acknowledged."""
+        """``held``: messages that the application received and did not acknowledge."""
         seen = self._seen_with([held])
         if self._consumers.pop(number, None) is not None:
             self._attached.discard(number)
@@ -410,7 +413,7 @@ class DispatcherConnection:
         batch = protocol.decode_deliveries(message.data)
         if batch.epoch != self._epoch:
             self._observe_epoch(batch.epoch)
-            return  # whoever knows us delivers the same
+            return  # the current dispatcher delivers the same messages
         for delivery in batch.deliveries:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._stale:
@@ -419,7 +422,7 @@ class DispatcherConnection:
             self.spawn(self.outbox.publisher.publish_due(number, mark))
 
     async def subscribe_slow_reports(self) -> None:
-        """From now on, wait for slow consumers of topics. Those who send say this first."""
+        """From now on, hold back messages to slow consumers of topics. Producers call this first."""
         if not self._follows_slow:
             self._follows_slow = True
             self._subscriptions.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow_report))
@@ -428,7 +431,7 @@ class DispatcherConnection:
         self.holds.on_report(protocol.decode_slow(message.data))
 
     def report_slow(self, consumer: flow_control.SlowableConsumer) -> None:
-        """This consumer of a topic cannot keep up."""
+        """Report that this consumer of a topic cannot keep up."""
         self._slow_reports.add(consumer)
 
     async def _report_slow(self, topic: str, recovered: bool) -> None:
@@ -446,17 +449,17 @@ class DispatcherConnection:
         if started < self._highest_epoch:
             return  # it has been replaced already
         for until in [until for until, epoch in self._pending.items() if epoch != started]:
-            del self._pending[until]  # whom we asked is no more
+            del self._pending[until]  # the dispatcher that was asked has stopped
             until.reschedule(self._loop.time())
         if self._registered and started == self._epoch:
-            return  # we have met
+            return  # already registered there
         self._highest_epoch = started
         self._registered = False
         if not self.closed:
             self.spawn(self._register_again())
 
     def _observe_epoch(self, epoch: int) -> None:
-        """A dispatcher of this epoch acts: if it is a new one, it does not know us yet."""
+        """A dispatcher of this epoch is active. If it is new, this connection has to register there."""
         self._highest_epoch = max(self._highest_epoch, epoch)
         if self._registered and epoch > self._epoch:
             self._registered = False
@@ -464,7 +467,7 @@ class DispatcherConnection:
                 self.spawn(self._register_again())
 
     async def _register_again(self) -> None:
-        with contextlib.suppress(errors.Unavailable):  # the next ping tries again
+        with contextlib.suppress(errors.Unavailable):  # the next ping retries
             await self.request(protocol.Ping(self.name), timeout_s=REQUEST_S)
 
     async def _ping(self) -> None:
@@ -474,7 +477,7 @@ class DispatcherConnection:
                 await self.request(protocol.Ping(self.name), timeout_s=PING_S)
             except errors.Unavailable:
                 pass
-            except errors.MusterError as error:  # a limit that was reached: the next ping may find room again
+            except errors.MusterError as error:  # a limit was reached: the next ping may succeed
                 self.report(error)
 
     def submit(
@@ -484,10 +487,11 @@ class DispatcherConnection:
         *,
         atomic: bool = False,
     ) -> asyncio.Future[None]:
-        """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
+        """Send and acknowledge; the future completes when it is stored. ``atomic``: a transaction, stored by
+        itself.
 
-        Whoever sends waits for room in the outbox first; who does not is refused one day
-        (`errors.Overloaded`).
+        A sender should first wait for room in the outbox; one that does not is eventually rejected with
+        `errors.Overloaded`.
         """
         self.check_open()
         return self.outbox.submit(sends, acks or {}, atomic=atomic)

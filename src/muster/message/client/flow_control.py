@@ -1,9 +1,9 @@
 """Slow consumers of topics slow the producers down.
 
-The bus itself has no back-pressure: who reads too slowly loses messages.  So a consumer with too much
-waiting says so to the dispatcher, again and again as long as it is true, the dispatcher tells everyone, and
-those who send to the topic wait.  A consumer that stays slow for `PATIENCE_S` on end is no longer waited
-for: then its oldest messages go, and are counted.  Without a dispatcher nobody waits.
+The bus itself has no back-pressure: a slow reader loses messages. A consumer with too many waiting messages
+therefore reports this to the dispatcher repeatedly, the dispatcher broadcasts it, and producers of the topic
+wait. After a consumer has been slow for `PATIENCE_S` without interruption, producers no longer wait for it;
+its oldest messages are then dropped and counted. Without a dispatcher, no producer waits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HOLD_S: Final = 0.5
 RENEW_S: Final = 0.2
 CHECK_S: Final = 0.005
 PATIENCE_S: Final = 10.0
-WAITING_SLOW: Final = 5_000  # messages that wait for a slow consumer before it says so,
+WAITING_SLOW: Final = 5_000  # waiting messages above which a consumer reports that it is slow
 WAITING_SLOW_BYTES: Final = 8 << 20
-WAITING_MAX: Final = 65_536  # and before the oldest go
+WAITING_MAX: Final = 65_536  # and above which the oldest are dropped
 WAITING_BYTES_MAX: Final = 64 << 20
 
 
@@ -44,7 +44,7 @@ class SlowConsumerReports:
         self._reported: set[SlowableConsumer] = set()
 
     def add(self, consumer: SlowableConsumer) -> None:
-        """It is slow: say so until it is not."""
+        """Report this consumer as slow until it has recovered."""
         if consumer not in self._reported:
             self._reported.add(consumer)
             self._spawn(self._report_slow(consumer))
@@ -66,7 +66,7 @@ class SlowConsumerReports:
 
 
 class ProducerHolds:
-    """What one connection may not send now, because somebody cannot keep up."""
+    """The topics to which a connection may not send now, because a consumer cannot keep up."""
 
     def __init__(self, on_released: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class ProducerHolds:
         self._held: dict[str, topics.TopicPattern] = {}
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._released = asyncio.Event()
-        self.hold_count = 0  # times that somebody had to wait
+        self.hold_count = 0  # number of times that a producer had to wait
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -105,7 +105,7 @@ class ProducerHolds:
         return any(pattern.matches(destination.topic) for pattern in self._held.values())
 
     async def wait_until_released(self, destination: destinations.Destination) -> None:
-        """Until it may be sent to."""
+        """Wait until messages may be sent to the destination."""
         while self.is_held(destination):
             self.hold_count += 1
             self._released.clear()

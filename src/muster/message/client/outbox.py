@@ -1,11 +1,12 @@
-"""What a connection has on its way to the log: messages and acknowledgements.
+"""Messages and acknowledgements of a connection on their way to the log.
 
-What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
-time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
-the same number, to this dispatcher or the next one.  While the log is full, senders wait, and
-acknowledgements, which make room, overtake them.  An acknowledgement that not even fits itself is tried again
-as long as the connection lives: the application was given the message and will not acknowledge it a second
-time.
+Everything that the sessions send and acknowledge at one time becomes one `protocol.CommitWork`, and one is in
+progress at a time: order is preserved, and concurrent senders share a sync. A work without a reply is
+repeated with the same number, to the same dispatcher or the next one.
+
+While the log is full, senders wait, and acknowledgements overtake them because they make room. An
+acknowledgement for which there is no room either is retried as long as the connection exists: the application
+has received the message and will not acknowledge it a second time.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from muster.message.client import topic_publisher
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
 
-FULL_S: Final = 10.0  # how long senders wait for room in a full log before they hear that it is full
+FULL_S: Final = 10.0  # how long senders wait for room in a full log before they fail
 FULL_RETRY_S: Final = 0.25
-UNSENT_MAX = 20_000  # messages that senders may have waiting in one connection before they wait,
-UNSENT_BYTES_MAX: Final = 32 << 20  # and their bytes; those who do not wait are refused at twice that
+UNSENT_MAX = 20_000  # messages that may wait in a connection before senders have to wait
+UNSENT_BYTES_MAX: Final = 32 << 20  # bytes of these; senders that do not wait fail at twice that
 STAGE_TRIES: Final = 5
 
 
@@ -66,8 +67,8 @@ class Outbox:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._full_since: float | None = None
-        self._full_until = 0.0  # when to try messages again,
-        self._acks_until = 0.0  # and when acknowledgements
+        self._full_until = 0.0  # when to retry messages
+        self._acks_until = 0.0  # when to retry acknowledgements
         self._acks_reported = False
         self._works = 0
 
@@ -76,18 +77,18 @@ class Outbox:
     ) -> asyncio.Future[None]:
         if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
-                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
+                f"{len(sends)} messages in one transaction: the maximum is {protocol.SENDS_MAX}"
             )
         if sends and (self._unsent >= 2 * UNSENT_MAX or self._unsent_bytes >= 2 * UNSENT_BYTES_MAX):
             raise errors.Overloaded(
-                f"{self._unsent} messages of this connection wait to be stored: wait for some of them",
+                f"{self._unsent} messages of this connection wait to be stored: wait until some are",
                 retry_after_s=1.0,
             )
         future: asyncio.Future[None] = self._loop.create_future()
         waiting = _Submission(sends, acks, atomic, future)
         if len(sends) > 1 and waiting.size > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(
-                f"a transaction of {waiting.size} bytes: the most is {protocol.WORK_BYTES_MAX}"
+                f"a transaction of {waiting.size} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
             )
         self._waiting.append(waiting)
         self._unsent += len(sends)
@@ -100,16 +101,16 @@ class Outbox:
         return future
 
     def pending_acks(self) -> list[dict[str, list[int]]]:
-        """What is acknowledged just now, by backlog."""
+        """Acknowledgements that are not confirmed yet, by backlog."""
         return [entry.acks for entry in (*self._current, *self._waiting)]
 
     def is_acknowledging(self, key: str, sequence: int) -> bool:
-        """Whether that is under way."""
+        """Whether an acknowledgement of the message is not confirmed yet."""
         return any(sequence in acks.get(key, ()) for acks in self.pending_acks())
 
     @property
     def log_is_full(self) -> bool:
-        """Whether senders wait for somebody to consume something."""
+        """Whether senders wait until messages are consumed."""
         return self._full_since is not None
 
     @property
@@ -117,11 +118,11 @@ class Outbox:
         return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
 
     async def wait_for_room(self) -> None:
-        """Back-pressure: waits while too much is on its way."""
+        """Back-pressure: wait while too much is unconfirmed."""
         await self._room.wait()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
-        """Until everything submitted is answered."""
+        """Wait until everything submitted is confirmed or failed."""
         futures = [entry.future for entry in (*self._current, *self._waiting) if not entry.future.done()]
         if futures:
             await asyncio.wait(futures, timeout=timeout_s)
@@ -130,7 +131,7 @@ class Outbox:
         while self._waiting:
             if not (future := self._waiting.popleft().future).done():
                 future.set_exception(error)
-                future.exception()  # a sender who does not wait has chosen not to hear
+                future.exception()  # retrieve it: a sender may ignore the future
 
     async def _work(self) -> None:
         while True:
@@ -142,7 +143,7 @@ class Outbox:
                 self._current = []
 
     def _next_batch(self) -> list[_Submission]:
-        """What makes up the next work; nothing if there is nothing, or the log is full."""
+        """The submissions of the next work; none if nothing waits, or the log is full."""
         if self._loop.time() < self._acks_until:
             return []
         if self._loop.time() < self._full_until:
@@ -164,7 +165,7 @@ class Outbox:
         return taken
 
     def _put_back(self, taken: list[_Submission], error: errors.MusterError) -> list[_Submission]:
-        """The log has no room: what is to be tried again in a while goes back, and the rest is returned."""
+        """The log has no room: put back the submissions that are retried later, and return the others."""
         if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
             return taken
         now = self._loop.time()
@@ -204,11 +205,11 @@ class Outbox:
             taken = self._put_back(taken, failure)
             error = self._explain(failure)
         except BaseException:
-            doubt = errors.NotConnected("the connection was closed meanwhile: it may have been stored or not")
+            doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
             for entry in taken:
                 if not entry.future.done():
                     entry.future.set_exception(doubt)
-                    entry.future.exception()  # a sender who does not wait has chosen not to hear
+                    entry.future.exception()  # retrieve it: a sender may ignore the future
             raise
         self._unsent -= sum(len(entry.sends) for entry in taken)
         self._unsent_bytes -= sum(entry.size for entry in taken)
@@ -221,20 +222,22 @@ class Outbox:
                 entry.future.set_result(None)
             else:
                 entry.future.set_exception(error)
-                entry.future.exception()  # a sender who does not wait has chosen not to hear
+                entry.future.exception()  # retrieve it: a sender may ignore the future
 
     def _explain(self, error: errors.MusterError) -> errors.MusterError:
         if not isinstance(error, errors.Unavailable) or self._connection.closed:
             return error
         return errors.TimedOut(
-            f"it was not stored within {self._connection.in_doubt_s:g} s, and may yet be: {error.message}",
-            hint="`muster status` says what is wrong: a broker without room on its disk stores nothing",
+            f"not stored within {self._connection.in_doubt_s:g} s, but it may still be: {error.message}",
+            hint="`muster status` shows the cause: a broker whose disk is full stores nothing",
         )
 
     async def _send_work(
         self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], size: int, *, strict: bool
     ) -> None:
-        """What does not fit into one request goes in several; a new dispatcher wants to hear all of them."""
+        """Send a work in one request, or in several if it is too large. A new dispatcher needs all of them
+        again.
+        """
         self._works += 1
         connection, work = self._connection, self._works
         before, last = (
@@ -252,11 +255,11 @@ class Outbox:
                 return
             except errors.Conflict:
                 continue
-        raise errors.NotConnected("the dispatcher changed again and again while we spoke to it")
+        raise errors.NotConnected("the dispatcher changed repeatedly during the request")
 
 
 def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]]:
-    """In requests that fit into a message of the bus."""
+    """Split into requests that fit into a bus message."""
     parts: list[list[protocol.SendMessage]] = [[]]
     total = 0
     for send in sends:

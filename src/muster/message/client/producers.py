@@ -1,7 +1,7 @@
-"""Producers: what a session sends with.
+"""Producers: the sending end of a session.
 
-Most of what is sent is a text or some bytes with nothing special about it.  That goes a short way: no message
-object, and a header of which all but the id and the time is written once.
+Most messages are a text or bytes without options. They take a fast path: no message object is created, and
+the header is precomputed except for the id and the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from muster.message.client import api
 
 Body: TypeAlias = str | bytes | Mapping[str, values.Value] | list[values.Value] | messages.JmsMessage | None
-#: Hears what became of a message: None, or why it was not accepted.
+#: Called with the result for a message: None, or why it was not accepted.
 Listener: TypeAlias = Callable[[messages.JmsMessage, errors.MusterError | None], None]
 
 
@@ -40,8 +40,8 @@ def to_message(body: Body) -> messages.JmsMessage:
 
 
 class Producer:
-    """``ttl_s`` 0: messages do not expire. ``delay_s``: they are delivered no earlier than that. Both count
-    from the sending.
+    """``ttl_s`` 0: messages do not expire. ``delay_s``: minimum delay before delivery. Both count from the
+    time of sending.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Producer:
         self._follows_slow = False
 
     async def _wait(self, destination: destinations.Destination | None) -> None:
-        """For consumers that cannot keep up."""
+        """Wait for slow consumers of the topic."""
         if not self._follows_slow:
             await self._connection.subscribe_slow_reports()
             self._follows_slow = True
@@ -75,7 +75,7 @@ class Producer:
             await self._connection.holds.wait_until_released(destination)
 
     async def send(self, body: Body, *, to: destinations.Destination | None = None, **options: Any) -> None:
-        """Accepted when this returns; in a transacted session, with its commit. Options as in `Producer`."""
+        """Accepted when this returns; in a transacted session, on commit. Options as in `Producer`."""
         kind = body.__class__
         if (
             (kind is str or kind is bytes)
@@ -115,7 +115,7 @@ class Producer:
             await future
 
     def _fast_header(self, kind: type) -> str:
-        """The header of a plain text (or bytes): `messages.Meta` in JSON."""
+        """The header of a plain text or bytes message: a `messages.MessageMeta` in JSON."""
         head = self._heads.get((kind, self.priority, self.persistent)) or self._head(kind)
         now_ms = time.time_ns() // 1_000_000
         expires = f',"exp":{now_ms + round(self.ttl_s * 1000)}' if self.ttl_s else ""
@@ -140,10 +140,11 @@ class Producer:
         listener: Listener | None = None,
         **options: Any,
     ) -> Awaitable[None]:
-        """Send without waiting: the answer says later whether it was accepted. Order is kept.
+        """Send without waiting. The result reports whether the message was accepted. Order is preserved.
 
-        A ``listener`` is called with the message when that is known, in the order of sending; the message
-        is not to be touched before.  In a transacted session it hears that it is part of the transaction.
+        A ``listener`` is called with the message and the result, in the order of sending; the message must
+        not be changed before. In a transacted session it is called once the message is part of the
+        transaction.
         """
         message = to_message(body)
         direct, future = self._send(message, to, options)
@@ -174,10 +175,10 @@ class Producer:
         session = self._session
         session.check_open()
         if self.destination is not None and to is not None:
-            raise message_errors.IllegalState("this producer has its destination")
+            raise message_errors.IllegalState("this producer has a fixed destination")
         destination = to or self.destination
         if destination is None:
-            raise message_errors.InvalidDestination("where to? this producer has no destination of its own")
+            raise message_errors.InvalidDestination("this producer has no destination: pass one with `to`")
         self._stamp(message, destination, **options)
         meta, data = message.meta()
         raw = messages.encode_meta(meta).decode()
@@ -188,7 +189,7 @@ class Producer:
         send = protocol.SendMessage(str(destination), raw, data)
         if session.transacted:
             if len(session.sends) >= protocol.SENDS_MAX:
-                raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
+                raise errors.LimitExceeded(f"a transaction contains at most {protocol.SENDS_MAX} messages")
             session.sends.append(send)
             return None, None
         return None, self._connection.submit([send])
@@ -214,7 +215,7 @@ class Producer:
         message.delivery_time_ms = now_ms + round(delay_s * 1000) if delay_s else 0
         message.expiration_ms = now_ms + round(ttl_s * 1000) if ttl_s else 0
         message.origin = self._connection.origin
-        message.amqp = None  # of one that was received: what its first sender said is no longer so
+        message.amqp = None  # a received message that is sent again: its AMQP sections are outdated
 
 
 def _checked(priority: int) -> int:

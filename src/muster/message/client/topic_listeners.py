@@ -1,6 +1,6 @@
-"""Listening to topics on the bus: one subscription for all consumers over a connection that want the same.
+"""Subscriptions to topics: consumers of a connection with the same topic share one bus subscription.
 
-A message comes once to a connection, and is made into what a consumer wants when the first one asks.
+A message arrives once per connection, and is decoded when the first consumer needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from muster.message.dispatcher.log import ledger
 
 
 class TopicMessage:
-    """A message of a topic."""
+    """A message of a topic, decoded on demand."""
 
     __slots__ = ("_meta", "message")
 
@@ -45,14 +45,14 @@ H_contra = TypeVar("H_contra", bound=TopicMessage, contravariant=True)
 
 
 def group(identity: str, client_id: str | None, name: str) -> str:
-    """Of the bus, for those who share a subscription of this name."""
+    """The queue group on the bus for consumers that share a subscription of this name."""
     return destinations.token(ledger.subscription_key(identity, client_id, name))
 
 
 class TopicReceiver(Protocol[H_contra]):
     @property
     def owner(self) -> object:
-        """Whose it is: those of one owner hear a message together."""
+        """Receivers of the same owner get a message together."""
         ...
 
     def offer(self, message: H_contra) -> None: ...
@@ -63,7 +63,7 @@ def enqueue(receivers: Sequence[TopicReceiver[H]], message: H) -> None:
         try:
             receiver.offer(message)
         except (errors.MusterError, ValueError):
-            continue  # one may have to read what another need not
+            continue  # a message may be malformed for one receiver only
 
 
 class TopicListener(Generic[H]):
@@ -85,7 +85,7 @@ class TopicListener(Generic[H]):
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
         self._receivers: dict[object, tuple[TopicReceiver[H], ...]] = {}  # by owner
-        self.users = 0  # taps, and those that are being added
+        self.users = 0  # receivers, including those being added
 
     async def add(self, receiver: TopicReceiver[H]) -> None:
         async with self._opening:
@@ -98,7 +98,7 @@ class TopicListener(Generic[H]):
             self._receivers[receiver.owner] = (*self._receivers.get(receiver.owner, ()), receiver)
 
     def remove(self, receiver: TopicReceiver[H]) -> bool:
-        """Whether it was there."""
+        """Whether the receiver was registered."""
         receivers = self._receivers.get(receiver.owner, ())
         if receiver not in receivers:
             return False
@@ -120,8 +120,8 @@ class TopicListener(Generic[H]):
 
 
 class TopicListeners(Generic[H]):
-    """Those of one connection to the bus, by what they listen to. ``pass_on`` gives a message to the taps of
-    one owner, now or later.
+    """The topic subscriptions of a bus connection. ``forward`` passes a message to the receivers of one
+    owner, now or later.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a connection says itself, over a bus that does not hear itself: so no copy comes back to be dropped.
+"""Publishes a connection's own topic messages over a bus connection without echo, so that no copy comes back.
 
-The dispatcher stores such a message of a topic and leaves the saying to its sender: at once when it is
-stored, or, if its delivery is delayed, when the dispatcher tells that its time has come.  Until then it is
-kept here, if there is room.  What is not kept the dispatcher says, and then the copy travels.
+The dispatcher stores such a message and leaves the publishing to its sender: as soon as it is stored or, if
+its delivery is delayed, when the dispatcher reports that it is due. Until then it is retained here, if there
+is room. The dispatcher publishes messages that are not retained, and then the copy does come back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from muster.message import destinations, messages, protocol
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
 
-RETAINED_MAX: Final = 1000  # delayed messages of one connection,
-RETAINED_BYTES_MAX: Final = 1 << 20  # and their bytes
-LATE_MS: Final = 60_000  # the dispatcher has said it by then
+RETAINED_MAX: Final = 1000  # delayed messages of a connection
+RETAINED_BYTES_MAX: Final = 1 << 20  # bytes of these
+LATE_MS: Final = 60_000  # the dispatcher has published it by then
 
-Delayed = dict[
-    str, tuple[int, protocol.SendMessage]
-]  # by the mark in its header: when it is due, and what it is
+Delayed = dict[str, tuple[int, protocol.SendMessage]]  # by the mark in the header: delivery time and message
 
 
 class TopicPublisher:
@@ -35,7 +33,7 @@ class TopicPublisher:
         self._retained_bytes = 0
 
     def prepare(self, sends: list[protocol.SendMessage]) -> tuple[list[protocol.SendMessage], Delayed]:
-        """What is to be stored, and of that what may be said later."""
+        """The messages to store, and those of them to retain until they are due."""
         without_echo = self._connection.without_echo
         to_store: list[protocol.SendMessage] = []
         later: Delayed = {}
@@ -59,11 +57,11 @@ class TopicPublisher:
             if send.published_by_sender:
                 try:
                     await self._publish(send)
-                except errors.MusterError as error:  # it is stored, so it was accepted
+                except errors.MusterError as error:  # stored, so it is accepted
                     self._connection.report(error)
 
     async def publish_due(self, number: int, mark: str) -> None:
-        """The time of a delayed message has come: say it, or tell that we do not have it."""
+        """A delayed message is due: publish it, or report that it is not retained."""
         published = False
         if (retained := self._discard(mark)) is not None and self._connection.without_echo:
             try:

@@ -1,4 +1,4 @@
-"""The dispatcher for people: what there is, and taking it away or elsewhere."""
+"""Queue administration: list, browse, purge and move messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from muster.message.dispatcher.log import journal, ledger, pages
 
 BROWSE_MAX: Final = 1000
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
-FORGET_S = 600.0  # after so long without use a queue with nothing in it is forgotten,
-FORGET_BATCH: Final = 100  # so many at one time
+FORGET_S = 600.0  # an empty queue is forgotten when unused for this long
+FORGET_BATCH: Final = 100  # queues forgotten at one time
 
 Waiting = list[tuple[int, messages.MessageMeta, pages.PagedMessage]]
 
@@ -24,12 +24,13 @@ class QueueAdmin:
         self._ledger = shared.ledger
         self._delivery = delivery_queue
         self._counted_at = 0.0
-        self._counts: dict[str, tuple[int, int]] = {}  # by queue: stored and delivered so far
+        self._counts: dict[str, tuple[int, int]] = {}  # by queue: messages stored and delivered
         self._rates: dict[str, tuple[float, float]] = {}
-        self._idle: dict[str, tuple[tuple[int, int], float]] = {}  # by queue: its counts, and since when
+        # by queue: its counts, and since when
+        self._idle: dict[str, tuple[tuple[int, int], float]] = {}
 
     def update_rates(self, now: float) -> None:
-        """Called regularly: the rates are those since the last call."""
+        """Called periodically: rates refer to the time since the last call."""
         took_s, self._counted_at = now - self._counted_at, now
         counts, rates = {}, {}
         for key in self._ledger.depths:
@@ -40,10 +41,11 @@ class QueueAdmin:
         self._counts, self._rates = counts, rates
 
     async def forget_idle_queues(self, now: float) -> None:
-        """Called regularly: names of queues are without end.
+        """Forget empty, unused queues. Called periodically, because clients may use any number of queue
+        names.
 
-        One begins anew with the next message, so the log must have none of it left: that is so some time
-        after the last was done, when a checkpoint has cut it.
+        A queue starts anew with its next message, so the log must not contain any of its messages. That is
+        the case some time after the last one was acknowledged, when a checkpoint has trimmed the log.
         """
         before, self._idle = self._idle, {}
         for key, queue in self._ledger.backlogs.items():
@@ -63,11 +65,11 @@ class QueueAdmin:
         return not self._ledger.depths.get(key) and key not in self._ledger.consumed
 
     def _has_pending_consumer(self, key: str) -> bool:
-        """By a consumer that is just being attached."""
+        """Whether a consumer is being attached."""
         return any(key in connection.consumers.values() for connection in self._state.connections.values())
 
     def queue_rows(self, reader: str) -> list[dict[str, Any]]:
-        """Of the queues on which the reader has any right."""
+        """The queues on which the reader has any permission."""
         rows = []
         for key, depth in sorted(self._ledger.depths.items()):
             name = key.removeprefix(ledger.QUEUE_MARK)
@@ -91,12 +93,12 @@ class QueueAdmin:
         return rows
 
     def _may_see(self, reader: str, queue: str) -> bool:
-        if queue.startswith(destinations.TEMPORARY):  # who knows its name may send to it
+        if queue.startswith(destinations.TEMPORARY):  # every client that has its name may send to it
             return self._state.may_browse(reader, queue)
         return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
     def subscription_rows(self, reader: str) -> list[dict[str, Any]]:
-        """Those that the reader made, or all."""
+        """The subscriptions that the reader made, or all if it may list them."""
         rows = []
         sees_all = self._state.may(reader, "subscriptions", "list")
         for key, subscription in sorted(self._ledger.subscriptions.items()):
@@ -124,9 +126,10 @@ class QueueAdmin:
     async def _waiting(
         self, queue: str, selector: str | None, after: int, limit: int, *, expired: bool = False
     ) -> tuple[Waiting, list[int]]:
-        """What nobody has acknowledged, in the order of the log; and the numbers left out between them.
+        """Unacknowledged messages in log order, and the numbers of those skipped between them.
 
-        No more than ``limit``, nor than one batch of the log takes. ``expired``: that, and nothing else.
+        At most ``limit``, and at most one batch of the log. ``expired``: only expired messages; otherwise
+        only others.
         """
         queue_backlog = self._ledger.queue(queue)
         waiting: Waiting = []
@@ -155,7 +158,7 @@ class QueueAdmin:
         key = ledger.queue_key(request.queue)
         deliveries: list[protocol.MessageDelivery] = []
         total = 0
-        await self._state.store(journal.JournalItem())  # what came before the question is stored first
+        await self._state.store(journal.JournalItem())  # store everything received before the request
         if key in self._ledger.backlogs:
             waiting, _ = await self._waiting(request.queue, request.selector, request.after, limit)
             for number, _, held in waiting:
@@ -172,14 +175,14 @@ class QueueAdmin:
 
     async def move(self, request: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
         if request.to == str(destinations.queue(request.queue)):
-            raise errors.InvalidInput(f"what waits in {request.queue!r} is there already")
+            raise errors.InvalidInput(f"the messages are already in the queue {request.queue!r}")
 
         def to(meta: messages.MessageMeta, held: pages.PagedMessage) -> journal.JournalMessage:
             origin = meta.properties.pop(delivery.FROM, None)
             meta.properties.pop(delivery.REASON, None)
             meta.destination, meta.amqp, meta.mark = request.to or str(origin or ""), None, None
             if not meta.destination:
-                raise errors.InvalidInput("a message that did not die needs a destination to move to")
+                raise errors.InvalidInput("a message that is not a dead letter needs a destination")
             target = destinations.Destination.parse(meta.destination)
             self._state.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
@@ -190,7 +193,9 @@ class QueueAdmin:
         )
 
     async def expire_messages(self) -> None:
-        """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
+        """Remove expired messages from queues. Queues without consumers are not examined otherwise, and would
+        fill the log.
+        """
         for key, depth in list(self._ledger.depths.items()):
             queue = self._ledger.backlogs.get(key)
             if depth and queue is not None:
@@ -208,13 +213,14 @@ class QueueAdmin:
         *,
         expired: bool = False,
     ) -> int:
-        """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it.
+        """Acknowledge waiting messages that no consumer holds, each together with the copy that ``to``
+        creates.
 
-        An error that comes after some of them were taken says how many.
+        An error after some of them were removed states their number.
         """
         if selector:
             selectors.compiled(selector)
-        await self._state.store(journal.JournalItem())  # what came before the question is stored first
+        await self._state.store(journal.JournalItem())  # store everything received before the request
         key = ledger.queue_key(queue)
         queue_backlog = self._ledger.backlogs.get(key)
         count = after = 0
@@ -234,7 +240,7 @@ class QueueAdmin:
                 raise
             for number, copy in made:
                 if queue_backlog.is_done(number):
-                    continue  # since it was read
+                    continue  # acknowledged since it was read
                 if not queue_backlog.withdraw(number):
                     left.append(number)
                     continue
@@ -258,6 +264,6 @@ class QueueAdmin:
 
 
 def _add_count(error: errors.MusterError, count: int) -> None:
-    """To the message of an error that ends an act of which a part, so many messages, is done."""
+    """Add the number of messages processed before an error to its message."""
     if count:
         error.message = f"after {count} messages: {error.message}"

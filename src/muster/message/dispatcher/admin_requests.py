@@ -1,6 +1,6 @@
-"""Acts of administrators on queues: who may, once each, and with a record in the audit.
+"""Administrative requests on queues: authorized, executed once and recorded in the audit log.
 
-The rest of the dispatcher's requests are the traffic itself; its log names who sent and acknowledged.
+The other requests to the dispatcher are message traffic; its log contains who sent and acknowledged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from muster.message.dispatcher import admin, state
 
 
 class _Codec:
-    """Replies in the form of all of the dispatcher's."""
+    """Encodes replies like all other replies of the dispatcher."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -52,7 +52,7 @@ class AdminRequests:
         return self._record_count(call, await self._admin.purge(request))
 
     async def _move(self, call: server.RpcCall, request: protocol.MoveMessages) -> protocol.DispatcherReply:
-        call.details["to"] = request.to or "where each came from"
+        call.details["to"] = request.to or "original destinations"
         self._check(call, request)
         return self._record_count(call, await self._admin.move(request, call.identity))
 
@@ -63,7 +63,9 @@ class AdminRequests:
         self._state.check_queue(call.identity, "admin", request.queue)
         if request.epoch not in (0, self._state.epoch):
             raise errors.StaleEpoch(
-                "another dispatcher was asked before", epoch=request.epoch, current=self._state.epoch
+                "another dispatcher received the request before",
+                epoch=request.epoch,
+                current=self._state.epoch,
             )
 
     def _record_count(

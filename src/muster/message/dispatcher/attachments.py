@@ -1,4 +1,4 @@
-"""Consumers and durable subscriptions: who may have which, and how they begin and end."""
+"""Consumers and durable subscriptions: permissions, attach and detach."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from muster.message import errors as message_errors
 from muster.message.dispatcher import backlog, delivery, state, topic_capture
 from muster.message.dispatcher.log import journal, ledger
 
-_SHARED_MARK: Final = "live:"  # before the key of a subscription that is not durable
-#: Nobody's consumer: stands among the users of a subscription that is just being made or ended.
+_SHARED_MARK: Final = "live:"  # prefix of the key of a subscription that is not durable
+#: Placeholder among the users of a subscription that is being created or ended.
 _BUSY: Final[backlog.ConsumerKey] = ("", 0)
 
 
 @dataclass(slots=True)
 class _Usage:
-    """Who uses a backlog, from the moment of asking on: to be stored, an answer takes a while."""
+    """The users of a backlog, from the request on: storing it takes a while."""
 
     subscription: ledger.DurableSubscription | None = None
     users: set[backlog.ConsumerKey] = field(default_factory=set)
@@ -36,8 +36,8 @@ class Attachments:
         self._ledger = shared.ledger
         self._delivery = delivery_queue
         self._capture = capture
-        self._uses: dict[str, _Usage] = {}  # by backlog, or shared subscription that is not durable
-        self._ending: dict[str, list[state.ReplyCallback]] = {}  # subscriptions that are just being ended
+        self._uses: dict[str, _Usage] = {}  # by backlog, or by shared subscription that is not durable
+        self._ending: dict[str, list[state.ReplyCallback]] = {}  # subscriptions that are being ended
 
     def attach(
         self, connection: state.ClientConnection, request: protocol.AttachConsumer, reply: state.ReplyCallback
@@ -48,7 +48,7 @@ class Attachments:
         destination.check_consumer(connection.name)
         consumer = backlog.BacklogConsumer((connection.name, request.consumer), request.credit)
         if destination.is_queue:
-            # A temporary queue is its connection's own, but only identities with queues have any.
+            # A connection owns its temporary queues, but only identities with queue permissions have any.
             right = "send" if destination.is_temporary else "receive"
             self._state.check_queue(connection.identity, right, destination.name)
             consumer.selector = request.selector or None
@@ -60,7 +60,7 @@ class Attachments:
             return
         subscription = self._subscription(connection, request, destination)
         existing = self._ledger.subscriptions.get(subscription.key)
-        if existing is not None and existing != subscription:  # it would be ended, and another one made
+        if existing is not None and existing != subscription:  # it would be replaced
             self._check_may_end(connection.identity, existing.identity, existing.name)
         use = self._claim(subscription, consumer.key)
         first = not use.users
@@ -72,7 +72,7 @@ class Attachments:
         else:
             self._subscribe(connection, subscription, use, consumer, reply, first=first)
 
-    # Who uses what.
+    # Users.
 
     def _claim(self, subscription: ledger.DurableSubscription, consumer: backlog.ConsumerKey) -> _Usage:
         use = self._uses.get(subscription.key)
@@ -86,7 +86,7 @@ class Attachments:
             return self._uses.setdefault(subscription.key, _Usage(subscription))
         if not subscription.shared and consumer not in use.users:
             raise message_errors.IllegalState(
-                f"the subscription {subscription.name!r} has a consumer: one that is not shared has only one"
+                f"the subscription {subscription.name!r} is not shared and has a consumer"
             )
         if use.subscription != subscription:
             raise message_errors.IllegalState(
@@ -109,7 +109,7 @@ class Attachments:
             if not use.users:
                 del self._uses[key]
 
-    # Beginning.
+    # Start.
 
     def _subscription(
         self,
@@ -118,7 +118,7 @@ class Attachments:
         destination: destinations.Destination,
     ) -> ledger.DurableSubscription:
         if not request.subscription or not (request.durable or request.shared):
-            raise errors.InvalidInput("a subscription that is neither durable nor shared needs no dispatcher")
+            raise errors.InvalidInput("a subscription must be durable or shared")
         if not request.shared and connection.client_id is None:
             raise message_errors.IllegalState("an unshared durable subscription needs a client id")
         if request.durable and destination.is_temporary:
@@ -157,14 +157,14 @@ class Attachments:
                 self._start(connection, self._ledger.backlogs[subscription.key], consumer, reply)
             else:
                 failed(
-                    errors.Unavailable(f"the subscription {subscription.name!r} could not be made: try again")
+                    errors.Unavailable(f"the subscription {subscription.name!r} was not created: try again")
                 )
 
         def failed(error: errors.MusterError) -> None:
             self._remove_user(connection, consumer.key[1])
             reply(protocol.failed(error))
 
-        if not first:  # whoever was first has it made just now
+        if not first:  # the first consumer is creating it
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
         existing = self._ledger.subscriptions.get(subscription.key)
@@ -200,9 +200,9 @@ class Attachments:
 
         def start(_: list[int]) -> None:
             if connection.consumers.get(number) != source.key:
-                return  # it has gone meanwhile
+                return  # it was detached meanwhile
             if consumer.key not in source.consumers:
-                source.attach(consumer)  # or it attaches anew, without having lost anything
+                source.attach(consumer)  # otherwise it attaches again without a loss
             reply(protocol.DispatcherReply(epoch=self._state.epoch, key=source.key))
             self._delivery.refill(source.key)
             self._delivery.pump(source)
@@ -218,7 +218,7 @@ class Attachments:
                 journal.JournalItem([], ledger.LogRecord(consumed=[source.key]), start, failed)
             )
 
-    # Ending.
+    # End.
 
     def detach(
         self, connection: state.ClientConnection, number: int, seen: dict[str, list[int]] | None
@@ -238,7 +238,8 @@ class Attachments:
             source.settle(self._ledger.end)
             self._delivery.set_live(source, live=False)
             source.unload()
-            self._ledger.consumed.discard(key)  # at once: who attaches meanwhile has to say so again
+            # now: a consumer that attaches meanwhile is recorded again
+            self._ledger.consumed.discard(key)
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
 
     def unsubscribe(
@@ -257,7 +258,7 @@ class Attachments:
         if subscription is None:
             raise message_errors.InvalidDestination(f"there is no durable subscription {request.name!r}")
         self._check_may_end(connection.identity, subscription.identity, subscription.name)
-        if key in self._ending:  # it was asked twice
+        if key in self._ending:  # a repeated request
             self._ending[key].append(reply)
             return
         if key in self._uses:
@@ -288,10 +289,10 @@ class Attachments:
             raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
 
     def drop_queue(self, sender: str, name: str, reply: state.ReplyCallback) -> None:
-        """A temporary one: its owner wants it no more."""
+        """Delete a temporary queue on request of its owner."""
         owner = self._state.connections.get(destinations.queue(name).owner)
         if not name.startswith(destinations.TEMPORARY) or owner is None or owner.identity != sender:
-            raise errors.Forbidden("only a temporary queue is dropped, and by its own connection")
+            raise errors.Forbidden("only a temporary queue can be deleted, and only by its own connection")
         key = ledger.queue_key(name)
         if key in self._uses:
             raise message_errors.IllegalState("the temporary queue has consumers: close them first")
@@ -305,7 +306,7 @@ class Attachments:
         )
 
     def drop_orphans(self, is_gone: Callable[[str], bool]) -> None:
-        """Temporary queues end with their connection."""
+        """Delete temporary queues of closed connections."""
         mark = ledger.queue_key(destinations.TEMPORARY)
         orphans = [
             key

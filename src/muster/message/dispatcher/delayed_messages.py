@@ -1,4 +1,4 @@
-"""Messages whose time has not come: they stand aside in the log, and go to their destination when it has."""
+"""Messages with a delivery time: stored separately in the log, and moved to their destination when due."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from muster.message.dispatcher.log import journal, ledger, pages
 if TYPE_CHECKING:
     from muster.message.dispatcher import delivery
 
-BATCH_MESSAGES: Final = 500  # due at one time,
-BATCH_BYTES: Final = 1 << 20  # and stored at one time
+BATCH_MESSAGES: Final = 500  # released at one time
+BATCH_BYTES: Final = 1 << 20  # bytes stored at one time
 RETRY_MS: Final = 1000
 
 
@@ -23,12 +23,14 @@ class DelayedMessages:
     def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
         self._state = shared
         self._delivery = delivery_queue
-        self._waiting: list[tuple[int, int]] = []  # due, number
+        self._waiting: list[tuple[int, int]] = []  # delivery time, number
         self._timer: asyncio.TimerHandle | None = None
         self._release_lock = asyncio.Lock()
 
     async def recover(self) -> None:
-        """What waits in the log. What a dispatcher before us released and did not delete goes now."""
+        """Read the delayed messages from the log, and delete those that an earlier dispatcher released but
+        did not delete.
+        """
         done = self._state.ledger.delayed_done
         async for page in self._state.read(1, protocol.DELAY):
             for number, held in pages.read(page.sequence, page.data):
@@ -65,7 +67,7 @@ class DelayedMessages:
         self._schedule()
 
     async def _release(self, due: list[int]) -> None:
-        """Those that came due before go first: a session's messages keep their order."""
+        """Release in order of delivery time, so that the messages of a session keep their order."""
         done: list[int] = []
         async with self._release_lock:
             while due:
@@ -78,7 +80,7 @@ class DelayedMessages:
             self._state.ledger.delayed_done.discard(number)
 
     async def _read(self, due: list[int]) -> dict[int, journal.JournalMessage | None]:
-        """Of the first of them, as many as are stored at one time, what goes where."""
+        """The copies to store for the first of them, limited to one batch."""
         copies: dict[int, journal.JournalMessage | None] = {}
         total = 0
         for number in due:
@@ -88,7 +90,7 @@ class DelayedMessages:
             meta = messages.decode_meta(held.raw)
             copies[number] = None
             if meta.destination is not None:
-                meta.sequence = number  # subscriptions made since do not get it
+                meta.sequence = number  # subscriptions created later do not receive it
                 raw = messages.encode_meta(meta).decode()
                 target = destinations.Destination.parse(meta.destination)
                 copies[number] = self._delivery.copy_to(
@@ -107,7 +109,7 @@ class DelayedMessages:
         )
         try:
             await self._state.store(journal.JournalItem(copies, record))
-        except errors.LimitExceeded:  # not a byte more fits
+        except errors.LimitExceeded:  # the log is full
             for number in released:
                 self.add(self._state.now_ms() + RETRY_MS, number)
             return False

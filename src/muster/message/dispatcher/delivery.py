@@ -1,8 +1,8 @@
-"""From the log to the consumers: what is stored arrives in backlogs, and what they hand out is sent.
+"""From the log to the consumers: stored messages enter backlogs, and the messages these hand out are sent.
 
-Everything that goes out leaves in one order, at the end of a turn of the loop: deliveries, one message for
-each connection; then what those hear who listen to topics; then answers, which therefore come after the
-deliveries that were decided before them.
+Everything is sent in a fixed order, once per iteration of the event loop: first deliveries, one message for
+each connection, then messages to topic subscribers, then replies. A reply therefore follows the deliveries
+that were decided before it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from muster.message.dispatcher.log import journal, ledger, pages, tail
 REASON: Final = "JMS_MUSTER_DEAD_REASON"
 FROM: Final = "JMS_MUSTER_DEAD_FROM"
 BATCH_BYTES: Final = 512 << 10
-PUBLISH_S: Final = 2.0  # a sender that has not said its due message by then does not
-RETRY_S: Final = 1.0  # until what the log had no room for is tried again
+PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
+RETRY_S: Final = 1.0  # before a retry after the log had no room
 
 
 class DeliveryQueue:
@@ -33,8 +33,8 @@ class DeliveryQueue:
         self.tail = tail.LogTail()
         self._loading: set[str] = set()
         self._load_callbacks: list[tuple[set[str], Callable[[], None]]] = []
-        self._published_counts: dict[str, int] = {}  # messages by the pattern of subscriptions
-        self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
+        self._published_counts: dict[str, int] = {}  # published messages by topic pattern
+        self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: published and matched until then
         self._dirty: set[str] = set()
         self._publications: list[tuple[str, bytes, dict[str, str]]] = []
         self._replies: list[tuple[str, protocol.DispatcherReply]] = []
@@ -55,7 +55,7 @@ class DeliveryQueue:
         republish: bool = False,
         due: bool = False,
     ) -> journal.JournalMessage:
-        """``republish``: those who listen to the topic have not heard it. ``due``: at once, in any case."""
+        """``republish``: topic subscribers have not received it. ``due``: ignore the delivery time."""
         subject: str | None
         if not due and meta.delivery_time_ms > self._state.now_ms():
             subject = protocol.DELAY
@@ -68,10 +68,10 @@ class DeliveryQueue:
         return journal.JournalMessage(destination, meta, raw, data, subject, republish)
 
     def _stored(self, placed: journal.Placed) -> None:
-        """A batch is in the log: to those who wait for its messages.
+        """A batch is in the log: pass its messages to the backlogs.
 
-        Backlogs take them in the order of the log, in which they also read them: the messages of a batch are
-        numbered by topic, not in the order in which they were sent.
+        Backlogs receive messages in log order, the order in which they also read them. Messages of a batch
+        are numbered by topic, not in the order in which they were sent.
         """
         touched: dict[str, backlog.Backlog] = {}
         for copy, number in sorted(placed, key=_number):
@@ -91,7 +91,7 @@ class DeliveryQueue:
             self.pump(target)
 
     def _targets(self, copy: journal.JournalMessage) -> Iterable[backlog.Backlog]:
-        """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
+        """The backlogs that receive a message: that of a queue, or those of matching live subscriptions."""
         if copy.destination.is_queue:
             return (self._ledger.queue(copy.destination.name),)
         targets: list[backlog.Backlog] = []
@@ -103,7 +103,9 @@ class DeliveryQueue:
         return targets
 
     def _publish(self, copy: journal.JournalMessage) -> None:
-        """To those who listen; a delayed message by its sender, if that would only drop it from us."""
+        """Publish to topic subscribers. A delayed message is published by its sender if that does not receive
+        its own messages.
+        """
         if (sender := self._state.sender_without_echo(copy.meta)) is None:
             self._publish_directly(copy)
             return
@@ -125,7 +127,7 @@ class DeliveryQueue:
             self._publish_overdue(report.number)
 
     def _publish_overdue(self, number: int) -> None:
-        self._publish_directly(self._awaiting_sender.pop(number)[1])  # twice rather than not at all
+        self._publish_directly(self._awaiting_sender.pop(number)[1])  # a duplicate is better than a loss
 
     def _publish_directly(self, copy: journal.JournalMessage) -> None:
         headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
@@ -139,7 +141,7 @@ class DeliveryQueue:
             target.overflow(number)
             self.set_live(target, live=False)
             if target.key in self._ledger.subscriptions:
-                target.rejected -= 1  # this one: it is looked at again when it is loaded
+                target.rejected -= 1  # this message is examined again when it is loaded
             return False
         target.arrive(number, copy.meta, copy.raw, copy.data)
         target.matched += target.key in self._ledger.subscriptions
@@ -167,9 +169,9 @@ class DeliveryQueue:
             del self._state.indexes[pattern]
 
     def rejected(self, source: backlog.Backlog) -> int:
-        """How many it was not given for what they are.
+        """Number of messages that the selector rejected.
 
-        Who does not select a message is not asked about it: a live subscription has rejected what was said
+        The index returns matching subscriptions only, so a live subscription has rejected what was published
         on its topic and did not arrive.
         """
         subscription = self._ledger.subscriptions.get(source.key)
@@ -230,7 +232,7 @@ class DeliveryQueue:
             self.refill(source.key)
 
         def failed(error: errors.MusterError) -> None:
-            if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
+            if isinstance(error, errors.Refused):  # the log is full; otherwise a new dispatcher starts
                 self._state.spawn(self._dead_letter_later(source, entry, reason))
 
         self._state.journal.add(journal.JournalItem(copies, record, stored, failed))
@@ -238,12 +240,12 @@ class DeliveryQueue:
     async def _dead_letter_later(
         self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str
     ) -> None:
-        """The log has no room: until it has, nobody gets what nobody could take."""
+        """The log has no room: keep the message undelivered, and try again later."""
         await asyncio.sleep(RETRY_S)
         self._dead_letter(source, entry, reason)
 
     def _origin(self, source: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
-        """Where it was to go, also if it dies a second time."""
+        """The original destination, even of a message that becomes a dead letter again."""
         before = entry.meta.properties.get(FROM) or entry.meta.destination
         return str(before or destinations.queue(source.key.removeprefix(ledger.QUEUE_MARK)))
 
@@ -279,14 +281,14 @@ class DeliveryQueue:
                 self.when_loaded(keys, act)
 
     def when_loaded(self, keys: set[str], act: Callable[[], None]) -> None:
-        """Act when none of these backlogs is being read from the log."""
+        """Call ``act`` when none of these backlogs is being loaded from the log."""
         if self._loading.isdisjoint(keys):
             act()
         else:
             self._load_callbacks.append((keys, act))
 
     def _catch_up(self, target: backlog.Backlog) -> None:
-        """Take in what is left of the log, in one step; then it is live, if there was room."""
+        """Load the rest of the log from memory in one step; the backlog is live if there was room."""
         subscription = self._ledger.subscriptions.get(target.key)
         for number, copy in self.tail.after(target.position):
             if subscription is None:
@@ -308,7 +310,7 @@ class DeliveryQueue:
         self.set_live(target, live=True)
 
     async def _load_until(self, target: backlog.Backlog, end: int, generation: int) -> bool:
-        """Take in what there is up to ``end``; True if there was no room for all of it."""
+        """Load messages up to ``end``; True if there was not enough room."""
         subscription = self._ledger.subscriptions.get(target.key)
         if subscription is None:
             subject = protocol.queue_subject(target.key.removeprefix(ledger.QUEUE_MARK))
@@ -339,7 +341,7 @@ class DeliveryQueue:
                 target.arrive(number, meta, held.raw, held.data)
         return False
 
-    # Out of the door.
+    # Sending.
 
     def announce(self, subject: str, data: bytes) -> None:
         self._publications.append((subject, data, {}))
@@ -351,7 +353,7 @@ class DeliveryQueue:
         self._flush.set()
 
     async def send(self) -> None:
-        """Without end: what there is to send, at each turn of the loop."""
+        """Send everything that waits, once per iteration of the event loop. Runs until cancelled."""
         publish = self._state.bus.publish
         while True:
             await self._flush.wait()
@@ -383,7 +385,7 @@ def _number(placed: tuple[journal.JournalMessage, int]) -> int:
 
 
 def _split(deliveries: list[protocol.MessageDelivery]) -> Iterable[list[protocol.MessageDelivery]]:
-    """In batches that fit into a message of the bus."""
+    """Split into batches that fit into a bus message."""
     batch: list[protocol.MessageDelivery] = []
     total = 0
     for delivery in deliveries:

@@ -1,9 +1,10 @@
-"""The dispatcher at work, between taking over the log and losing it.
+"""The active dispatcher, from the time it acquires the log until it loses it.
 
-It hears requests, asks the `ledger` and the `backlog` concerned, writes through the `journal`, and sends out
-deliveries in batches.  Everything it keeps in memory only (connections, consumers, credit, what is in whose
-hands) its clients know as well and tell the next one.  Here are its life, its connections and what they ask;
-the rest of it is beside this file: `delivering`, `attaching`, `delays`, `capturing`, `checkpoints`, `caring`.
+It receives requests, consults the `ledger` and the `backlog` concerned, writes through the `journal`, and
+sends deliveries in batches. State that it holds in memory only (connections, consumers, credit, held
+messages) is also known to its clients, which register with the next dispatcher. This module contains the life
+cycle, connections and requests; see `delivery`, `attachments`, `delayed_messages`, `topic_capture`,
+`checkpoints` and `admin` for the rest.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from muster.message.dispatcher.log import checkpoints, journal, ledger
 
 events = log.EventLog("message")
 
-RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
+RECORDS_BYTES: Final = 64 << 20  # bytes between checkpoints, a limit on what a successor has to read
 NOTIFY: Final = ("notify",)
 WATCH_S = 1.0
-SWEEP_S = 30.0  # between looks at a full log for what has expired
+SWEEP_S = 30.0  # interval between searches of a full log for expired messages
 
 
 class Dispatcher:
@@ -54,20 +55,20 @@ class Dispatcher:
         self._attachments = attachments.Attachments(self._state, self._delivery, self._capture)
         self._admin = admin.QueueAdmin(self._state, self._delivery)
         self._admin_requests = admin_requests.AdminRequests(self._state, self._admin)
-        self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
-        self._on_refused = on_refused  # called with the reason for which a connection is refused
-        self._connected: Counter[str] = Counter()  # connections by identity
+        self.refused: Counter[str] = Counter()  # messages that are not valid requests, by reason
+        self._on_refused = on_refused  # called with the reason when a connection is rejected
+        self._connected: Counter[str] = Counter()  # number of connections by identity
         self._settings = message_settings
-        self._checkpoint_bytes = 0  # the log's size after the last checkpoint
+        self._checkpoint_bytes = 0  # size of the log after the last checkpoint
         self._committing: dict[tuple[str, int], list[dispatcher_state.ReplyCallback]] = {}
         self._disconnected = False
         self._started_at = self._state.loop.time()
-        self._lost_at: dict[str, float] = {}  # connections that may come back, and since when they are away
+        self._lost_at: dict[str, float] = {}  # connections that may return, and when they were lost
 
-    # Life.
+    # Life cycle.
 
     async def run(self) -> None:
-        """Until it fails or is cancelled."""
+        """Run until an error or cancellation."""
         bus = self._state.bus
         end_state = bus.on_state(self._bus_changed)
         try:
@@ -76,7 +77,7 @@ class Dispatcher:
             end_state()
 
     def _bus_changed(self, state: api.ConnectionState) -> None:
-        """Deliveries on their way when the connection broke may be lost: a new epoch sends them again."""
+        """Deliveries in transit when the connection broke may be lost: a new epoch repeats them."""
         if state is not api.ConnectionState.CONNECTED:
             self._disconnected = True
         elif self._disconnected and not self._state.failure.done():
@@ -127,14 +128,16 @@ class Dispatcher:
             await self._admin_requests.server.close()
 
     def _other_started(self, message: api.Message) -> None:
-        """A successor: before our lease or the log says so, clients would go on getting answers from us."""
+        """A successor started. Stop now: until the lease or the log reveals it, clients would receive replies
+        from this dispatcher.
+        """
         epoch, ours = protocol.decode_started(message.data).epoch, self._state.epoch
         if epoch > ours and not self._state.failure.done():
-            error = errors.StaleEpoch("another dispatcher has begun", epoch=ours, current=epoch)
+            error = errors.StaleEpoch("another dispatcher has started", epoch=ours, current=epoch)
             self._state.failure.set_exception(error)
 
     async def _watch(self) -> None:
-        """Connections that fell silent, rates, and checkpoints."""
+        """Detect silent connections, update rates and write checkpoints."""
         while True:
             await asyncio.sleep(WATCH_S)
             now = self._state.loop.time()
@@ -154,7 +157,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(SWEEP_S)
             if self._state.is_short_of_room(SWEEP_S):
-                with contextlib.suppress(errors.LimitExceeded):  # not a byte more fits: the next time
+                with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
                     await self._admin.expire_messages()
                     await checkpoints.delete_unused_pages(self._state)
 
@@ -168,7 +171,7 @@ class Dispatcher:
         ):
             try:
                 await checkpoints.write(here)
-            except errors.LimitExceeded as error:  # not a byte more fits: what is acknowledged makes room
+            except errors.LimitExceeded as error:  # the log is full: acknowledgements will make room
                 events.warning("checkpoint-refused", error=error)
             here.used_bytes = self._checkpoint_bytes = (await here.stream.state()).bytes
 
@@ -187,7 +190,7 @@ class Dispatcher:
         try:
             request = protocol.decode_request(message.data)
             if kind == protocol.READ and not isinstance(request, protocol.READS):
-                raise errors.Forbidden("that changes something: ask, do not read")
+                raise errors.Forbidden("this request is not read-only: send it as a request")
             if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages):
                 self._admin_requests.submit(caller, request)
             else:
@@ -277,12 +280,12 @@ class Dispatcher:
     def _hello(self, sender: str, hello: protocol.ClientHello) -> None:
         if hello.version != protocol.VERSION:
             raise errors.InvalidInput(
-                f"version {hello.version} of the protocol is not spoken here: {protocol.VERSION} is"
+                f"version {hello.version} of the protocol is not supported: use {protocol.VERSION}"
             )
-        # Others know the name from its temporary queues, and must not take it over while it is away.
+        # Other clients see the name in temporary queues, and must not use it while the connection is lost.
         owner, _, suffix = hello.connection.rpartition("-")
         if owner != sender:
-            raise errors.Forbidden(f"the connection {hello.connection[:300]!r} is not one of {sender}")
+            raise errors.Forbidden(f"the connection {hello.connection[:300]!r} does not belong to {sender}")
         existing = self._state.connections.get(hello.connection)
         if hello.client_id:
             self._check_client_id(sender, hello.client_id, hello.connection)
@@ -290,11 +293,11 @@ class Dispatcher:
             self._on_refused("identity")
             raise errors.LimitExceeded(
                 f"{sender} has {self._connected[sender]} connections: "
-                "`message.connections_per_identity` allows no more"
+                "the limit is `message.connections_per_identity`"
             )
         at = api.ConnectionId(hello.broker, hello.number) if hello.broker else None
         if existing is not None:
-            existing.at, existing.without_echo = at, hello.without_echo  # it may have roamed
+            existing.at, existing.without_echo = at, hello.without_echo  # it may have moved to another broker
             if hello.client_id and existing.client_id is None and not existing.consumers:
                 existing.client_id = hello.client_id
         else:
@@ -329,14 +332,14 @@ class Dispatcher:
     def _require_connection(self, sender: str, name: str) -> dispatcher_state.ClientConnection:
         connection = self._state.connections.get(name)
         if connection is None or connection.identity != sender:
-            raise errors.NotConnected(f"the connection {name!r} is not known: say hello first")
+            raise errors.NotConnected(f"the connection {name!r} is not registered: send a hello first")
         connection.last_seen = self._state.loop.time()
         return connection
 
     def _remove_connection(
         self, connection: dispatcher_state.ClientConnection, seen: dict[str, list[int]] | None
     ) -> None:
-        """``seen``: as with `protocol.Detach`; None: the connection is lost."""
+        """``seen``: see `protocol.DetachConsumer`; None: the connection is lost."""
         for number in list(connection.consumers):
             self._attachments.detach(connection, number, seen)
         if self._state.connections.pop(connection.name, None) is not None:
@@ -347,7 +350,7 @@ class Dispatcher:
             self._state.clients.pop(connection.origin, None)
 
     def _connection_closed(self, message: api.Message) -> None:
-        """A broker's report of a closed connection."""
+        """A broker reports a closed connection."""
         try:
             report = json.loads(message.data)
             at = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
@@ -357,14 +360,16 @@ class Dispatcher:
             self._connection_lost(connection)
 
     def _connection_lost(self, connection: dispatcher_state.ClientConnection) -> None:
-        """What it held goes to others at once. Its temporary queues stay a while: it may come back."""
+        """Release the messages it held at once. Its temporary queues remain for a while, because it may
+        return.
+        """
         self._remove_connection(connection, None)
         self._lost_at[connection.name] = self._state.loop.time()
 
     def _is_gone(self, name: str) -> bool:
-        """Whether a connection is, for good.
+        """Whether a connection is gone for good.
 
-        Those of a dispatcher before us have as long to come back from our beginning on.
+        Connections of an earlier dispatcher have the same time to return, from the start of this one.
         """
         if name in self._state.connections:
             return False
@@ -374,20 +379,20 @@ class Dispatcher:
     def _broadcast_slow(
         self, connection: dispatcher_state.ClientConnection, report: protocol.SlowConsumer
     ) -> None:
-        """Pass it on, from those who may listen to the topic."""
+        """Broadcast a slow consumer, if the client may subscribe to the topic."""
         if self._state.may_subscribe(connection.identity, report.topic):
             self._delivery.announce(protocol.SLOW, protocol.encode(report))
 
-    # Work.
+    # Works.
 
     def _stage(self, connection: dispatcher_state.ClientConnection, stage: protocol.StageMessages) -> None:
         staged = connection.staged
         if staged is None or staged.work != stage.work:
             staged = connection.staged = dispatcher_state.StagedWork(stage.work)
         if len(staged.sends) >= stage.after + len(stage.sends):
-            return  # it was asked twice
+            return  # a repeated request
         if len(staged.sends) != stage.after:
-            raise errors.Conflict(f"{len(staged.sends)} messages are here, not {stage.after}: begin again")
+            raise errors.Conflict(f"{len(staged.sends)} messages are staged, not {stage.after}: start again")
         size = sum(len(send.data) + len(send.meta) for send in stage.sends)
         total = own = 0
         for other in self._state.connections.values():
@@ -395,10 +400,10 @@ class Dispatcher:
                 total += other.staged.bytes
                 own += other.staged.bytes if other.identity == connection.identity else 0
         if staged.bytes + size > protocol.WORK_BYTES_MAX:
-            raise errors.LimitExceeded(f"a transaction has at most {protocol.WORK_BYTES_MAX} bytes")
-        # One identity cannot take the room of all others by transactions that it does not commit.
+            raise errors.LimitExceeded(f"a transaction contains at most {protocol.WORK_BYTES_MAX} bytes")
+        # Open transactions of one identity must not use the room of all others.
         if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
-            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
+            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
         staged.sends += stage.sends
         staged.bytes += size
 
@@ -419,11 +424,11 @@ class Dispatcher:
         if work.staged:
             staged = connection.staged
             if staged is None or staged.work != work.number or len(staged.sends) != work.staged:
-                raise errors.Conflict(f"the first {work.staged} messages are not here: begin again")
+                raise errors.Conflict(f"the first {work.staged} messages are not staged: start again")
             sends = staged.sends + sends
         if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
-                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
+                f"{len(sends)} messages in one transaction: the maximum is {protocol.SENDS_MAX}"
             )
         size = sum(len(send.data) + len(send.meta) for send in sends)
         if sends and not self._state.has_room(size):
@@ -432,7 +437,7 @@ class Dispatcher:
                 "the log of messages is full: consume some, or raise retention.messages.max_bytes"
             )
         if sends and self._state.journal.is_full:
-            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
+            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
         acked = self._acknowledged(connection, work)
         copies = [self._journal_message(connection, send) for send in sends]
         connection.staged = None
@@ -469,10 +474,11 @@ class Dispatcher:
     def _acknowledged(
         self, connection: dispatcher_state.ClientConnection, work: protocol.CommitWork
     ) -> dict[str, list[int]]:
-        """What is not done yet, and the connection's to acknowledge.
+        """The acknowledged messages that are not done yet and that the connection may acknowledge.
 
-        A consumer may have got a message from a dispatcher before us, and another one since from us.  The
-        first's word counts, unless it is part of a transaction: then the whole is undone.
+        A consumer may have received a message from an earlier dispatcher, and another consumer the same one
+        from this dispatcher. The acknowledgement of the first counts, except in a transaction, which is then
+        rolled back.
         """
         acked: dict[str, list[int]] = {}
         consumes = set(connection.consumers.values())
@@ -486,14 +492,14 @@ class Dispatcher:
                 mine = [number for number in sequences if source.holds(number, connection.name)]
             if work.strict and len(mine) != len(sequences):
                 raise message_errors.TransactionRolledBack(
-                    "a message that the transaction acknowledges has gone to somebody else meanwhile"
+                    "a message that the transaction acknowledges was delivered to another consumer meanwhile"
                 )
             if mine:
                 acked[key] = mine
         return acked
 
     def _may_consume(self, connection: dispatcher_state.ClientConnection, key: str) -> bool:
-        """Whether it may acknowledge what it got when it still had a consumer there."""
+        """Whether it may acknowledge messages received by an earlier consumer of the same connection."""
         if (subscription := self._ledger.subscriptions.get(key)) is not None:
             owned = subscription.client_id is None or (
                 (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
@@ -510,10 +516,10 @@ class Dispatcher:
         destination = destinations.Destination.parse(send.destination)
         meta, raw = messages.decode_meta(send.meta), send.meta
         if destination.is_temporary and destination.is_queue and self._is_gone(destination.owner):
-            raise message_errors.InvalidDestination(f"the temporary queue {destination.name!r} is no more")
+            raise message_errors.InvalidDestination(f"the temporary queue {destination.name!r} was deleted")
         self._state.check_may_send(connection.identity, destination)
         if meta.delivery_time_ms and meta.destination != send.destination:
-            meta.destination = send.destination  # by which it goes there later, unasked
+            meta.destination = send.destination  # used when it is due
             raw = messages.encode_meta(meta).decode()
         return self._delivery.copy_to(
             destination, meta, raw, send.data, republish=not send.published_by_sender

@@ -1,4 +1,4 @@
-"""The dispatcher's tenure: one process of the domain has the log, the others wait for it."""
+"""Leadership of the dispatcher: one process of the domain owns the log, the others stand by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_S: Final = 0.5
 
 
 class DispatcherLeadership:
-    """Waits for the lease of the log, dispatches as long as it holds it, and waits again."""
+    """Acquires the lease of the log, runs the dispatcher while it holds the lease, and starts again."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class DispatcherLeadership:
         )
         self._may = may
         self._refused = (measure or metrics.Metrics()).counter(
-            "message_refused_connections", "Connections to the dispatcher refused, by reason.", ("reason",)
+            "message_refused_connections", "Rejected connections to the dispatcher, by reason.", ("reason",)
         )
         self._lease_ttl_s = lease_ttl_s
         self._replicas = replicas
-        self.acting = asyncio.Event()  # set while this one has the log
+        self.acting = asyncio.Event()  # set while this process owns the log
 
     async def run(self) -> None:
         while True:
@@ -57,7 +57,7 @@ class DispatcherLeadership:
                     while True:
                         async with await all_leases.acquire(protocol.LEASE) as lease:
                             await self._run_dispatcher(lease)
-            except errors.Unavailable as error:  # brokers without a leader, for example: that passes
+            except errors.Unavailable as error:  # for example brokers without a leader: temporary
                 if self._bus.state is api.ConnectionState.CLOSED:
                     raise
                 events.warning("dispatcher-waits", error=error)
@@ -82,7 +82,7 @@ class DispatcherLeadership:
             await asyncio.wait((acting, lost), return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
                 acting.result()
-        except errors.MusterError as error:  # whatever it is, the next one reads the log anew
+        except errors.MusterError as error:  # after any error, the next dispatcher reads the log again
             events.warning("dispatcher-interrupted", epoch=lease.epoch, error=error)
             if not isinstance(error, errors.Unavailable | errors.Conflict):
                 await asyncio.sleep(RETRY_S)

@@ -1,8 +1,8 @@
-"""Sets of numbers that lie close together: stretches, not single numbers.
+"""Sets of numbers that are close together, stored as ranges.
 
-A queue's numbers have gaps where other queues' messages stand in the log.  So a stretch says: of *our*
-numbers in it, all are in.  Whoever knows that none of ours is missing between two of them joins them; what
-is kept then grows with the numbers left out, not with those that are in.
+The numbers of a queue have gaps where the log contains messages of other queues. A range therefore states
+that all numbers *of this queue* in it are included. The caller joins ranges when no number of the queue is
+missing between them. The size then depends on the numbers left out, not on those included.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class SequenceSet:
         return zip(self._begins, self._ends, strict=True)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """One number, or all from ``first`` to ``last``."""
+        """Add one number, or all from ``first`` to ``last``."""
         if last is None:
             last = first
         begins, ends = self._begins, self._ends
-        if not ends or first > ends[-1] + 1:  # most are: numbers grow
+        if not ends or first > ends[-1] + 1:  # the usual case: numbers increase
             begins.append(first)
             ends.append(last)
             return
-        low = bisect.bisect_left(ends, first - 1)  # those that touch it lie from here
-        high = bisect.bisect_right(begins, last + 1)  # to before here
+        low = bisect.bisect_left(ends, first - 1)  # first range that touches it
+        high = bisect.bisect_right(begins, last + 1)  # after the last range that touches it
         if low < high:
             first, last = min(first, begins[low]), max(last, ends[high - 1])
         begins[low:high] = [first]
         ends[low:high] = [last]
 
     def end_of(self, number: int) -> int:
-        """Of the stretch that it is in, if it is in one; else 0."""
+        """The end of the range that contains the number; 0 if there is none."""
         at = bisect.bisect_right(self._begins, number) - 1
         return self._ends[at] if at >= 0 and number <= self._ends[at] else 0
 
     def cover(self, first: int, last: int, but: Iterable[int]) -> None:
-        """All from ``first`` to ``last`` but for some, given in order."""
+        """Add all numbers from ``first`` to ``last`` except some, which are passed in order."""
         for number in but:
             if number > last:
                 break
@@ -61,7 +61,7 @@ class SequenceSet:
             self.add(first, last)
 
     def cut(self, number: int) -> None:
-        """Forget those up to ``number``."""
+        """Remove all numbers up to ``number``."""
         gone = bisect.bisect_right(self._ends, number)
         del self._begins[:gone]
         del self._ends[:gone]

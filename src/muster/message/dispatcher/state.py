@@ -1,4 +1,4 @@
-"""What the parts of one dispatcher share: the log and what it says, who is served, and the tasks."""
+"""State that the modules of a dispatcher share: the log, the ledger, the client connections and the tasks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FULL: Final = 0.8
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
 
-#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject; what it may
-#: do with a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``; and what with the durable
-#: subscriptions of other identities (``"subscriptions"``): ``"list"``, ``"end"``.
+#: Whether an identity may publish on (``"pub"``) or subscribe to (``"sub"``) a users' subject, use a queue
+#: (``"send"``, ``"receive"``, ``"browse"``, ``"admin"``), or manage durable subscriptions of other identities
+#: (``"subscriptions"``: ``"list"``, ``"end"``).
 May = Callable[[str, str, str], bool]
 ReplyCallback = Callable[[protocol.DispatcherReply], None]
 
@@ -34,7 +34,7 @@ def allow_all(identity: str, action: str, subject: str) -> bool:
 
 @dataclass(slots=True)
 class StagedWork:
-    """Messages that wait for the rest of their work. A connection has one work under way at a time."""
+    """Messages that wait for the rest of their work. A connection has one work in progress at a time."""
 
     work: int
     sends: list[protocol.SendMessage] = field(default_factory=list)
@@ -48,9 +48,9 @@ class ClientConnection:
     client_id: str | None
     last_seen: float
     at: api.ConnectionId | None
-    consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
+    consumers: dict[int, str] = field(default_factory=dict)  # consumer number -> backlog
     outbox: list[protocol.MessageDelivery] = field(default_factory=list)
-    due: list[tuple[int, str]] = field(default_factory=list)  # of its own messages, to be said by itself
+    due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
     without_echo: bool = False
     staged: StagedWork | None = None
 
@@ -83,24 +83,27 @@ class DispatcherState:
         )
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, ClientConnection] = {}
-        self.clients: dict[str, str] = {}  # origin, where it has a client id -> connection
+        self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
         self.patterns = ledger.TopicPatternIndex()
-        self.indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by pattern
-        self.records = 0  # since the last checkpoint
-        self.checkpoint_head = 0  # the head that it is the sum up to
+        self.indexes: dict[str, selectors.SelectorIndex[str]] = {}  # live subscriptions by topic pattern
+        self.records = 0  # records since the last checkpoint
+        self.checkpoint_head = 0  # the last checkpoint is the sum up to here
         self.max_bytes = max_bytes
-        self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
-        self.refused_at = -math.inf  # for want of room in it
-        self.on_stored: Callable[[journal.Placed], None] = lambda _: None  # messages are in the log
+        self.used_bytes = 0  # size of the log when last read, plus later sends
+        self.refused_at = -math.inf  # last time a message was rejected for lack of room
+        # called when messages are in the log
+        self.on_stored: Callable[[journal.Placed], None] = lambda _: None
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_short_of_room(self, within_s: float) -> bool:
-        """Whether it is full, or something was refused so recently for want of room."""
+        """Whether the log is full, or a message was recently rejected for lack of room."""
         return not self.has_room() or self.loop.time() - self.refused_at < within_s
 
     def has_room(self, size: int = 0) -> bool:
-        """For messages: they are refused before the log is full, since acknowledgements need room in it."""
+        """Whether there is room for messages. They are rejected before the log is full, because
+        acknowledgements need room too.
+        """
         return self.used_bytes + size <= FULL * self.max_bytes
 
     def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
@@ -120,11 +123,11 @@ class DispatcherState:
         if not self.may(identity, right, queue):
             raise errors.Forbidden(
                 f"{identity} may not {_VERBS.get(right, right)} the queue {queue!r}",
-                hint=f"`muster creds show {identity}` lists its rights; `creds issue --queue` gives them",
+                hint=f"`muster creds show {identity}` lists its rights; `creds issue --queue` grants them",
             )
 
     def may_browse(self, identity: str, queue: str) -> bool:
-        """Of temporary queues, its own."""
+        """Every identity may browse its own temporary queues."""
         if queue.startswith(destinations.TEMPORARY):
             owner, _, _ = destinations.queue(queue).owner.rpartition("-")
             if owner == identity:
@@ -132,7 +135,7 @@ class DispatcherState:
         return self.may(identity, "browse", queue)
 
     def sender_without_echo(self, meta: messages.MessageMeta) -> ClientConnection | None:
-        """Who can say a delayed message again without hearing it."""
+        """The sender of a delayed message, if it can publish it without receiving it."""
         if meta.mark is None or meta.origin is None:
             return None
         sender = self.connections.get(self.clients.get(meta.origin, meta.origin))
@@ -146,7 +149,7 @@ class DispatcherState:
         self.ledger.reach(sequence, end)
         self.on_stored(placed)
 
-    # Tasks: the first that fails ends the dispatcher.
+    # Tasks. The first failure ends the dispatcher.
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -167,7 +170,7 @@ class DispatcherState:
     def reply_when_done(
         self, work: Coroutine[Any, Any, protocol.DispatcherReply], reply: ReplyCallback
     ) -> None:
-        """Answer when ``work`` is done, with what it says or what went wrong."""
+        """Reply with the result of ``work``, or with its error."""
 
         async def run() -> None:
             try:
@@ -178,7 +181,7 @@ class DispatcherState:
         self.spawn(run())
 
     async def store(self, item: journal.JournalItem) -> list[int]:
-        """Add it to the log, and wait until it is there: the number of each copy."""
+        """Add an item to the log and wait until it is stored; returns the number of each copy."""
         done: asyncio.Future[list[int]] = self.loop.create_future()
 
         def stored(numbers: list[int]) -> None:
@@ -186,7 +189,7 @@ class DispatcherState:
                 done.set_result(numbers)
 
         def failed(error: errors.MusterError) -> None:
-            if not done.done():  # when the dispatcher stops, this task may have been cancelled before
+            if not done.done():  # this task may be cancelled when the dispatcher stops
                 done.set_exception(error)
 
         item.stored, item.failed = stored, failed
@@ -194,13 +197,13 @@ class DispatcherState:
         return await done
 
     async def read(self, first: int, subject: str | None = None) -> AsyncIterator[api.StoredMessage]:
-        """The pages there are now from sequence ``first`` on."""
+        """The current pages of the log from sequence ``first`` on."""
         head = self.journal.head
         state = await self.stream.state()
         for _ in range(LAG_TRIES):
             if state.last_sequence >= head:
                 break
-            await asyncio.sleep(LAG_S)  # a broker that leads only now does not know the end of the log yet
+            await asyncio.sleep(LAG_S)  # a new leader among the brokers does not know the end of the log yet
             state = await self.stream.state()
         last = state.last_sequence
         while (first := max(first, state.first_sequence)) <= last:
@@ -209,7 +212,7 @@ class DispatcherState:
                     yield page
                     first = page.sequence + 1
                 return
-            except errors.NotFound:  # a checkpoint has cut the log meanwhile: what is left begins later
+            except errors.NotFound:  # a checkpoint trimmed the log meanwhile
                 state = await self.stream.state()
                 if state.first_sequence <= first:
                     raise

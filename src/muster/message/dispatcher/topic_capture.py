@@ -1,4 +1,4 @@
-"""Messages of plain clients, captured for the durable subscriptions that want them."""
+"""Stores messages of plain clients for the durable subscriptions that select them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TopicCapture:
         self._state = shared
         self._delivery = delivery_queue
         self._captured: dict[str, api.Subscription] = {}  # by subject
-        self.patterns_changed = asyncio.Event()  # the patterns have changed
+        self.patterns_changed = asyncio.Event()
         self.dropped = 0
         self._full = False
 
@@ -51,7 +51,7 @@ class TopicCapture:
         except errors.MusterError:
             self.dropped += 1
             return
-        for other in self._captured:  # patterns may overlap: the first subscription takes it
+        for other in self._captured:  # patterns may overlap: the first subscription captures it
             if other == via:
                 break
             if subjects.matches(other, message.subject):

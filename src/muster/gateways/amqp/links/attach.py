@@ -1,4 +1,4 @@
-"""Links that come: what each is to be the end of, by what its client says of it."""
+"""Creates the right link object for an attached link, from its source and target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LinkFactory:
     def __init__(self, owner: amqp_connection.AmqpConnection) -> None:
         self._connection = owner
-        self.temporaries: set[str] = set()  # the client's own temporary destinations
+        self.temporaries: set[str] = set()  # temporary destinations of the client
         self._attaching: dict[protocol_proton.Pointer, Any] = {}
 
     def link_opened(self, link: Any) -> None:
@@ -44,7 +44,7 @@ class LinkFactory:
             self.link_closed(link._impl)
 
     def link_closed(self, pointer: protocol_proton.Pointer) -> None:
-        """Its client wants it no more, be it attached by now or not."""
+        """The client closed the link, whether it is already attached or not."""
         self._attaching.pop(pointer, None)
 
     def session_closed(self, session: Any) -> None:
@@ -77,7 +77,7 @@ class LinkFactory:
             await self._connection.jms.request(protocol.DeleteQueue(temporary.name))
 
     def _check_there(self, destination: destinations.Destination) -> None:
-        """Nobody else's temporary destination; one of our own that was deleted is not made anew."""
+        """Reject temporary destinations of other connections, and own ones that were deleted."""
         destination.check_consumer(self._connection.jms.name)
         if destination.is_temporary and destination.name not in self.temporaries:
             raise message_errors.InvalidDestination(
@@ -85,7 +85,7 @@ class LinkFactory:
             )
 
     def check_may_send(self, destination: destinations.Destination) -> None:
-        """Now, not with the first message: the broker would only be silent about it."""
+        """Check on attach, not on the first message: the broker would drop it silently."""
         identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         if destination.is_queue and not may(identity, "send", destination.name):
             raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
@@ -93,13 +93,13 @@ class LinkFactory:
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
 
     def _check_may_browse(self, queue: destinations.Destination) -> None:
-        """When the link is attached: later, only the connection could be told."""
+        """Check on attach: later, only the connection could report the error."""
         identity = self._connection.jms.bus.identity
         if not queue.is_temporary and not self._connection.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
 
     def _attach_producer(self, link: Any) -> None:
-        """The client sends."""
+        """Attach a link on which the client sends."""
         target = link.remote_target
         link.source.copy(link.remote_source)
         link.target.copy(target)
@@ -124,7 +124,7 @@ class LinkFactory:
         )
 
     async def _attach_outgoing(self, link: Any) -> None:
-        """The client receives."""
+        """Attach a link on which the client receives."""
         source = link.remote_source
         name, bar, rest = link.name.partition("|")
         without_client_id = bar == "|" and rest.startswith("global")

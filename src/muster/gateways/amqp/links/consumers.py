@@ -1,6 +1,7 @@
-"""Where clients receive: a queue or subscription, a topic's listener, a browser.
+"""Links on which clients receive: from a queue or subscription, from a topic, or as a browser.
 
-Each is told when its client grants credit, drains or goes, and hands messages to the bridge to transmit.
+A link is notified when its client grants credit, drains or closes it, and passes messages to the connection
+to transmit.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _now_ms() -> int:
 def _encoded(
     meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, fallback_to_bytes: bool
 ) -> bytes:
-    """``bytes_too``: what cannot be read as what it says it is, as bytes."""
+    """``fallback_to_bytes``: encode a message that does not match its type as bytes."""
     try:
         return message_codec.encode(meta, delivery.data, delivery.count, _now_ms())
     except errors.MusterError:
@@ -47,7 +48,7 @@ def _encoded(
 
 
 class OutgoingLink:
-    """Nothing: what a link without a message source has."""
+    """A link without a message source, and the base of the others."""
 
     def __init__(
         self, owner: amqp_connection.AmqpConnection, amqp_engine: engine.AmqpEngine, wrapper: Any
@@ -63,7 +64,7 @@ class OutgoingLink:
         pass
 
     def listen_for_credit(self) -> None:
-        """The link is open: from now on we hear of its credit."""
+        """The link is open: from now on it receives credit changes."""
         self.link.on_credit = self.on_credit
 
     def on_credit(self) -> None:
@@ -81,18 +82,18 @@ class OutgoingLink:
             self.engine.drained(self.link)
 
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
-        """The client has not accepted a message of no backlog."""
+        """The client did not accept a message that belongs to no backlog."""
 
     def revoked(self) -> None:
-        """A new dispatcher has given to somebody else what this was the end of."""
-        self.connection.close_outgoing(self, "amqp:resource-locked", "somebody else has it now")
+        """A new dispatcher gave the place of this consumer to another client."""
+        self.connection.close_outgoing(self, "amqp:resource-locked", "another client consumes from it now")
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
 
 
 class DispatcherLink(OutgoingLink):
-    """Fed by the dispatcher as far as the client's credit goes."""
+    """Receives from the dispatcher, as far as the client's credit allows."""
 
     def __init__(
         self,
@@ -104,12 +105,14 @@ class DispatcherLink(OutgoingLink):
         super().__init__(owner, amqp_engine, wrapper)
         self.number = attach.consumer
         self._attach = attach
-        self._granted = 0  # what the dispatcher may deliver, or has and waits here
-        self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, what, when it expires
+        self._granted = 0  # credit granted to the dispatcher, including messages that wait here
+        self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, message, expiry
         self.expired = 0
 
     def attach_request(self) -> protocol.AttachConsumer:
-        """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
+        """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
+        are dropped: they would be delivered twice.
+        """
         self._waiting.clear()
         self._granted = 0 if self.closed else self.link.credit
         return msgspec.structs.replace(self._attach, credit=self._granted)
@@ -120,7 +123,7 @@ class DispatcherLink(OutgoingLink):
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         jms = self.connection.jms
         if self.closed or (delivery.count and self.connection.has_unsettled(delivery.key, delivery.sequence)):
-            self._granted -= 1  # a new dispatcher repeats what the client has
+            self._granted -= 1  # a new dispatcher repeats a message that the client has
             self.on_credit()
             return
         meta = messages.decode_meta(delivery.meta)
@@ -140,7 +143,7 @@ class DispatcherLink(OutgoingLink):
     def _pump(self) -> None:
         expired: dict[str, list[int]] = {}
         if self.link.handle is None:
-            return  # the first may come before the client has heard that the link is open
+            return  # the first message may arrive before the link is open
         while self._waiting and not self.closed and self.engine.may_send(self.link):
             key, number, data, expires_ms = self._waiting.popleft()
             self._granted -= 1
@@ -151,7 +154,7 @@ class DispatcherLink(OutgoingLink):
                 self.connection.transmit(self, data, key, number)
         if expired:
             self.connection.jms.submit([], expired)
-            self.connection.call_soon(self.on_credit)  # the client's credit for them is for others
+            self.connection.call_soon(self.on_credit)  # the client's credit for them is free again
 
     async def flow(self) -> None:
         jms = self.connection.jms
@@ -172,7 +175,7 @@ class DispatcherLink(OutgoingLink):
                 self._drained()
 
     async def _return_excess(self) -> None:
-        """The client has taken credit back: what it does not want now is for others."""
+        """The client reduced its credit: release the messages in excess of it."""
         jms = self.connection.jms
         await jms.request(protocol.StopDelivery(jms.name, [self.number]))
         back: dict[str, list[int]] = {}
@@ -186,9 +189,8 @@ class DispatcherLink(OutgoingLink):
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
         jms = self.connection.jms
-        await jms.outbox.wait_idle(
-            dispatcher_connection.CLOSE_S
-        )  # what its client acknowledged comes before its end
+        # acknowledgements go before the detach
+        await jms.outbox.wait_idle(dispatcher_connection.CLOSE_S)
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
             await jms.request(protocol.EndSubscription(jms.name, self._attach.subscription or ""))
@@ -197,9 +199,9 @@ class DispatcherLink(OutgoingLink):
 
 
 class EncodedTopicMessage(topic_listeners.TopicMessage):
-    """A message of a topic, as AMQP; what an AMQP client said goes through as it is.
+    """A topic message in AMQP encoding; sections written by an AMQP client are unchanged.
 
-    Many links hear it: what one found out, the others need not.
+    Several links share it, so results are cached.
     """
 
     __slots__ = ("_amqp", "_expires_ms", "_matches", "_origin", "_raw")
@@ -254,11 +256,11 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
         try:
             return 0 < self.expires_ms <= _now_ms()
         except (errors.MusterError, ValueError):
-            return False  # whoever has to read it finds out
+            return False  # decoding will report the error
 
 
 class TopicLink(OutgoingLink):
-    """Listens to a topic on the bus."""
+    """Receives from a topic on the bus."""
 
     def __init__(
         self,
@@ -278,13 +280,13 @@ class TopicLink(OutgoingLink):
         if attach.shared and attach.subscription:
             client_id = None if attach.without_client_id else owner.jms.client_id
             group = topic_listeners.group(owner.jms.bus.identity, client_id, attach.subscription)
-        # Links that share a subscription with others must not share it among themselves.
+        # Links that share a subscription with others must not share a listener.
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
         self._bytes = 0
         self._listeners: topic_listeners.TopicListeners[EncodedTopicMessage] | None = None
         self._sent = 0
-        self._returned: list[tuple[int, bytes]] = []  # what came back, the first of it last
+        self._returned: list[tuple[int, bytes]] = []  # returned messages, the first one last
         self.rejected = 0
         self.dropped = 0
         self.expired = 0
@@ -308,7 +310,7 @@ class TopicLink(OutgoingLink):
         return self.connection
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
-        raise errors.InvariantViolation("the dispatcher feeds nobody who listens to a topic")
+        raise errors.InvariantViolation("the dispatcher does not deliver to topic links")
 
     def offer(self, message: EncodedTopicMessage) -> None:
         if self.closed:
@@ -346,7 +348,7 @@ class TopicLink(OutgoingLink):
             self.redeliver(number, data, counted=counted)
 
     def redeliver(self, number: int, data: bytes, *, counted: bool) -> None:
-        """It comes again, in its place before what has not been sent yet."""
+        """Send a message again, before those that were not sent yet."""
         if not self.closed:
             if not self._returned:
                 self.connection.call_soon(self.on_credit)
@@ -399,13 +401,13 @@ class TopicLink(OutgoingLink):
 def forward_to_links(
     links: Sequence[topic_listeners.TopicReceiver[EncodedTopicMessage]], message: EncodedTopicMessage
 ) -> None:
-    """Those of one connection hear it when that has its turn."""
+    """The links of one connection receive the message when that is scheduled."""
     ours: Sequence[TopicLink] = links  # type: ignore[assignment]
     ours[0].connection.enqueue_topic_message(ours, message)
 
 
 class BrowserLink(OutgoingLink):
-    """A snapshot of a queue, page by page."""
+    """A snapshot of a queue, read page by page."""
 
     def __init__(
         self,
@@ -448,7 +450,7 @@ class BrowserLink(OutgoingLink):
 
 
 class UnsubscribeLink(OutgoingLink):
-    """A client's handle on a subscription that it wants to end: closing the link ends it."""
+    """A link to a durable subscription that the client wants to end: closing it ends the subscription."""
 
     def __init__(
         self,
@@ -470,7 +472,7 @@ class UnsubscribeLink(OutgoingLink):
 
 
 class TemporaryQueueLink(OutgoingLink):
-    """A temporary queue lives as long as the link that made it."""
+    """A temporary destination exists as long as the link that created it."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
-"""Where clients send: the ends of their links, and the way of a message from there.
+"""Links on which clients send, and the path of their messages.
 
-Credit is given in windows and withheld while what came before is still on its way; that slows a client
-down.  A light message of a topic goes `codec.quick`'s way, unread, and is accepted when the bus has it.
-Others are read in full, go to the dispatcher, and are accepted when it says so.
+Credit is granted in windows, and withheld while earlier messages are in transit; this slows a client down. A
+simple non-persistent topic message takes the fast path: it is forwarded without decoding
+(`message_codec.locate_body`) and accepted when it is on the bus. Other messages are decoded, sent to the
+dispatcher, and accepted when they are stored.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from muster.gateways.amqp import connection
 
 CREDIT: Final = 1000
-MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message: it has to fit into one of the bus
+MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message, which has to fit into a bus message
 
 
-_Forwarded: TypeAlias = "tuple[ProducerLink, int, bool, str, bytes, str]"  # its number, settled, where, what
+# Link, delivery number, settled, subject, body, header.
+_Forwarded: TypeAlias = "tuple[ProducerLink, int, bool, str, bytes, str]"
 
 
 class ProducerLink:
-    """``destination`` None: each message says where it goes. ``coordinator``: of transactions."""
+    """``destination`` None: each message has its own address. ``coordinator``: the link controls
+    transactions.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class ProducerLink:
         self.grant()
 
     def grant(self) -> None:
-        """A new window of credit, if half of the last is used and not too much is under way."""
+        """Grant a new window of credit, if half of the last one is used and not too much is in transit."""
         credit = self.link.credit
         if (
             credit <= CREDIT // 2
@@ -65,16 +69,18 @@ class ProducerLink:
             self._engine.grant(self.link, CREDIT - credit)
 
     def _too_large(self) -> None:
-        """It would fill the memory: no outcome can be told before its end, so the link has to go."""
+        """The message would use too much memory. An outcome cannot be sent before its last frame, so the link
+        is closed.
+        """
         self._connection.close_link(
-            self.link, "amqp:link:message-size-exceeded", f"the most is {MESSAGE_BYTES_MAX} bytes"
+            self.link, "amqp:link:message-size-exceeded", f"the maximum is {MESSAGE_BYTES_MAX} bytes"
         )
 
     def _too_much(self) -> None:
         self._connection.close_link(
             self.link,
             "amqp:resource-limit-exceeded",
-            "too many bytes of messages that this connection, or its login, began and did not finish",
+            "this connection, or its login, has too many bytes of incomplete messages",
         )
 
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
@@ -100,7 +106,7 @@ class ProducerLink:
 
     def _forward_decoded(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         if len(data) > MESSAGE_BYTES_MAX:
-            raise errors.LimitExceeded(f"a message of {len(data)} bytes: the most is {MESSAGE_BYTES_MAX}")
+            raise errors.LimitExceeded(f"a message of {len(data)} bytes: the maximum is {MESSAGE_BYTES_MAX}")
         transactions = self._connection.transactions
         if self._coordinator:
             transactions.coordinate(self.link, number, data)
@@ -108,7 +114,7 @@ class ProducerLink:
         now_ms = time.time_ns() // 1_000_000
         meta, body, destination = message_codec.decode(data, self._destination, now_ms)
         if destination is None:
-            raise message_errors.InvalidDestination("the message says no address, and its link has none")
+            raise message_errors.InvalidDestination("neither the message nor its link has an address")
         if self._destination is None:
             self._connection.link_factory.check_may_send(destination)
         meta.origin = self._connection.jms.origin
@@ -132,12 +138,12 @@ class ProducerLink:
         self.done(number, settled, size, done.exception())
 
     def started(self, size: int) -> None:
-        """One is under way."""
+        """A message is in transit."""
         self.under_way += 1
         self._connection.add_in_transit(size)
 
     def done(self, number: int, settled: bool, size: int, error: BaseException | None) -> None:
-        """One that was under way has arrived, or not."""
+        """A message in transit was stored or published, or failed."""
         self.under_way -= 1
         self._connection.add_in_transit(-size)
         self.send_outcome(number, settled, error)
@@ -147,7 +153,7 @@ class ProducerLink:
 
     def send_outcome(self, number: int, settled: bool, error: BaseException | None = None) -> None:
         if settled:
-            return  # the client does not want to know
+            return  # the client expects no outcome
         if isinstance(error, errors.Unavailable) and not isinstance(error, errors.Overloaded):
             self._connection.fail(error)
         elif isinstance(error, errors.MusterError):
@@ -157,11 +163,11 @@ class ProducerLink:
 
 
 class TopicForwarder:
-    """Non-persistent messages of topics, to the bus in order: at once, or when it has room for them."""
+    """Publishes non-persistent topic messages in order: immediately, or when the bus has room."""
 
     def __init__(self, owner: connection.AmqpConnection) -> None:
         self._connection = owner
-        self.incoming: list[_Forwarded] = []  # of what is being read
+        self.incoming: list[_Forwarded] = []  # from the current read
         self._waiting: list[_Forwarded] = []
         self._wake = asyncio.Event()
         self._busy = False
@@ -172,11 +178,11 @@ class TopicForwarder:
         self.incoming.append((producer, number, settled, subject, body, raw))
 
     def forward(self) -> None:
-        """All that came in one read."""
+        """Publish all messages of one read."""
         incoming, self.incoming = self.incoming, []
         if not self._busy:
             sent = False
-            with contextlib.suppress(errors.MusterError):  # each hears for itself what is wrong with it
+            with contextlib.suppress(errors.MusterError):  # then each is published alone
                 sent = self._connection.jms.publish_bus.publish_now(
                     [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in incoming]
                 )

@@ -1,4 +1,4 @@
-"""What a client says of the ends of its links: capabilities, filters, addresses."""
+"""The source and target of a link: capabilities and filters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def symbols(data: Any) -> frozenset[str]:
 
 
 def filters(data: Any) -> tuple[str | None, bool]:
-    """Selector and no-local."""
+    """The selector, and whether no-local is set."""
     selector, no_local = None, False
     for name, value in (_object(data) or {}).items():
         raw = getattr(value, "descriptor", "")

@@ -1,4 +1,4 @@
-"""Transactions of a connection: what a client sends and acknowledges in one is kept until its discharge."""
+"""Transactions of a connection: sends and acknowledgements are held until the transaction is discharged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
-OPEN_MAX: Final = 1000  # of one connection; the messages they hold are bounded by its budget
+OPEN_MAX: Final = 1000  # of a connection; their messages are limited by its budget
 
 
 @dataclass(slots=True)
@@ -27,13 +27,12 @@ class AmqpTransaction:
     coordinator: endpoints.AmqpLink
     sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
-    refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
-    topic_deliveries: list[tuple[consumers.TopicLink, int, bytes]] = field(
-        default_factory=list
-    )  # acknowledged, of topics
-    size: int = 0  # of the messages that it sends, in bytes,
-    held: int = 0  # and of all that it holds in memory
-    error: errors.MusterError | None = None  # why it can only be rolled back
+    refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # outcome other than accepted
+    # acknowledged topic messages
+    topic_deliveries: list[tuple[consumers.TopicLink, int, bytes]] = field(default_factory=list)
+    size: int = 0  # of the messages to send, in bytes
+    held: int = 0  # of everything held in memory, in bytes
+    error: errors.MusterError | None = None  # why it must be rolled back
 
 
 class TransactionCoordinator:
@@ -45,20 +44,20 @@ class TransactionCoordinator:
         try:
             name = frames.transaction_of(state)
         except amqp_types.MALFORMED as error:
-            raise message_errors.FormatError(f"no state of a transaction: {error}") from error
+            raise message_errors.FormatError(f"not a transactional state: {error}") from error
         transaction = self._open.get(name)
         if transaction is None:
-            raise errors.InvalidInput("there is no such transaction")
+            raise errors.InvalidInput("unknown transaction")
         return name, transaction
 
     def send(self, state: bytes | None, send: protocol.SendMessage) -> bytes:
-        """The state to answer with."""
+        """Add a message; returns the delivery state to reply with."""
         name, transaction = self._named(state)
         if len(transaction.sends) >= protocol.SENDS_MAX:
-            raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
+            raise errors.LimitExceeded(f"a transaction contains at most {protocol.SENDS_MAX} messages")
         size = len(send.data) + len(send.meta)
         if transaction.size + size > protocol.WORK_BYTES_MAX:
-            raise errors.LimitExceeded(f"a transaction holds at most {protocol.WORK_BYTES_MAX} bytes")
+            raise errors.LimitExceeded(f"a transaction contains at most {protocol.WORK_BYTES_MAX} bytes")
         self._hold(transaction, size)
         transaction.sends.append(send)
         transaction.size += size
@@ -66,7 +65,7 @@ class TransactionCoordinator:
 
     def _hold(self, transaction: AmqpTransaction, size: int) -> None:
         if not self._connection.running.budget.add_to_transaction(size):
-            raise errors.LimitExceeded("open transactions of this connection, or its login, hold too much")
+            raise errors.LimitExceeded("open transactions of this connection, or its login, are too large")
         transaction.held += size
 
     def _release(self, transaction: AmqpTransaction) -> None:
@@ -74,12 +73,14 @@ class TransactionCoordinator:
         transaction.held = 0
 
     def mark_failed(self, state: bytes | None, error: errors.MusterError) -> None:
-        """A message of it was refused: its commit fails, since the client may not have waited to hear."""
+        """A message of the transaction was rejected: its commit fails, because the client may not have waited
+        for the outcome.
+        """
         with contextlib.suppress(errors.InvalidInput):
             self._named(state)[1].error = error
 
     def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
-        """False: the transaction is over, and the message comes again."""
+        """False: the transaction has ended, and the message is delivered again."""
         try:
             _, transaction = self._named(state)
         except errors.InvalidInput:
@@ -97,7 +98,9 @@ class TransactionCoordinator:
         return True
 
     def hold(self, state: bytes | None, topic_link: consumers.TopicLink, number: int, data: bytes) -> None:
-        """A message of no backlog that is acknowledged in a transaction; if that is over, it comes again."""
+        """A topic message is acknowledged in a transaction. If that has ended, the message is delivered
+        again.
+        """
         try:
             _, transaction = self._named(state)
         except errors.InvalidInput:
@@ -112,7 +115,7 @@ class TransactionCoordinator:
             transaction.topic_deliveries.append((topic_link, number, data))
 
     def coordinate(self, link: endpoints.AmqpLink, number: int, data: bytes) -> None:
-        """A message to the coordinator: declare, or discharge."""
+        """A message to the coordinator: declare or discharge."""
         command = _described(data)
         code = command.descriptor if command is not None else None
         if command is not None and code in _DECLARE:
@@ -125,10 +128,10 @@ class TransactionCoordinator:
             name, failed = (*(item.value for item in command.value), False)[:2]
             transaction = self._open.pop(name, None)
             if transaction is None:
-                raise errors.InvalidInput("there is no such transaction")
+                raise errors.InvalidInput("unknown transaction")
             self._connection.spawn(self._discharge(link, number, transaction, commit=not failed))
         else:
-            raise errors.InvalidInput("a coordinator takes declare and discharge")
+            raise errors.InvalidInput("a coordinator accepts declare and discharge only")
 
     async def _discharge(
         self, link: endpoints.AmqpLink, number: int, transaction: AmqpTransaction, *, commit: bool
@@ -145,7 +148,7 @@ class TransactionCoordinator:
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
                 await self._connection.jms.submit(transaction.sends, transaction.acks, atomic=True)
-            except errors.Unavailable as doubt:  # it may have been done, or yet be
+            except errors.Unavailable as doubt:  # it may have been committed, or may still be
                 self._connection.discharged(transaction.acks)
                 self._connection.fail(doubt)
                 return
@@ -158,14 +161,14 @@ class TransactionCoordinator:
             for key, place, outcome in transaction.refused:
                 self._connection.release(frames.code_of(outcome), outcome, key, place)
         if error is not None:
-            # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
+            # The Java client treats any condition except amqp:transaction:rollback as a rollback.
             state = frames.rejected("amqp:internal-error", error.message)
             self._connection.running.settle(link, number, state)
         else:
             self._connection.running.accept(link, number)
 
     def abandon(self, link: endpoints.AmqpLink) -> None:
-        """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
+        """A link was closed. If it was a coordinator, its open transactions are rolled back."""
         for name in [name for name, opened in self._open.items() if opened.coordinator is link]:
             transaction = self._open.pop(name)
             self._release(transaction)
@@ -185,7 +188,7 @@ class TransactionCoordinator:
 
 
 def _described(data: bytes) -> amqp_types.DescribedValue | None:
-    """The one described list in a message's value."""
+    """The described list in the value section of a message, if there is one."""
     try:
         for code, _, value, _ in amqp_types.split(data):
             if code == amqp_types.VALUE:
@@ -197,5 +200,5 @@ def _described(data: bytes) -> amqp_types.DescribedValue | None:
                 ):
                     return described
     except amqp_types.MALFORMED as error:
-        raise message_errors.FormatError(f"no AMQP message: {error}") from error
+        raise message_errors.FormatError(f"not an AMQP message: {error}") from error
     return None

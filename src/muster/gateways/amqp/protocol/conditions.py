@@ -1,4 +1,4 @@
-"""The AMQP conditions from which a JMS client makes the right exceptions."""
+"""AMQP error conditions, chosen so that a JMS client raises the right exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine knows of sessions and links: who may say how much more, and what waits for its outcome."""
+"""State of sessions and links: windows, credit and unsettled messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final
 from muster.gateways.amqp import memory_budget as budget_
 from muster.gateways.amqp.protocol import frames
 
-WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
-UNSETTLED_BYTES_MAX: Final = 64 << 20  # of messages whose outcome a session's client owes us
+WINDOW: Final = 512  # frames that a session may send before the next flow: 32 MiB of the largest
+UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
 PARTIAL_BYTES_MAX: Final = 4 << 20
-_TOKEN_BYTES: Final = 256  # what one costs besides its message, about
+_TOKEN_BYTES: Final = 256  # approximate size of a token besides its message
 MASK: Final = 0xFFFFFFFF
 
-#: What is kept of a message until its outcome is known: whose it was, the backlog it is of (of none: then its
-#: owner does not hear that it was accepted), its number there, and itself.
+#: A message without an outcome: its link, its backlog (empty: the link is not notified of acceptance), its
+#: number there, and its data.
 Token = tuple[Any, str, int, bytes]
 
 
 def ignore(*_: Any) -> None:
-    """What a link does with messages and credit before somebody owns it."""
+    """Default handler of a link before it has an owner."""
 
 
 class AmqpSession:
@@ -45,20 +45,20 @@ class AmqpSession:
 
     def __init__(self, incoming: int, window: int, budget: budget_.ConnectionBudget) -> None:
         self.budget = budget
-        self.channel: int | None = None  # ours, while it is open
+        self.channel: int | None = None  # of this side, while it is open
         self.wrapper: Any = None
         self.links: dict[int, AmqpLink] = {}  # by the peer's handle
         self.incoming = incoming  # number of the peer's next frame
-        self.incoming_window = WINDOW  # how many of them it may send
+        self.incoming_window = WINDOW  # number of frames the peer may send
         self.outgoing = 0
-        self.window = window  # how many frames we may send
-        self.next_number = 0  # of a delivery
+        self.window = window  # number of frames this side may send
+        self.next_number = 0  # of the next delivery
         self.unsettled: dict[int, Token] = {}
         self.unsettled_bytes = 0
-        self.over_unsettled_limit = False  # outcomes: it gets nothing more until it has settled half of it
-        self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
+        self.over_unsettled_limit = False  # no more deliveries until half of it is settled
+        self.accepted: tuple[int, int] | None = None  # first and last accepted delivery, not sent yet
         self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
-        self.draining: set[AmqpLink] = set()  # drained when what of theirs is blocked has been sent
+        self.draining: set[AmqpLink] = set()  # to be drained after their blocked messages are sent
 
     def sent(self, number: int, token: Token) -> None:
         self.unsettled[number] = token
@@ -77,9 +77,7 @@ class AmqpSession:
         return token
 
     def unsettled_from(self, first: int, last: int) -> list[int]:
-        """Of the numbers from ``first`` to ``last`` those that are not settled; they begin anew after the
-        highest.
-        """
+        """The unsettled numbers from ``first`` to ``last``. Numbers wrap around after the highest."""
         count = (last - first + 1) & MASK
         if count > MASK >> 1:
             raise ValueError(f"the deliveries from {first} to {last} end before they begin")
@@ -88,29 +86,31 @@ class AmqpSession:
         return [number for number in range(first, first + count) if number in self.unsettled]
 
     def window_state(self, *, held: bool) -> tuple[int, int, int]:
-        """Next incoming number, room for more, next outgoing number; while it is ``held``, no more room."""
+        """Next incoming number, incoming window, next outgoing number. The window does not grow while
+        ``held``.
+        """
         if not held:
             self.incoming_window = WINDOW
         return self.incoming, max(self.incoming_window, 0), self.outgoing & MASK
 
     def shut(self) -> None:
-        """Nothing more is to be said in it."""
+        """Nothing more is sent in this session."""
         self.channel = None
         self.draining.clear()
         for link in self.links.values():
             link.shut()
 
     def forget(self) -> None:
-        """It is over: its client owes no outcome any more."""
+        """The session has ended: nothing is unsettled any more."""
         self.budget.remove_unsettled(self.unsettled_bytes)
         self.unsettled.clear()
         self.unsettled_bytes = 0
 
 
 class AmqpLink:
-    """Its owner sets what is to happen: ``take`` for a message (number, data, settled, state), ``too_large``
-    for the beginning of one that is, ``too_much`` where too many are begun and not finished, ``flowed`` when
-    it may send more, or is to drain.
+    """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state),
+    ``on_too_large`` for the first frames of one that is too large, ``on_budget_exceeded`` if too many bytes
+    of messages are incomplete, ``on_credit`` when it may send more or has to drain.
     """
 
     __slots__ = (
@@ -133,10 +133,10 @@ class AmqpLink:
 
     def __init__(self, session: AmqpSession, key: tuple[str, bool]) -> None:
         self.session = session
-        self.key = key  # its name, and whether we receive
+        self.key = key  # its name, and whether this side receives
         self.wrapper: Any = None
-        self.handle: int | None = None  # ours, while it is open,
-        self.lead = b""  # and how its transfers begin then
+        self.handle: int | None = None  # of this side, while it is open
+        self.lead = b""  # common beginning of its transfers
         self.credit = 0
         self.delivered = 0
         self.drain = False
@@ -155,8 +155,8 @@ class AmqpLink:
         self.handle, self.lead = None, b""
 
     def add(self, part: bytes, settled: bool, state: bytes | None, *, more: bool, aborted: bool) -> None:
-        """A part of the message that is just coming."""
-        assert self.partial is not None, "it began with another"
+        """Add a part of an incomplete message."""
+        assert self.partial is not None, "no message has been started"
         self.parts.append(part)
         self.parts_bytes += len(part)
         fits = self.session.budget.add_unfinished(len(part))
@@ -173,14 +173,14 @@ class AmqpLink:
             self.on_message(number, data, settled or was_settled, before if state is None else state)
 
     def drop_parts(self) -> None:
-        """Of the message that is just coming: it has come, or never will."""
+        """Remove the parts of a message that is complete or aborted."""
         self.session.budget.remove_unfinished(self.parts_bytes)
         self.parts.clear()
         self.parts_bytes, self.partial = 0, None
 
     def detach(self) -> None:
-        """Its owner hears no more of it.  With that the circle of the two is broken: what of the library they
-        hold is freed here and now, not by a collector in whatever thread.
+        """Release the link. This breaks the reference cycle with its owner, so that objects of the proton
+        library are freed here, not by the garbage collector in another thread.
         """
         self.shut()
         self.drop_parts()

@@ -1,12 +1,12 @@
-"""The protocol without a socket: bytes in, events out, bytes out again.
+"""The AMQP protocol without a socket: bytes in, events out, bytes out.
 
-Two hands share it.  What is seldom (connections, sessions, links, their ends, heartbeats) is proton's.  What
-moves messages (transfers, dispositions, flows) never reaches proton: it is read and written here, many
-messages in one write and their outcomes in ranges, for a fraction of what events of the library cost.
+The work is divided. Proton handles the rare frames (connections, sessions, links, closing, heartbeats). The
+frames that transfer messages (transfer, disposition, flow) never reach proton: they are read and written
+here, many messages in one write and their outcomes in ranges, at a fraction of the cost of proton events.
 
-The numbers of channels and handles are proton's, read from the frames as they pass; proton's own flows know
-nothing of our windows and are dropped.  Frames leave in the order in which they were decided: ours are
-queued in `_out`, proton's are drawn into the same queue by `sync`, after a link was opened and by `pull`.
+Proton assigns the channel and handle numbers, which are read from its frames. Its flow frames do not contain
+the windows of this module and are dropped. Frames are sent in the order in which they were decided: those of
+this module are queued in `_out`, and `sync` adds those of proton, after a link was opened and in `pull`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message.amqp_format import amqp_types
 
 FRAME_BYTES_MAX: Final = 64 << 10
-OUT_BYTES_MAX: Final = 1 << 20  # what may be made for a socket at one time before links stop
+OUT_BYTES_MAX: Final = 1 << 20  # output for a socket at one time before links stop
 _MASK: Final = endpoints.MASK
-_OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
-_FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
+_OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above this is negative
+_FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has stated its maximum frame size
 
 
 class AmqpEngine:
-    """``on_outcome`` hears what became of a message (its token, the code of the state, the state),
-    ``on_event`` of proton's events.
+    """``on_outcome`` is called with the outcome of a message (its token, the code of the state, the state),
+    ``on_event`` with proton's events.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class AmqpEngine:
         self._greeted = False
         self._rest = b""
         self._received = False
-        self.accepted = 0  # messages, where the last `push` had nothing else to say
+        self.accepted = 0  # number of messages accepted, if the last `push` contained nothing else
         self._sessions: dict[int, endpoints.AmqpSession] = {}  # by the peer's channel
         self._links: dict[protocol_proton.Pointer, endpoints.AmqpLink] = {}
         self._arriving: endpoints.AmqpSession | endpoints.AmqpLink | None = None
-        self._arriving_number = 0  # the peer's, of that session's channel or that link's handle
+        self._arriving_number = 0  # the peer's channel of the session, or handle of the link
         self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -63,7 +63,7 @@ class AmqpEngine:
         self._accepting: list[endpoints.AmqpSession] = []
         self._close_sent = False
         self._held = False
-        self._output_pending = True  # proton may have something to say
+        self._output_pending = True  # proton may have output
 
     @property
     def closed(self) -> bool:
@@ -76,10 +76,10 @@ class AmqpEngine:
         for session in self._sessions.values():
             yield from list(session.links.values())
 
-    # What comes in.
+    # Input.
 
     def push(self, data: bytes) -> bool:
-        """Take in what the peer sent. False: it broke the protocol, and has been told so."""
+        """Process bytes from the peer. False: it violated the protocol, and the error has been queued."""
         if self._rest:
             data = self._rest + data
         at, size = 0, len(data)
@@ -104,7 +104,7 @@ class AmqpEngine:
                 length, offset, kind, channel, described, code = read_head(data, at)
                 end = at + length
                 if not 8 <= length <= FRAME_BYTES_MAX:
-                    return self._control(data[at:])  # proton says what is wrong with it
+                    return self._control(data[at:])  # proton reports the error
                 if end > size:
                     break
                 if length <= frames.HEAD_BYTES:
@@ -117,7 +117,7 @@ class AmqpEngine:
                     self._received = True
                     session = sessions.get(channel)
                     if session is None:
-                        raise ValueError(f"no session has the channel {channel}")
+                        raise ValueError(f"channel {channel} has no session")
                     if code == frames.TRANSFER:
                         self._transfer(session, data, start, end)
                     elif code == frames.DISPOSITION:
@@ -130,7 +130,7 @@ class AmqpEngine:
             if size - at >= 8:
                 length = int.from_bytes(data[at : at + 4], "big")
                 if not 8 <= length <= FRAME_BYTES_MAX or length <= size - at:
-                    if not self._control(data[at:]):  # too short for anything, unless it is a heartbeat
+                    if not self._control(data[at:]):  # too short for a frame, unless it is a heartbeat
                         return False
                     at = size
         except amqp_types.MALFORMED as error:
@@ -142,7 +142,7 @@ class AmqpEngine:
         return True
 
     def fail(self, condition: str, why: str) -> None:
-        """Close the connection, and say why."""
+        """Close the connection with an error condition."""
         self._rest = b""
         self._output_pending = True
         self.connection.condition = proton.Condition(condition, why)
@@ -153,7 +153,7 @@ class AmqpEngine:
         return self._library.push(data)
 
     def _control_frame(self, code: int, channel: int, frame: bytes, at: int) -> bool:
-        """A frame for proton, of which we note what concerns us."""
+        """Pass a frame to proton, and note what concerns this module."""
         session = self._sessions.get(channel)
         if code == frames.OPEN:
             fields, _ = frames.fields(frame, at, 3)
@@ -163,7 +163,7 @@ class AmqpEngine:
         elif code == frames.BEGIN:
             _, first, window = frames.numbers(frame, at, 3)
             if channel in self._sessions:
-                raise ValueError(f"the channel {channel} has a session already")
+                raise ValueError(f"channel {channel} already has a session")
             self._arriving, self._arriving_number = (
                 endpoints.AmqpSession(first or 0, window or 0, self.budget),
                 channel,
@@ -174,7 +174,7 @@ class AmqpEngine:
             if not isinstance(name, str) or type(handle) is not int:
                 raise ValueError("an attach needs a name and a handle")
             if handle in session.links:
-                self._end(session, "amqp:session:handle-in-use", f"the handle {handle} has a link already")
+                self._end(session, "amqp:session:handle-in-use", f"handle {handle} already has a link")
                 return True
             if not self.budget.add_link():
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
@@ -183,7 +183,7 @@ class AmqpEngine:
         arriving = self._arriving
         valid = self._control(frame)
         self._arriving = None
-        if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
+        if arriving is not None and arriving.wrapper is None:  # proton did not accept it
             if isinstance(arriving, endpoints.AmqpLink):
                 self.budget.remove_links(1)
             raise ValueError("a begin or an attach with fields of the wrong type")
@@ -207,8 +207,8 @@ class AmqpEngine:
         return wrapper._impl in self._links
 
     def free(self, wrapper: Any) -> None:
-        """A link that both ends have closed: the library would keep it as long as its session."""
-        self.sync()  # what it has to say of it comes first
+        """Free a link that both sides have closed; proton would keep it as long as its session."""
+        self.sync()  # its pending frames go first
         del self._links[wrapper._impl]
         wrapper.free()
 
@@ -232,20 +232,20 @@ class AmqpEngine:
     def _transfer(self, session: endpoints.AmqpSession, data: bytes, at: int, end: int) -> None:
         handle, number, (settled, more, state, aborted), start = frames.transfer(data, at)
         if start > end:
-            raise ValueError("a transfer ends beyond its frame")
+            raise ValueError("a transfer extends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
         session.incoming_window -= 1
-        if session.incoming_window < -endpoints.WINDOW:  # we may be holding it, and it does not care
+        if session.incoming_window < -endpoints.WINDOW:  # the peer ignores the window
             self._end(session, "amqp:session:window-violation", "there was no room for this frame")
             return
         if session.incoming_window <= endpoints.WINDOW // 2 and not self._held:
             self._session_flow(session)
         link = session.links.get(handle)
         if link is None:
-            self._end(session, "amqp:session:unattached-handle", f"no link has the handle {handle}")
+            self._end(session, "amqp:session:unattached-handle", f"handle {handle} has no link")
             return
         if link.handle is None:
-            return  # we have closed it, and the peer has not heard of it yet
+            return  # closed on this side, and the peer does not know yet
         if link.partial is None:
             if link.credit <= 0:
                 self.close(link, "amqp:link:transfer-limit-exceeded", "there was no credit for this message")
@@ -275,7 +275,7 @@ class AmqpEngine:
         self._output_pending = True
 
     def _accepted(self, data: bytes, at: int) -> int:
-        """Most of what comes where many receive, read at once: how many bytes of it there are."""
+        """Process a run of accepting dispositions, the most frequent frames; returns its size in bytes."""
         sessions, on_outcome = self._sessions, self._on_outcome
         count = 0
         for channel, number in frames.accepted(data, at):
@@ -296,9 +296,9 @@ class AmqpEngine:
         fields, _ = frames.fields(data, at, 5)
         role, first, last, settled, state = fields + [None] * (5 - len(fields))
         if not role:
-            return  # of what the peer sent: we always settle, so it has nothing more to say
+            return  # of the peer's messages: this side always settles them
         if type(first) is not int or type(last) not in (int, type(None)):
-            raise ValueError("a disposition of no delivery")
+            raise ValueError("a disposition without a delivery")
         if not isinstance(state, bytes):
             state = None
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
@@ -330,7 +330,7 @@ class AmqpEngine:
             return
         link_or_none = session.links.get(handle)
         if link_or_none is None:
-            self._end(session, "amqp:session:unattached-handle", f"no link has the handle {handle}")
+            self._end(session, "amqp:session:unattached-handle", f"handle {handle} has no link")
             return
         link = link_or_none
         if not link.key[1]:
@@ -342,12 +342,12 @@ class AmqpEngine:
             self._link_flow(link)
 
     def check_unsettled(self, session: endpoints.AmqpSession) -> None:
-        """It owed us too many outcomes: maybe it does no more."""
+        """Resume deliveries of a session if it has settled enough."""
         if session.unsettled_bytes <= endpoints.UNSETTLED_BYTES_MAX // 2:
             session.over_unsettled_limit = False
             self._notify_credit(list(session.links.values()))
 
-    # What goes out.
+    # Output.
 
     def _notify_credit(self, links: Iterable[endpoints.AmqpLink]) -> None:
         for link in links:
@@ -359,7 +359,9 @@ class AmqpEngine:
         return self._stopped
 
     def stop(self) -> None:
-        """The socket takes no more: what is not made yet waits at its link, where it can still expire."""
+        """The socket accepts no more: messages that are not encoded yet wait at their link, where they can
+        expire.
+        """
         self._stopped = True
 
     def resume(self) -> None:
@@ -378,7 +380,7 @@ class AmqpEngine:
             self._put(frames.flow(session.channel, session.window_state(held=self._held)))
 
     def hold(self, held: bool) -> None:
-        """While it is held, sessions may send no more than they have room for."""
+        """While ``held``, the windows of sessions are not extended."""
         if self._held and not held:
             self._held = False
             for session in self._sessions.values():
@@ -394,12 +396,12 @@ class AmqpEngine:
             self._put(frames.flow(session.channel, window, state, drain=drain))
 
     def grant(self, link: endpoints.AmqpLink, credit: int) -> None:
-        """The peer may send so many more."""
+        """Allow the peer to send this many more messages."""
         link.credit += credit
         self._link_flow(link)
 
     def drained(self, link: endpoints.AmqpLink) -> None:
-        """There is nothing more to send for the credit that is left."""
+        """Nothing more is to be sent for the remaining credit."""
         session = link.session
         if any(blocked[0] is link for blocked in session.blocked):
             session.draining.add(link)
@@ -418,7 +420,7 @@ class AmqpEngine:
         )
 
     def send(self, link: endpoints.AmqpLink, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
-        """``token`` is what its outcome is told with."""
+        """``token`` identifies the message in its outcome."""
         session = link.session
         number = session.next_number & _MASK
         session.next_number += 1
@@ -455,7 +457,7 @@ class AmqpEngine:
                 self.drained(link)
 
     def accept(self, link: endpoints.AmqpLink, number: int) -> None:
-        """Told with its neighbours, at the next `pull`."""
+        """Sent together with adjacent deliveries in the next `pull`."""
         session = link.session
         accepted = session.accepted
         if accepted is None:
@@ -474,17 +476,17 @@ class AmqpEngine:
         session.accepted = None
 
     def settle(self, link: endpoints.AmqpLink, number: int, state: bytes) -> None:
-        """With an outcome other than that it is accepted."""
+        """Settle with an outcome other than accepted."""
         if link.session.channel is not None:
             self._put(frames.disposition(link.session.channel, number, number, state))
 
     def sync(self) -> None:
-        """Draw in what proton has to say."""
+        """Queue the output of proton."""
         for frame in self._library.pull():
             self._send_control(frame)
 
     def _send_control(self, frame: bytes) -> None:
-        """A frame of proton's: what it numbers, and whether it is to be sent."""
+        """A frame of proton: note the numbers it assigns, and queue it unless it is a flow."""
         if frame.startswith(b"AMQP"):
             self._put(frame)
             return
@@ -518,11 +520,11 @@ class AmqpEngine:
 
     @property
     def has_output(self) -> bool:
-        """Whether what was pushed has to be answered: else there is nothing to `pull` because of it."""
+        """Whether there is output after a `push`."""
         return self._output_pending or bool(self._out) or bool(self._accepting)
 
     def pull(self) -> tuple[bytes, bool]:
-        """What is to be sent, and whether more may follow (False: the engine has said its last)."""
+        """The bytes to send, and whether more may follow (False: the connection has ended)."""
         self._output_pending = False
         if self._accepting:
             for session in self._accepting:

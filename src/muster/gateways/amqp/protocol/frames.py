@@ -1,8 +1,7 @@
-"""The three frames that move messages (transfer, disposition, flow), read and written by hand.
+"""The three frames that transfer messages (transfer, disposition, flow), encoded and decoded without proton.
 
-Pure: bytes in, bytes out.  Everything else of the protocol is seldom, and the engine's library reads it.  A
-transfer's fields after its tag are the same from one message to the next, so they are read once and looked
-up then.
+Pure: bytes in, bytes out. All other frames are rare, and proton handles them. The fields of a transfer after
+its tag are the same from one message to the next, so they are decoded once and then looked up.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
 _KNOWN_MAX: Final = 1024
 _U32: Final = struct.Struct(">I")
-_HEAD: Final = struct.Struct(">IBBHHB")  # size, offset, type, channel, the descriptor's beginning, its code
+_HEAD: Final = struct.Struct(">IBBHHB")  # size, offset, type, channel, start of the descriptor, its code
 HEAD_BYTES: Final = _HEAD.size
 read_head = _HEAD.unpack_from
 
 
 def frame_type(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Of the frame from ``at`` to ``end`` its code (0: it has no body), and where its fields begin."""
+    """The code of the frame from ``at`` to ``end`` (0: no body), and the start of its fields."""
     start = at + 4 * data[at + 4]
     if start >= end or data[at + 5] != 0:
         return 0, end
@@ -38,7 +37,7 @@ def frame_type(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, at: int, most: int = 32) -> tuple[list[Any], int]:
-    """The first fields of a list, and where it ends; what is no plain value stays in its bytes."""
+    """The first fields of a list, and its end; values that are not primitive remain bytes."""
     kind = data[at]
     if kind == 0xC0:
         end, count, at = at + 2 + data[at + 1], data[at + 2], at + 3
@@ -48,7 +47,7 @@ def fields(data: bytes, at: int, most: int = 32) -> tuple[list[Any], int]:
     elif kind == 0x45:
         return [], at + 1
     else:
-        raise ValueError(f"type {kind:#x} is no list")
+        raise ValueError(f"type {kind:#x} is not a list")
     items: list[Any] = []
     for _ in range(min(count, most)):
         value, at = _field(data, at)
@@ -69,7 +68,7 @@ def _field(data: bytes, at: int) -> tuple[Any, int]:
         return data[at + 1], at + 2
     if kind == 0x70:
         return _U32.unpack_from(data, at + 1)[0], at + 5
-    if kind == 0 and data[at + 1] == 0x53 and data[at + 3] == 0x45:  # a state with nothing in it
+    if kind == 0 and data[at + 1] == 0x53 and data[at + 3] == 0x45:  # a state without fields
         return data[at : at + 4], at + 4
     match kind:
         case 0x56:
@@ -90,11 +89,11 @@ def _field(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def numbers(data: bytes, at: int, count: int) -> list[int | None]:
-    """The first ``count`` fields of a list, which are numbers or left out."""
+    """The first ``count`` fields of a list, which are numbers or missing."""
     items, _ = fields(data, at, count)
     for item in items:
         if item is not None and type(item) is not int:
-            raise ValueError(f"{item!r} is no number")
+            raise ValueError(f"{item!r} is not a number")
     return items + [None] * (count - len(items))
 
 
@@ -103,8 +102,8 @@ _known: dict[bytes, Rest] = {}
 
 
 def transfer(data: bytes, at: int) -> tuple[int, int | None, Rest, int]:
-    """Of the transfer whose fields begin at ``at``: handle, delivery's number, the rest, and where its
-    payload begins.
+    """The handle, the delivery number, the other fields, and the start of the payload of the transfer whose
+    fields begin at ``at``.
     """
     kind = data[at]
     if kind == 0xC0:
@@ -169,8 +168,8 @@ _SETTLED_AFTER: Final = b"\x41" + ACCEPTED_STATE
 
 
 def accepted(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Channels and numbers, as long as there are dispositions from ``at`` on that accept one message each and
-    settle it, as receivers mostly say.
+    """Channels and delivery numbers of a run of dispositions that begins at ``at``, each of which accepts and
+    settles one message; most dispositions of receivers have this form.
     """
     end = at + (len(data) - at) // SETTLED_BYTES * SETTLED_BYTES
     for lead, channel, before, first, kind, last, after in _SETTLED.iter_unpack(memoryview(data)[at:end]):
@@ -186,7 +185,7 @@ def accepted(data: bytes, at: int) -> Iterator[tuple[int, int]]:
 
 
 def code_of(state: bytes | None) -> int:
-    """Of a delivery's state; 0 where there is none."""
+    """The code of a delivery state; 0 if there is none."""
     if not isinstance(state, bytes) or len(state) < 4 or state[0] != 0:
         return 0
     if state[1] == 0x53:
@@ -201,13 +200,13 @@ def state_fields(state: bytes | None) -> list[Any]:
 
 
 def modified(state: bytes | None) -> tuple[bool, bool]:
-    """Whether the delivery counts as failed, and whether it is not to come to this receiver again."""
+    """Whether the delivery failed, and whether it must not be delivered to this receiver again."""
     failed, undeliverable, *_ = (*state_fields(state), None, None)
     return bool(failed), bool(undeliverable)
 
 
 def transaction_of(state: bytes | None) -> bytes:
-    """Its name, of a transactional state."""
+    """The transaction of a transactional state."""
     items = state_fields(state)
     if not items or not isinstance(items[0], bytes) or items[0][:1] not in (b"\xa0", b"\xb0"):
         raise ValueError("a transactional state names no transaction")
@@ -215,14 +214,14 @@ def transaction_of(state: bytes | None) -> bytes:
 
 
 def outcome_of(state: bytes | None) -> bytes | None:
-    """What a transactional state says is to become of the message."""
+    """The outcome in a transactional state."""
     items = state_fields(state)
     return items[1] if len(items) > 1 and isinstance(items[1], bytes) else None
 
 
 # -- writing -----------------------------------------------------------------------------------------------
 
-_LEAD: Final = struct.Struct(">BBHHBBBBBIB")  # of a transfer: from its second word up to its number
+_LEAD: Final = struct.Struct(">BBHHBBBBBIB")  # of a transfer: from its fifth byte to its number
 _TRANSFER: Final = struct.Struct(f">I{_LEAD.size}sIHI3s")
 TRANSFER_BYTES: Final = _TRANSFER.size
 _SETTLED_AND_MORE: Final = ((b"\x43\x42\x42", b"\x43\x42\x41"), (b"\x43\x41\x42", b"\x43\x41\x41"))
@@ -232,12 +231,12 @@ WINDOW_MAX: Final = 0x7FFFFFFF
 
 
 def transfer_lead(channel: int, handle: int) -> bytes:
-    """What all transfers of a link have in common."""
+    """The common beginning of all transfers of a link."""
     return _LEAD.pack(2, 0, channel, 0x53, TRANSFER, 0xC0, TRANSFER_BYTES - 13, 6, 0x70, handle, 0x70)
 
 
 def transfer_head(lead: bytes, number: int, size: int, settled: bool, more: bool) -> bytes:
-    """All of a transfer before its payload of ``size`` bytes; its tag is its number."""
+    """A transfer without its payload of ``size`` bytes; its tag is its number."""
     return _TRANSFER.pack(
         TRANSFER_BYTES + size, lead, number, 0xA004, number, _SETTLED_AND_MORE[settled][more]
     )
@@ -262,7 +261,7 @@ def flow(
 
 
 def disposition(channel: int, first: int, last: int, state: bytes, *, receiver: bool = True) -> bytes:
-    """Settled, for all from ``first`` to ``last``; ``receiver``: we are that."""
+    """Settle all deliveries from ``first`` to ``last``; ``receiver``: in the role of the receiver."""
     content = (
         (b"\x41" if receiver else b"\x42")
         + b"\x70"

@@ -1,4 +1,4 @@
-"""proton, by its C functions: whole frames in, events out, whole frames out again."""
+"""Binding to the C functions of proton: frames in, events out, frames out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, TypeAlias
 import proton
 from cproton_ffi import ffi, lib
 
-Pointer: TypeAlias = Any  # of proton's; compared and hashed by value
+Pointer: TypeAlias = Any  # a pointer to a proton object; compared and hashed by value
 
 _BUFFER_BYTES: Final = 1 << 16
 _IGNORED: Final = (lib.PN_TRANSPORT, lib.PN_LINK_FLOW, lib.PN_DELIVERY)
 
 
 class ProtonTransport:
-    """A server's end of one connection. ``on_event`` hears what happens, and to which link, if it is one; but
-    not of what moves messages.
+    """The server side of a connection. ``on_event`` is called with an event and its link, if any, but not for
+    frames that transfer messages.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class ProtonTransport:
         self._on_event = on_event
         self._greeted = False
         self._rest = b""
-        self.ended = False  # it has said its last
+        self.ended = False  # it produces no more output
 
     def push(self, data: bytes) -> bool:
-        """False: it did not want all of it."""
+        """False: proton did not accept all of it."""
         transport = self._raw_transport
         view = ffi.from_buffer(data)
         at, size = 0, len(data)
@@ -62,7 +62,7 @@ class ProtonTransport:
             lib.pn_collector_pop(collector)
 
     def pull(self) -> Iterator[bytes]:
-        """What it has to say: the greeting, and frames."""
+        """The output: the protocol header, and frames."""
         transport, buffer = self._raw_transport, self._buffer
         while (size := lib.pn_transport_pending(transport)) > 0:
             size = lib.pn_transport_peek(transport, buffer, min(size, _BUFFER_BYTES))

@@ -1,7 +1,7 @@
 """The SASL layer of AMQP, server side: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and ANONYMOUS.
 
-Bytes in, bytes out; the only I/O is that of the caller's verifiers.  The engine's own server side knows no
-passwords, so the frames are read and written here; there are only five of them.
+Bytes in, bytes out; the only I/O is that of the caller's verifiers. Proton's server side does not support
+passwords, so the five frames are read and written here.
 
     client                         server
     header            ──>
@@ -24,13 +24,13 @@ from muster.trust.login import passwords
 from muster.trust.permissions import roles
 
 HEADER: Final = b"AMQP\x03\x01\x00\x00"
-FRAME_MAX: Final = 4096  # no client has more to say before it is known
+FRAME_MAX: Final = 4096  # a client needs no more before it is authenticated
 _MECHANISMS, _INIT, _CHALLENGE, _RESPONSE, _OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x44
 _OK, _WRONG, _TEMPORARY = 0, 1, 4
 
 
 class SaslVerifiers(Protocol):
-    """What `muster.trust.login.password_checker.PasswordChecker` does."""
+    """The interface of `muster.trust.login.password_checker.PasswordChecker`."""
 
     async def check(self, name: str, password: str, address: str) -> passwords.PasswordLogin: ...
     async def scram(self, name: str, mechanism: str, address: str) -> passwords.ScramVerifier: ...
@@ -41,9 +41,9 @@ class SaslVerifiers(Protocol):
 
 
 class SaslServer:
-    """The login of one client. ``login`` is set when it succeeded, ``failed`` when it did not.
+    """The login of one client. ``login`` is set after success, ``failed`` after failure.
 
-    ``address`` is the client's, by which failures are counted.
+    ``address`` is that of the client; failures are counted by it.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class SaslServer:
 
     @property
     def rest(self) -> bytes:
-        """What came after the login."""
+        """Bytes received after the login."""
         return self._buffer
 
     async def receive(self, data: bytes) -> bytes:
-        """The bytes to answer with; `errors.InvalidInput` where the peer does not speak SASL."""
+        """The bytes to reply with; raises `errors.InvalidInput` if the peer does not use SASL."""
         self._buffer += data
         answer = b""
         if not self._greeted:
@@ -103,7 +103,7 @@ class SaslServer:
             return None
         size, offset, kind = struct.unpack_from(">IBB", self._buffer)
         if not 8 <= size <= FRAME_MAX or kind != 1 or offset < 2 or offset * 4 > size:
-            raise errors.InvalidInput(f"no SASL frame: size {size}, type {kind}")
+            raise errors.InvalidInput(f"not a SASL frame: size {size}, type {kind}")
         if len(self._buffer) < size:
             return None
         body, self._buffer = self._buffer[offset * 4 : size], self._buffer[size:]
@@ -128,7 +128,7 @@ class SaslServer:
         if code == _RESPONSE and self._scram is not None:
             login, final = await self._scram.last(fields[0] or b"")
             return self._succeed(login, final)
-        raise ValueError(f"code {code:#x} is not expected here")
+        raise ValueError(f"unexpected code {code:#x}")
 
     def _succeed(self, login: passwords.PasswordLogin, data: bytes | None = None) -> bytes:
         self.login = login
@@ -166,7 +166,7 @@ class _Scram:
         without_proof, _, _ = message.rpartition(b",p=")
         parts = _attributes(message)
         if parts["r"] != self._nonce or base64.b64decode(parts["c"]) != self._header:
-            raise errors.Unauthorized("the answer is to another question")
+            raise errors.Unauthorized("the response does not match the challenge")
         auth_message = b",".join((*self._messages, without_proof))
         login, signature = await self._verifiers.prove(
             self._name, self._verifier, self._address, auth_message, base64.b64decode(parts["p"])
@@ -179,7 +179,7 @@ def _attributes(message: bytes) -> dict[str, str]:
     for part in message.decode().split(","):
         name, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"{part[:20]!r} is no attribute")
+            raise ValueError(f"{part[:20]!r} is not an attribute")
         attributes[name] = value
     for needed in ("r",):
         if needed not in attributes:
@@ -187,7 +187,7 @@ def _attributes(message: bytes) -> dict[str, str]:
     return attributes
 
 
-# -- the few encodings that SASL frames use ----------------------------------------------------------------
+# -- encodings of SASL frames ------------------------------------------------------------------------------
 
 
 def _frame(code: int, fields: Sequence[bytes]) -> bytes:
@@ -209,7 +209,7 @@ def _binary(data: bytes) -> bytes:
 def _parse(body: bytes) -> tuple[int, list[bytes | None]]:
     """The code of a described list, and its fields as far as they are text or bytes."""
     if body[:1] != b"\x00":
-        raise ValueError("no described type")
+        raise ValueError("not a described type")
     if body[1] == 0x53:
         code, at = body[2], 3
     elif body[1] == 0x80:
@@ -223,7 +223,7 @@ def _parse(body: bytes) -> tuple[int, list[bytes | None]]:
         (body[at + 2], at + 3) if kind == 0xC0 else (struct.unpack_from(">I", body, at + 5)[0], at + 9)
     )
     if kind not in (0xC0, 0xD0) or count > 8:
-        raise ValueError("no list")
+        raise ValueError("not a list")
     fields: list[bytes | None] = []
     for _ in range(count):
         kind = body[at]
@@ -236,9 +236,9 @@ def _parse(body: bytes) -> tuple[int, list[bytes | None]]:
         elif kind in (0xB0, 0xB1, 0xB3):
             size, at = struct.unpack_from(">I", body, at + 1)[0], at + 5
         else:
-            raise ValueError(f"type {kind:#x} is not expected")
+            raise ValueError(f"unexpected type {kind:#x}")
         if at + size > len(body):
-            raise ValueError("a field ends beyond the frame")
+            raise ValueError("a field extends beyond the frame")
         fields.append(body[at : at + size])
         at += size
     return code, fields

@@ -1,9 +1,10 @@
-"""Checkpoints: from time to time the sum of all records is written, and the log cut where nobody needs it.
+"""Checkpoints: the sum of all records is written periodically, and the log is trimmed.
 
-Whatever is cut lies before the checkpoint's head: a page after it may hold a record that a successor needs.
+Only pages before the checkpoint's head are deleted: a later page may contain a record that a successor needs.
 
-A cut goes up to the first message that somebody still needs.  One that nobody selects, or a subscription
-whose client is away, so keeps all behind it; where that fills the log, a `sweep` takes out single pages.
+The log is trimmed up to the first message that is still needed. A message that no consumer selects, or a
+subscription whose client is away, therefore retains everything after it. If that fills the log,
+`delete_unused_pages` deletes individual pages.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from muster.message.dispatcher.log import journal, ledger, pages
 
 
 async def recover(shared: state.DispatcherState) -> None:
-    """What the log says, from the last checkpoint on.
+    """Restore the state from the last checkpoint and the records after it.
 
-    It begins with a page of ours.  From then on whoever had the log before us cannot write, and what it wrote
-    lies before our page: a broker that has just begun to lead the log may not know the end of it otherwise.
+    First, an own page is written. From then on the previous owner of the log cannot write, and everything it
+    wrote is before that page. Without it, a broker that has just become the leader may not know the end of
+    the log.
     """
     try:
         head = await shared.stream.publish(protocol.RECORD, pages.encode(pages.LogPage()))
@@ -47,7 +49,7 @@ async def recover(shared: state.DispatcherState) -> None:
 
 
 async def delete_unused_pages(shared: state.DispatcherState) -> None:
-    """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
+    """Delete pages that are not needed, between others that are. Reads the complete log."""
     queues: dict[str, list[backlog.Backlog]] = {}
     by_pattern: dict[str, list[backlog.Backlog]] = {}
     for key, source in shared.ledger.backlogs.items():
@@ -74,7 +76,7 @@ async def delete_unused_pages(shared: state.DispatcherState) -> None:
 
 
 def _has_expired(raw: str, now_ms: int) -> bool:
-    """Then no subscription gets it, be its client there or not."""
+    """Whether the message has expired, so that no subscription receives it."""
     return '"exp":' in raw and 0 < messages.decode_meta(raw).expiration_ms <= now_ms
 
 

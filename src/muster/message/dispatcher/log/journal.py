@@ -1,12 +1,12 @@
-"""The writer of the log: what is to be stored at one time becomes pages of one atomic batch.
+"""The writer of the log: everything to be stored at one time becomes pages of an atomic batch.
 
-An `Item` is stored as a whole or not at all; as many as fit share a batch, and so one sync.  Each batch
-expects the log to end where ours ended: whoever else has written since is the new owner, and our batch is
-refused.  That is the fence.
+A `JournalItem` is stored atomically; as many as fit share a batch, and thereby a sync. Each batch expects the
+log to end where the last batch ended. If another process has written since, it is the new owner, and the
+batch is rejected. This is the fencing.
 
-When a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the items
-hear of it one by one.  Between the two nothing else runs, so there is no moment at which the end of the log
-is known and a message before it is not.
+After a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the
+callbacks of its items are called. Nothing else runs in between, so the end of the log is never known before
+the messages that precede it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from muster.core import errors
 from muster.message import destinations, messages, protocol
 from muster.message.dispatcher.log import ledger, pages
 
-BATCH = 1000  # messages, and so pages, in one batch: the broker takes no more
+BATCH = 1000  # messages, and therefore pages, in a batch: the broker's limit
 BATCH_BYTES = 4 << 20
-STORE_S = 10.0  # after that it is in doubt, and the log is read anew
+STORE_S = 10.0  # then the outcome is unknown, and the log is read again
 QUEUED_MAX = 50_000
 QUEUED_BYTES_MAX = 64 << 20
 _SEPARATE_PAGES = (protocol.DELAY, protocol.CHECKPOINT)
 
 
-Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
-Placed = list[tuple["JournalMessage", int]]  # copies in the order of the items, each with its number
-#: What a batch says, the log's last sequence with it, and its messages.
+Stored = Callable[[list[int]], None]  # called with the number of each copy, 0 if it is not stored
+Placed = list[tuple["JournalMessage", int]]  # copies in item order, with their numbers
+#: Record of a batch, last sequence of the log after it, and its messages.
 OnBatch = Callable[[ledger.LogRecord | None, int, Placed], None]
 
 
 @dataclass(slots=True)
 class JournalMessage:
-    """A message on its way into the log. ``subject`` None: only to those who listen now."""
+    """A message to be stored. ``subject`` None: it is published to current subscribers only."""
 
     destination: destinations.Destination
     meta: messages.MessageMeta
@@ -54,7 +54,7 @@ class JournalItem:
     record: ledger.LogRecord = field(default_factory=ledger.LogRecord)
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
-    closes_batch: bool = False  # no message that comes later may stand in the same batch
+    closes_batch: bool = False  # no later message may be in the same batch
     size: int = field(init=False)
     bytes: int = field(init=False)
     record_bytes: int = field(init=False)
@@ -66,7 +66,7 @@ class JournalItem:
 
 
 class Journal:
-    """``head`` is the log's last sequence, known because nobody else writes."""
+    """``head`` is the last sequence of the log, which is known because no other process writes."""
 
     def __init__(self, stream: api.Stream, head: int, on_batch: OnBatch) -> None:
         self._stream = stream
@@ -74,7 +74,7 @@ class Journal:
         self._on_batch = on_batch
         self.head = head
         self.batches = 0
-        self.bytes = 0  # of what waits
+        self.bytes = 0  # of waiting items
         self._items: deque[JournalItem] = deque()
         self._wake = asyncio.Event()
 
@@ -95,7 +95,7 @@ class Journal:
             self._items.popleft().failed(error)
 
     async def run(self) -> None:
-        """Until the log is no longer ours: then it raises what it heard."""
+        """Run until the log has another owner or fails; raises the error."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -105,7 +105,7 @@ class Journal:
     def _next_batch(self) -> list[JournalItem]:
         taken: list[JournalItem] = []
         size = total = records = 0
-        closed = False  # to messages: a subscription that was asked for before them must hear them
+        closed = False  # to messages: a subscription requested before them must receive them
         while self._items:
             item = self._items[0]
             if taken and (
@@ -134,7 +134,7 @@ class Journal:
                         api.OutgoingMessage(
                             subject,
                             pages.encode(page),
-                            # A page alone can be sent again when its acknowledgement stays away.
+                            # A single page can be published again if its acknowledgement is lost.
                             message_id=f"{self._name}-{self.head}" if len(batch) == 1 else None,
                             expected_last_sequence=self.head if not place else None,
                         )
@@ -145,14 +145,14 @@ class Journal:
             else:
                 last = self.head
         except (errors.LimitExceeded, errors.InvalidInput) as error:
-            if len(items) > 1:  # one of them is at fault, or some would fit: each gets its own answer
+            if len(items) > 1:  # one of them is invalid, or some would fit: retry in parts
                 for part in _split_items(items):
                     await self._store(part)
                 return
             items[0].failed(error)
             return
         except errors.MusterError as error:
-            # Refused as no longer ours, or in doubt: whoever comes next reads the log and knows.
+            # The log has another owner, or the outcome is unknown: the next dispatcher reads the log.
             for item in items:
                 item.failed(errors.NotConnected(f"the log could not be written: {error.message}"))
             raise
@@ -169,7 +169,7 @@ class Journal:
 
 
 def _split_items(items: list[JournalItem]) -> list[list[JournalItem]]:
-    """What to try apart: acknowledgements, which need little room, from messages; or two halves."""
+    """Parts to retry separately: acknowledgements, which need little room, and messages; or two halves."""
     without = [item for item in items if not item.copies]
     if 0 < len(without) < len(items):
         return [without, [item for item in items if item.copies]]
@@ -178,7 +178,7 @@ def _split_items(items: list[JournalItem]) -> list[list[JournalItem]]:
 
 
 def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
-    """How many of them are stored in which queue."""
+    """Number of stored messages by queue."""
     counts: dict[str, int] = {}
     for copy in copies:
         if copy.destination.is_queue and copy.subject not in (None, protocol.DELAY):
@@ -190,11 +190,11 @@ def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
 def _build_pages(
     copies: list[JournalMessage], record: ledger.LogRecord | None, record_bytes: int
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
-    """The pages of a batch by subject, and for each copy its page (-1: none) and place.
+    """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
-    A delayed message has a page to itself, which is deleted when its time has come, and so has each part of
-    a checkpoint; the record, which must stay until the next checkpoint, is never on such a page, nor on one
-    that it would make too large for the broker.
+    A delayed message has its own page, which is deleted when the message is due; each chunk of a checkpoint
+    has one too. The record, which must remain until the next checkpoint, is never on such a page, nor on a
+    page that would become too large for the broker.
     """
     last_bytes = 0
     bound: list[tuple[str, pages.LogPage]] = []
@@ -228,7 +228,7 @@ def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
     else:
         total = ledger.LogRecord()
         total.acked, total.stored, total.last_works = {}, {}, {}
-        consumed: dict[str, bool] = {}  # what was said last
+        consumed: dict[str, bool] = {}  # the latest state
         for record in records:
             for key, sequences in record.acked.items():
                 total.acked.setdefault(key, []).extend(sequences)

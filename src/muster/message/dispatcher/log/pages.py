@@ -1,10 +1,11 @@
-"""How messages stand in the log: in pages, one page being one message of the broker.
+"""Messages are stored in the log in pages; a page is one message of the broker.
 
-A page holds what one destination got at one time, and the last page of a batch also holds the batch's
-record.  A sync costs the broker the same for one message as for a page of hundreds, and most batches are a
-single page, which needs none of the broker's machinery for atomic batches (docs/decisions/0018).
+A page contains the messages that one destination received at one time. The last page of a batch also contains
+the record of the batch. A sync costs the broker the same for one message as for a page of hundreds, and most
+batches are a single page, which does not need atomic batches (docs/decisions/0018).
 
-A message's number is its page's sequence and its place in the page, in one integer that grows along the log.
+The number of a message combines the sequence of its page and its place in the page; it increases along the
+log.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from muster.message.dispatcher.log import ledger
 
 BITS: Final = 10
 PLACES: Final = 1 << BITS
-PAGE_BYTES: Final = 512 << 10  # a page takes no more, unless its first message alone does
-STORED_BYTES_MAX: Final = 960 << 10  # with its record: the broker takes a little more
+PAGE_BYTES: Final = 512 << 10  # maximum size of a page, unless its first message is larger
+STORED_BYTES_MAX: Final = 960 << 10  # with its record: slightly below the broker's limit
 
 
 class PagedMessage(msgspec.Struct, frozen=True, array_like=True):
-    raw: str  # `messages.Meta` in JSON
+    raw: str  # `messages.MessageMeta` in JSON
     data: bytes
 
 
@@ -34,7 +35,7 @@ class LogPage(msgspec.Struct, array_like=True):
 
 
 class _Cover(msgspec.Struct, array_like=True):
-    """A page whose messages nobody looks at now."""
+    """A page whose messages are not decoded."""
 
     record: ledger.LogRecord | None = None
     held: msgspec.Raw = msgspec.Raw()
@@ -54,7 +55,7 @@ def sequence_of(number: int) -> int:
 
 
 def end(sequence: int) -> int:
-    """The highest number that a message up to this page can have."""
+    """The highest number of a message up to this page."""
     return sequence << BITS | (PLACES - 1)
 
 

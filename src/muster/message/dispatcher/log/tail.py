@@ -1,7 +1,7 @@
-"""The end of the log in memory, so that a backlog that has read nearly all of it can go live.
+"""The recent end of the log in memory, so that a backlog that has read nearly all of the log can become live.
 
-Reading takes a while, in which more is stored: a reader of a busy log never reaches its end by reading.  The
-rest it takes from here, in one step.
+More messages are stored while a backlog reads, so on a busy log it would never reach the end. It reads the
+rest from here, in one step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BYTES_MAX: Final = 8 << 20
 
 
 class LogTail:
-    """Everything that was stored with a number above ``start``."""
+    """All messages with a number above ``start``."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -37,7 +37,7 @@ class LogTail:
         return position >= self.start
 
     def after(self, position: int) -> list[tuple[int, journal.JournalMessage]]:
-        """In order."""
+        """The messages after a position, in order."""
         if self._last <= position:
             return []
         return sorted(((number, copy) for number, copy in self._held if number > position), key=_number)

@@ -629,7 +629,9 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
         died = {delivery.FROM: str(OTHER)}
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
-        with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that is not a dead letter"):
+        with pytest.raises(
+            errors.InvalidInput, match="after 2 messages: a message that is not a dead letter"
+        ):
             await connection.request(protocol.MoveMessages(JOBS.name))
         assert len([one async for one in connection.session().browse(OTHER)]) == 2
         with pytest.raises(errors.InvalidInput, match=r"^a message that is not a dead letter"):

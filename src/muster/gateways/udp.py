@@ -206,8 +206,8 @@ class UdpReceiver(asyncio.DatagramProtocol):
             )
             data = msgspec.json.encode(offer)
             with contextlib.suppress(errors.Unavailable):  # retry with the next offer
-                for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
-                    self._on_key(answer)
+                for reply in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
+                    self._on_key(reply)
             gone = time.monotonic() - HOLD_S
             self._senders = {
                 name: sender for name, sender in self._senders.items() if sender.last_seen > gone
@@ -217,9 +217,9 @@ class UdpReceiver(asyncio.DatagramProtocol):
                     await self._wake.wait()
             self._wake.clear()
 
-    def _on_key(self, answer: api.Message) -> None:
+    def _on_key(self, reply: api.Message) -> None:
         try:
-            key = msgspec.json.decode(answer.data, type=_Key)
+            key = msgspec.json.decode(reply.data, type=_Key)
         except msgspec.DecodeError:
             return
         known = self._senders.get(key.sender)

@@ -352,7 +352,7 @@ class DispatcherConnection:
             async with until:
                 if not isinstance(request, _ONCE):
                     self._pending[until] = self._epoch
-                answered = await self.bus.request(
+                response = await self.bus.request(
                     subject,
                     protocol.encode(request),
                     headers={requests.REQUEST_ID: id} if id else None,
@@ -367,16 +367,16 @@ class DispatcherConnection:
             ) from forbidden
         finally:
             self._pending.pop(until, None)
-        answer = protocol.decode_reply(answered.data)
-        if answer.epoch < self._highest_epoch:
+        reply = protocol.decode_reply(response.data)
+        if reply.epoch < self._highest_epoch:
             raise errors.NotConnected("the reply came from a dispatcher that has been replaced")
-        self._observe_epoch(answer.epoch)
-        if answer.error is not None:
-            error = rpc_faults.from_error_reply(answer.error)
+        self._observe_epoch(reply.epoch)
+        if reply.error is not None:
+            error = rpc_faults.from_error_reply(reply.error)
             if isinstance(error, errors.NotConnected):
                 self._registered = False
             raise error
-        return answer
+        return reply
 
     async def notify(self, request: protocol.DispatcherRequest) -> None:
         if self._registered and not self.closed:
@@ -449,7 +449,7 @@ class DispatcherConnection:
         if started < self._highest_epoch:
             return  # it has been replaced already
         for until in [until for until, epoch in self._pending.items() if epoch != started]:
-            del self._pending[until]  # the dispatcher that was asked has stopped
+            del self._pending[until]  # that dispatcher has stopped
             until.reschedule(self._loop.time())
         if self._registered and started == self._epoch:
             return  # already registered there

@@ -1,6 +1,6 @@
 """Administrative requests on queues: authorized, executed once and recorded in the audit log.
 
-The other requests to the dispatcher are message traffic; its log contains who sent and acknowledged.
+The other requests to the dispatcher are message traffic; its log records them.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Dispatcher:
         try:
             subscriptions.append(await bus.subscribe(leases.DISCONNECTED, handler=self._connection_closed))
         except errors.Forbidden:
-            events.info("closed-connections-unheard", identity=bus.identity)
+            events.info("disconnect-events-unavailable", identity=bus.identity)
         try:
             for work in (
                 self._state.journal.run(),
@@ -112,7 +112,7 @@ class Dispatcher:
                 protocol.STARTED, protocol.encode(protocol.DispatcherStarted(self._state.epoch))
             )
             events.info(
-                "dispatcher-began",
+                "dispatcher-started",
                 epoch=self._state.epoch,
                 head=self._state.journal.head,
                 subscriptions=len(self._ledger.subscriptions),
@@ -172,7 +172,7 @@ class Dispatcher:
             try:
                 await checkpoints.write(here)
             except errors.LimitExceeded as error:  # the log is full: acknowledgements will make room
-                events.warning("checkpoint-refused", error=error)
+                events.warning("checkpoint-rejected", error=error)
             here.used_bytes = self._checkpoint_bytes = (await here.stream.state()).bytes
 
     # Requests.

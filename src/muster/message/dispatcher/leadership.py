@@ -60,7 +60,7 @@ class DispatcherLeadership:
             except errors.Unavailable as error:  # for example brokers without a leader: temporary
                 if self._bus.state is api.ConnectionState.CLOSED:
                     raise
-                events.warning("dispatcher-waits", error=error)
+                events.warning("dispatcher-waiting", error=error)
             await asyncio.sleep(RETRY_S)
 
     async def _run_dispatcher(self, lease: leases.Lease) -> None:

@@ -121,9 +121,9 @@ class ProducerLink:
         raw = messages.encode_meta(meta).decode()
         send = protocol.SendMessage(str(destination), raw, body)
         if frames.code_of(state) == frames.TRANSACTIONAL:
-            answer = transactions.send(state, send)
+            outcome = transactions.send(state, send)
             if not settled:
-                self._engine.settle(self.link, number, answer)
+                self._engine.settle(self.link, number, outcome)
             return
         if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
             self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)

@@ -77,7 +77,7 @@ class SaslServer:
     async def receive(self, data: bytes) -> bytes:
         """The bytes to reply with; raises `errors.InvalidInput` if the peer does not use SASL."""
         self._buffer += data
-        answer = b""
+        reply = b""
         if not self._greeted:
             if len(self._buffer) < len(HEADER):
                 return b""
@@ -85,18 +85,18 @@ class SaslServer:
                 raise errors.InvalidInput("the peer must begin with the SASL header")
             self._buffer = self._buffer[8:]
             self._greeted = True
-            answer = HEADER + _frame(_MECHANISMS, [_symbols(self.mechanisms)])
+            reply = HEADER + _frame(_MECHANISMS, [_symbols(self.mechanisms)])
         while self.login is None and not self.failed and (body := self._next()) is not None:
             try:
                 code, fields = _parse(body)
-                answer += await self._handle(code, fields)
+                reply += await self._handle(code, fields)
             except (errors.Refused, errors.NotFound, errors.Overloaded) as error:
                 self.failed = True
                 outcome = _TEMPORARY if isinstance(error, errors.Overloaded) else _WRONG
-                answer += _frame(_OUTCOME, [bytes((0x50, outcome))])
+                reply += _frame(_OUTCOME, [bytes((0x50, outcome))])
             except (ValueError, LookupError, struct.error) as error:
                 raise errors.InvalidInput(f"a malformed SASL frame: {error}") from error
-        return answer
+        return reply
 
     def _next(self) -> bytes | None:
         if len(self._buffer) < 8:
@@ -158,9 +158,9 @@ class _Scram:
         self._verifier = await self._verifiers.scram(self._name, self._mechanism, self._address)
         self._nonce = parts["r"] + self._nonce
         salt = base64.b64encode(self._verifier.salt).decode()
-        answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}".encode()
-        self._messages = [bare, answer]
-        return answer
+        reply = f"r={self._nonce},s={salt},i={self._verifier.iterations}".encode()
+        self._messages = [bare, reply]
+        return reply
 
     async def last(self, message: bytes) -> tuple[passwords.PasswordLogin, bytes]:
         without_proof, _, _ = message.rpartition(b",p=")

@@ -35,7 +35,7 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
 
     async def begin(name: str, port: int = 0) -> tuple[child_process.ChildProcess, int]:
         made = await start_process(
-            sys.executable, "-m", "tests.message.gatewaying", broker.url, name, str(port)
+            sys.executable, "-m", "tests.message.run_gateway", broker.url, name, str(port)
         )
         return made, int((await made.line(r"serving (\d+)", timeout_s=60))[1])
 

@@ -24,7 +24,7 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
     broker: brokers.Broker, start_process: fixtures.StartProcess, dial: conftest.Dial
 ):
     async def begin(name: str) -> child_process.ChildProcess:
-        return await start_process(sys.executable, "-m", "tests.message.dispatching", broker.url, name)
+        return await start_process(sys.executable, "-m", "tests.message.run_dispatcher", broker.url, name)
 
     current = await begin("d0")
     total = 120

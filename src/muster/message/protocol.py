@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.bus.rpc import error_replies as rpc_faults
+from muster.bus.rpc import error_replies
 from muster.core import errors, subjects
 from muster.message import destinations
 
@@ -320,7 +320,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     ignore such replies.
     """
 
-    error: rpc_faults.ErrorReply | None = None
+    error: error_replies.ErrorReply | None = None
     epoch: int = 0
     key: str = ""  # of the backlog that the consumer is attached to
     count: int = 0
@@ -329,7 +329,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
 
 
 def failed(error: errors.MusterError) -> DispatcherReply:
-    return DispatcherReply(error=rpc_faults.to_error_reply(error))
+    return DispatcherReply(error=error_replies.to_error_reply(error))
 
 
 class MessageDelivery(msgspec.Struct, frozen=True, array_like=True):

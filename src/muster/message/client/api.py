@@ -92,7 +92,7 @@ class Session:
         self.connection = connection
         self.mode = mode
         self.transacted = mode is AcknowledgeMode.TRANSACTED
-        # received messages, until they are acknowledged
+        # Received messages, until they are acknowledged
         self.holds_received = mode in (AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED)
         self.closed = False
         self.consumers: list[consumers.Consumer] = []

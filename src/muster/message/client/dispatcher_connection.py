@@ -15,8 +15,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import error_replies as rpc_faults
-from muster.bus.rpc import requests
+from muster.bus.rpc import error_replies, requests
 from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import errors as message_errors
@@ -74,7 +73,7 @@ class DispatcherConnection:
         self._registered = False
         self._epoch = 0  # of the dispatcher where this connection is registered
         self._highest_epoch = 0  # highest epoch seen since the bus connected
-        # requests that wait for a reply, with the dispatcher's epoch
+        # Requests that wait for a reply, with the dispatcher's epoch
         self._pending: dict[asyncio.Timeout, int] = {}
         self._registration = asyncio.Lock()
         self._subscriptions: list[api.Subscription] = []
@@ -372,7 +371,7 @@ class DispatcherConnection:
             raise errors.NotConnected("the reply came from a dispatcher that has been replaced")
         self._observe_epoch(reply.epoch)
         if reply.error is not None:
-            error = rpc_faults.from_error_reply(reply.error)
+            error = error_replies.from_error_reply(reply.error)
             if isinstance(error, errors.NotConnected):
                 self._registered = False
             raise error

@@ -26,7 +26,7 @@ class QueueAdmin:
         self._counted_at = 0.0
         self._counts: dict[str, tuple[int, int]] = {}  # by queue: messages stored and delivered
         self._rates: dict[str, tuple[float, float]] = {}
-        # by queue: its counts, and since when
+        # By queue: its counts, and since when
         self._idle: dict[str, tuple[tuple[int, int], float]] = {}
 
     def update_rates(self, now: float) -> None:

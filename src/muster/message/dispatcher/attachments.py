@@ -238,7 +238,7 @@ class Attachments:
             source.settle(self._ledger.end)
             self._delivery.set_live(source, live=False)
             source.unload()
-            # now: a consumer that attaches meanwhile is recorded again
+            # Now: a consumer that attaches meanwhile is recorded again
             self._ledger.consumed.discard(key)
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
 

@@ -91,7 +91,7 @@ class DispatcherState:
         self.max_bytes = max_bytes
         self.used_bytes = 0  # size of the log when last read, plus later sends
         self.refused_at = -math.inf  # last time a message was rejected for lack of room
-        # called when messages are in the log
+        # Called when messages are in the log
         self.on_stored: Callable[[journal.Placed], None] = lambda _: None
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()

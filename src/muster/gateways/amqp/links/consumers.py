@@ -189,7 +189,7 @@ class DispatcherLink(OutgoingLink):
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
         jms = self.connection.jms
-        # acknowledgements go before the detach
+        # Acknowledgements go before the detach
         await jms.outbox.wait_idle(dispatcher_connection.CLOSE_S)
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:

@@ -28,7 +28,7 @@ class AmqpTransaction:
     sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # outcome other than accepted
-    # acknowledged topic messages
+    # Acknowledged topic messages
     topic_deliveries: list[tuple[consumers.TopicLink, int, bytes]] = field(default_factory=list)
     size: int = 0  # of the messages to send, in bytes
     held: int = 0  # of everything held in memory, in bytes

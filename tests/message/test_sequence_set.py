@@ -1,4 +1,4 @@
-"""What is kept of done numbers, against a plain set."""
+"""`SequenceSet` compared with a plain set of numbers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ _step = st.one_of(
 
 
 @given(st.lists(_step, max_size=12))
-def test_spans_are_the_sets_they_stand_for(steps: list[tuple[Any, ...]]):
-    kept, plain = sequence_set.SequenceSet(), set[int]()
+def test_a_sequence_set_contains_what_a_plain_set_does(steps: list[tuple[Any, ...]]):
+    ranges, plain = sequence_set.SequenceSet(), set[int]()
     for what, *arguments in steps:
         match what:
             case "add":
                 first, last = sorted(arguments)
-                kept.add(first, last)
+                ranges.add(first, last)
                 plain |= set(range(first, last + 1))
             case "cover":
                 first, last = sorted(arguments[:2])
-                kept.cover(first, last, arguments[2])
+                ranges.cover(first, last, arguments[2])
                 plain |= set(range(first, last + 1)) - set(arguments[2])
             case "cut":
-                kept.cut(arguments[0])
+                ranges.cut(arguments[0])
                 plain = {number for number in plain if number > arguments[0]}
-        assert {number for number in range(70) if number in kept} == plain
-        edges = [edge for span in kept for edge in span]
+        assert {number for number in range(70) if number in ranges} == plain
+        edges = [edge for pair in ranges for edge in pair]
         assert edges == sorted(edges)
-        assert all(before + 1 < after for (_, before), (after, _) in zip(kept, list(kept)[1:], strict=False))
+        assert all(
+            before + 1 < after for (_, before), (after, _) in zip(ranges, list(ranges)[1:], strict=False)
+        )

@@ -1,4 +1,4 @@
-"""Clients that logged in as the same share a connection to the bus, and nothing else."""
+"""Clients with the same login share a bus connection, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway as a process of its own, to be killed: ``python -m tests.message.gatewaying URL NAME [PORT]``."""
+"""A gateway as a separate process, to be killed: ``python -m tests.message.run_gateway URL NAME [PORT]``."""
 
 from __future__ import annotations
 

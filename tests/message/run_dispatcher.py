@@ -1,4 +1,4 @@
-"""A dispatcher as a process of its own, to be killed: ``python -m tests.message.dispatching URL NAME``."""
+"""A dispatcher as a separate process, to be killed: ``python -m tests.message.run_dispatcher URL NAME``."""
 
 from __future__ import annotations
 

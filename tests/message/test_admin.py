@@ -1,4 +1,4 @@
-"""What people do to queues: it happens as a whole, and only where they may."""
+"""Queue administration: requests are atomic, and only permitted ones are executed."""
 
 from __future__ import annotations
 

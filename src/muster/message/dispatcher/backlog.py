@@ -1,20 +1,20 @@
-"""One queue or durable subscription: what waits, who takes it, what is in whose hands.
+"""One queue or durable subscription: the waiting messages, their consumers, and the messages these hold.
 
-Pure: events in, `Deliver`, `Expired` and `DeadLetter` out.  A message is an `Entry` here from when it is
-loaded until it is done.  At most ``window`` of them are held, and of their bytes `WINDOW_BYTES`, whatever the
-backlog; the rest is a position in the log.
+Pure: events in, `DeliverMessage`, `ExpireMessage` and `DeadLetterMessage` out. A message is a `BacklogEntry`
+from the time it is loaded until it is done. At most ``window`` entries and `WINDOW_BYTES` are held,
+independent of the length of the backlog; the rest is a position in the log.
 
     floor      everything up to here is done
-    done       what is done above it, as far as it cannot be told from the next line
-    position   everything up to here is held, done or not ours; loading goes on after it
-    live       position is the end of the log: new messages are handed in as they are stored
-    finishing  that it is done is being stored: until that is known, nobody else gets it
+    done       what is done above the floor, unless the next line implies it
+    position   everything up to here is held, done or of other queues; loading continues after it
+    live       position is the end of the log: new messages arrive as they are stored
+    finishing  being stored as done: until this succeeds or fails, no other consumer receives it
 
-So memory grows neither with the backlog nor with what was done beyond a message that nobody takes.
+Memory therefore grows neither with the backlog nor with what is done after a message that no consumer takes.
 
-Order is by priority, then by sequence; what comes back goes to its old place.  A message that no present
-consumer selects is parked and looked at again only when the consumers change.  Messages of a group go to one
-consumer as long as it stays.
+The order is by priority, then by sequence; a released message returns to its old place. A message that no
+present consumer selects is parked, and examined again only when the consumers change. Messages of a group go
+to one consumer as long as it is attached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from muster.message.dispatcher import sequence_set
 WINDOW = 2000
 WINDOW_BYTES = 32 << 20
 PRIORITIES = 10
-GROUPS_MAX = 10_000  # whose consumer is remembered: of more, the least used that nobody holds anything of go
+# Above this, the least used groups without held messages are forgotten.
+GROUPS_MAX = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +40,8 @@ class BacklogEntry:
     meta: messages.MessageMeta
     raw: str
     data: bytes
-    count: int = 0  # deliveries before this one
-    failures: int = 0  # those that its consumer failed with, as far as that is known
+    count: int = 0  # previous deliveries
+    failures: int = 0  # failed deliveries, as far as known
     holder: ConsumerKey | None = None
 
 
@@ -82,25 +83,26 @@ class Backlog:
         self.done = sequence_set.SequenceSet()
         self.position = floor
         self.live = False
-        self.generation = 0  # of loading: one that began before an `unload` is not to go on
+        self.generation = 0  # a load that started before an `unload` must stop
         self.window = window
         self.max_deliveries = max_deliveries
-        self.suspect = 0  # up to here, another dispatcher may have delivered already
-        self.counts: dict[int, tuple[int, int]] = {}  # deliveries and failures of what is not held now
+        self.suspect = 0  # up to here, an earlier dispatcher may have delivered
+        # Deliveries and failures of messages that are not held now
+        self.counts: dict[int, tuple[int, int]] = {}
         self.entries: dict[int, BacklogEntry] = {}
-        self.bytes = 0  # of what is held
+        self.bytes = 0  # of the entries
         self.consumers: dict[ConsumerKey, BacklogConsumer] = {}
         self.delivered = 0
         self.expired = 0
-        self.matched = 0  # found acceptable by a selector
-        self.rejected = 0  # found unacceptable by every consumer there was
+        self.matched = 0  # accepted by a selector
+        self.rejected = 0  # rejected by every consumer present
         self._finishing: set[int] = set()
         self._ready: list[deque[BacklogEntry]] = [deque() for _ in range(PRIORITIES)]
         self._parked: list[BacklogEntry] = []
         self._turn: deque[BacklogConsumer] = deque()
         self._groups: dict[str, ConsumerKey] = {}
 
-    # What is held.
+    # Entries.
 
     @property
     def room(self) -> int:
@@ -108,11 +110,11 @@ class Backlog:
 
     @property
     def is_low(self) -> bool:
-        """Whether it is time to load more."""
+        """Whether more should be loaded."""
         return len(self.entries) <= self.window // 2 and self.bytes <= WINDOW_BYTES // 2
 
     def waiting(self) -> Iterator[BacklogEntry]:
-        """What is held and in nobody's hands, in order."""
+        """The entries that no consumer holds, in order."""
         for priority in reversed(range(PRIORITIES)):
             parked = [entry for entry in self._parked if _level(entry) == priority]
             yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
@@ -125,11 +127,11 @@ class Backlog:
         )
 
     def is_over(self, sequence: int, head: int) -> bool:
-        """Whether nobody needs it here any more; ``head`` is the end of the log."""
+        """Whether the message is no longer needed here; ``head`` is the end of the log."""
         return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
 
     def arrive(self, sequence: int, meta: messages.MessageMeta, raw: str, data: bytes) -> None:
-        """A message of the log. They come in the order of the log."""
+        """A message of the log. Messages arrive in log order."""
         self.position = max(self.position, sequence)
         if sequence in self.done or sequence <= self.floor or sequence in self.entries:
             return
@@ -147,13 +149,13 @@ class Backlog:
             ready.append(entry)
 
     def overflow(self, sequence: int) -> None:
-        """A new message for which there is no room: it and what follows is read from the log later."""
+        """There is no room for a new message: it and later ones are read from the log later."""
         if self.live:
             self.live = False
             self.position = sequence - 1
 
     def unload(self) -> None:
-        """Forget what is held: nobody consumes. Only counts stay."""
+        """Drop all entries, because there are no consumers. Only the counts remain."""
         for entry in self.entries.values():
             if entry.count:
                 self.counts[entry.sequence] = (entry.count, entry.failures)
@@ -168,7 +170,7 @@ class Backlog:
             ready.clear()
 
     def settle(self, head: int) -> int:
-        """Raise the floor as far as it goes; ``head`` is the end of the log."""
+        """Raise the floor as far as possible; ``head`` is the end of the log."""
         first = min(self.entries, default=None)
         reached = head if self.live else self.position
         if first is not None:
@@ -181,7 +183,7 @@ class Backlog:
         return self.floor
 
     def _note_done(self) -> None:
-        """Whatever is not held, up to the position, is done or not ours."""
+        """Everything up to the position that is not held is done or belongs to other queues."""
         if self.position > self.floor:
             self.done.cover(self.floor + 1, self.position, sorted(self.entries))
         self.done.cut(self.floor)
@@ -194,11 +196,11 @@ class Backlog:
         self._unpark()
 
     def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
-        """``seen``: what the client saw, which counts as delivered.
+        """``seen``: messages that the client saw; they count as delivered.
 
-        None: it is gone without a word.  Whatever it held it may have seen, so all counts as delivered.  But
-        only the oldest counts as a failure: what it got before that it has acknowledged, and what came after
-        it may only have been waiting behind the one that it failed with.
+        None: the client was lost. It may have seen everything that it held, so all of it counts as delivered.
+        Only the oldest message counts as a failure: the client has acknowledged those before it, and may not
+        have processed those after it.
         """
         consumer = self.consumers.pop(key, None)
         if consumer is None:
@@ -225,14 +227,14 @@ class Backlog:
     # Outcomes.
 
     def holds(self, sequence: int, connection: str) -> bool:
-        """Whether this connection may acknowledge it: it has it, or nobody has."""
+        """Whether this connection may acknowledge the message: it holds it, or no consumer does."""
         if self.is_done(sequence) or sequence in self._finishing:
             return False
         entry = self.entries.get(sequence)
         return entry is None or entry.holder is None or entry.holder[0] == connection
 
     def start_finish(self, sequences: Iterable[int]) -> None:
-        """That they are done is about to be stored: `finish` or `cancel_finish` follows."""
+        """The messages are about to be stored as done; `finish` or `cancel_finish` follows."""
         for sequence in sequences:
             self._finishing.add(sequence)
             entry = self.entries.get(sequence)
@@ -240,7 +242,7 @@ class Backlog:
                 self._forget(entry)
 
     def cancel_finish(self, sequences: Iterable[int]) -> None:
-        """It could not be stored: what is in nobody's hands waits again."""
+        """Storing failed: messages that no consumer holds wait again."""
         for sequence in sequences:
             if sequence in self._finishing:
                 self._finishing.discard(sequence)
@@ -249,7 +251,7 @@ class Backlog:
                     self._insert(entry)
 
     def finish(self, sequence: int) -> bool:
-        """It is done, and that is stored. False: it already was."""
+        """The message is stored as done. False: it already was."""
         self._finishing.discard(sequence)
         if self.is_done(sequence):
             return False
@@ -297,7 +299,7 @@ class Backlog:
         return DeadLetterMessage(entry, reason)
 
     def withdraw(self, sequence: int) -> bool:
-        """Begin to finish what is in nobody's hands. False: it is in somebody's, or being finished."""
+        """Start to finish a message that no consumer holds. False: one holds it, or it is being finished."""
         entry = self.entries.get(sequence)
         if sequence in self._finishing or (entry is not None and entry.holder is not None):
             return False
@@ -311,7 +313,7 @@ class Backlog:
             entry.holder = None
 
     def _forget(self, entry: BacklogEntry) -> None:
-        """Out of the waiting lists, if it is there."""
+        """Remove the entry from the waiting lists."""
         ready = self._ready[_level(entry)]
         if entry in ready:
             ready.remove(entry)
@@ -331,7 +333,7 @@ class Backlog:
     # Delivery.
 
     def pump(self, now_ms: int) -> list[Instruction]:
-        """Hand out what can be handed out."""
+        """Deliver as much as possible."""
         instructions: list[Instruction] = []
         if not any(consumer.credit > 0 for consumer in self._turn):
             return instructions
@@ -350,7 +352,7 @@ class Backlog:
                     instructions.append(DeliverMessage(consumer.key, entry))
                 elif selected:
                     kept.append(entry)
-                    # To go on would change nothing, but cost time.
+                    # Continuing would change nothing, but cost time.
                     if not any(other.credit > 0 for other in self._turn):  # equivalent (Gt -> GtE): see above
                         break
                 else:
@@ -369,14 +371,14 @@ class Backlog:
         self.matched += consumer.selector is not None
 
     def _taker(self, entry: BacklogEntry) -> tuple[BacklogConsumer | None, bool]:
-        """Who takes it now, and whether anybody present ever would."""
+        """The consumer that receives the message now, and whether any present consumer selects it."""
         group = entry.meta.group
         if group is not None and (holder := self._groups.get(group)) is not None:
             consumer = self.consumers[holder]
             if consumer.credit <= 0:
                 return None, True
             if selectors.accepts(consumer.selector, entry.meta):
-                self._groups[group] = self._groups.pop(group)  # the least used are the first
+                self._groups[group] = self._groups.pop(group)  # the least used groups are first
                 return consumer, True  # equivalent (True -> False): for a consumer it is not read
         selected = False
         for at, consumer in enumerate(self._turn):

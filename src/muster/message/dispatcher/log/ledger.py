@@ -1,11 +1,11 @@
-"""What the log says: the sum of its records, without the messages themselves.
+"""The state of the log: the sum of its records, without the messages.
 
-Pure.  The dispatcher appends a `Record` with every batch it stores, and from time to time a `Checkpoint`,
-the sum of all before.  Whoever takes over reads the last checkpoint and the records after it, and knows
-every subscription, how far each backlog is done, and which works must not be done again.  Messages are read
-later, by position, as consumers want them.
+Pure. The dispatcher appends a `LogRecord` with every batch it stores, and periodically a `LogCheckpoint`, the
+sum of all earlier records. A new dispatcher reads the last checkpoint and the records after it. From these it
+knows every subscription, how far each backlog is done, and which works must not be executed again. Messages
+are read later, by position, as consumers need them.
 
-Records and checkpoints speak of messages by their numbers (`pages`), which grow along the log.
+Records and checkpoints refer to messages by their numbers (`pages`), which increase along the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from muster.core import topics
 from muster.message import messages
 from muster.message.dispatcher import backlog
 
-# Connections of which the last work is known: none before it is done again.
+# Connections whose last work is known, so that no earlier one is executed again.
 WORKS_KEPT = 20_000  # equivalent: any bound of this order serves
 ACK_BYTES = 10
 CHUNK_BYTES = 400 << 10  # equivalent (400 -> 401): about, of one message of a checkpoint
@@ -26,9 +26,9 @@ SPANS = 10_000  # of what a backlog has done, in one; equivalent: any bound of t
 
 
 class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A durable one. ``client_id`` None: shared by all identities that may subscribe to its topic.
+    """``client_id`` None: shared by all identities that may subscribe to the topic.
 
-    ``identity`` made it, and may end it.
+    ``identity`` created it, and may end it.
     """
 
     key: str
@@ -37,7 +37,7 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     identity: str
     client_id: str | None = None
     selector: str | None = None
-    no_local: str | None = None  # the origin whose messages it does not want
+    no_local: str | None = None  # the origin whose messages it excludes
     shared: bool = False
 
     @property
@@ -50,14 +50,14 @@ class LogRecord(msgspec.Struct, omit_defaults=True):
     stored: dict[str, int] = {}  # messages by queue
     subscribed: list[DurableSubscription] = []
     unsubscribed: list[str] = []
-    last_works: dict[str, int] = {}  # by connection, their numbers
+    last_works: dict[str, int] = {}  # by connection: number of the last work
     consumed: list[str] = []  # backlogs that have consumers from here on
     idle: list[str] = []
     dropped: list[str] = []  # queues
 
 
 def estimate_bytes(record: LogRecord) -> int:
-    """Its size in the log, rather too large than too small."""
+    """An upper estimate of the size in the log."""
     size = 0
     for key, sequences in record.acked.items():
         size += len(key) + ACK_BYTES * (len(sequences) + 1)
@@ -95,10 +95,10 @@ class LogExtent(msgspec.Struct, array_like=True):
 
 
 class LogCheckpoint(msgspec.Struct, omit_defaults=True):
-    """One of ``chunks`` messages that stand next to each other in the log. An extent may be in several."""
+    """One of ``chunks`` consecutive messages in the log. An extent may be split over several."""
 
     chunks: int
-    head: int  # records up to here are in the sum
+    head: int  # records up to here are included
     extents: dict[str, LogExtent] = {}
     subscriptions: list[DurableSubscription] = []
     last_works: dict[str, int] = {}
@@ -106,7 +106,7 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
 
 
 class Ledger:
-    """``head`` is the sequence of the log's last page, ``end`` the highest number up to there."""
+    """``head`` is the sequence of the last page of the log, ``end`` the highest number up to there."""
 
     def __init__(self, *, window: int = backlog.WINDOW, max_deliveries: int = 0) -> None:
         self._window = window
@@ -116,12 +116,12 @@ class Ledger:
         self.backlogs: dict[str, backlog.Backlog] = {}
         self.depths: dict[str, int] = {}
         self.subscriptions: dict[str, DurableSubscription] = {}
-        self.created: dict[str, int] = {}  # the number after which a subscription hears
-        self.last_works: dict[str, int] = {}  # by connection, the latest at the end
+        self.created: dict[str, int] = {}  # the number after which a subscription receives
+        self.last_works: dict[str, int] = {}  # by connection, the latest last
         self.consumed: set[str] = set()
         self.delayed_done: set[int] = set()
-        self.dropped: set[str] = set()  # queues that are no more, until the log is cut
-        self.stored: dict[str, int] = {}  # messages by queue that came while this one watched
+        self.dropped: set[str] = set()  # deleted queues, until the log is trimmed
+        self.stored: dict[str, int] = {}  # messages by queue since the start
 
     def queue(self, name: str) -> backlog.Backlog:
         return self.backlog(queue_key(name))
@@ -138,7 +138,7 @@ class Ledger:
         self.head, self.end = head, end
 
     def apply(self, record: LogRecord, end: int) -> None:
-        """``end`` is the last number of the record's own page: a subscription hears what comes after it."""
+        """``end`` is the last number of the record's page: a subscription receives what comes after it."""
         for subscription in record.subscribed:
             self.subscriptions[subscription.key] = subscription
             self.backlogs.pop(subscription.key, None)
@@ -168,7 +168,7 @@ class Ledger:
         self._did(record.last_works)
 
     def forget(self, key: str) -> None:
-        """A queue. Where the log still has messages of it, they would all come again."""
+        """Forget a queue. If the log still contains messages of it, all would be delivered again."""
         self.backlogs.pop(key, None)
         self.depths.pop(key, None)
         self.stored.pop(key, None)
@@ -185,7 +185,7 @@ class Ledger:
         used = 0
 
         def chunk(size: int) -> LogCheckpoint:
-            """The one that has room for so many bytes more."""
+            """The chunk that has room for this many bytes."""
             nonlocal used
             if not chunks or used + size > CHUNK_BYTES:
                 chunks.append(
@@ -202,7 +202,7 @@ class Ledger:
             used += size
             return chunks[-1]
 
-        chunk(0)  # there is one, whatever there is to say
+        chunk(0)  # there is always one
         for connection, number in self.last_works.items():
             chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
         delayed = [(done_number, done_number) for done_number in sorted(self.delayed_done)]
@@ -245,10 +245,10 @@ class Ledger:
             self.consumed.update(chunk.consumed)
 
     def wants(self, key: str, meta: messages.MessageMeta) -> bool:
-        """Whether a subscription wants a message besides what its selector says.
+        """Whether a subscription receives a message, apart from its selector.
 
-        Not one of its own connection's if it said so, nor one whose delivery was delayed and which was sent
-        before the subscription was made.
+        It does not receive messages of its own connection with no-local, nor delayed messages that were sent
+        before it was created.
         """
         subscription = self.subscriptions[key]
         if subscription.no_local is not None and subscription.no_local == meta.origin:
@@ -256,7 +256,7 @@ class Ledger:
         return not meta.sequence or meta.sequence > self.created.get(key, 0)
 
     def suspect(self) -> None:
-        """A new dispatcher begins: what had consumers may have been delivered, as far as the log goes."""
+        """A new dispatcher starts: backlogs with consumers may have delivered everything in the log."""
         for key in self.consumed:
             if key in self.backlogs:
                 self.backlogs[key].suspect = self.end
@@ -275,9 +275,9 @@ def queue_key(name: str) -> str:
 
 
 def subscription_key(identity: str, client_id: str | None, name: str) -> str:
-    """A client id is one of its identity. Without it, the names are common to all identities, as in JMS.
+    """A client id is scoped to its identity. Without one, names are common to all identities, as in JMS.
 
-    A client id with a colon in it must not pass for a shorter one and the beginning of a name.
+    A colon in a client id is escaped, so that the key is unambiguous.
     """
     if client_id is None:
         return f"g:{name}"
@@ -285,7 +285,7 @@ def subscription_key(identity: str, client_id: str | None, name: str) -> str:
 
 
 class TopicPatternIndex:
-    """Which of many patterns a subject matches; each pattern counted as often as it was added."""
+    """Finds the patterns that match a topic. A pattern is counted as often as it was added."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, tuple[topics.TopicPattern, int]] = {}

@@ -206,7 +206,7 @@ async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again
         delivery.settle()
         await asyncio.to_thread(raw.write)
         (bridge,) = gateway.connections
-        await eventually.eventually(lambda: any(bridge.jms.outbox.acknowledged()))
+        await eventually.eventually(lambda: any(bridge.jms.outbox.pending_acks()))
         async with conftest.serving(connect, "second"):
             await producer.send("another")
             got, _ = await asyncio.to_thread(raw_client.receive, raw, receiver)

@@ -118,7 +118,7 @@ class ClientHello(_Request, frozen=True, tag="hello"):
 
 
 class Ping(_Request, frozen=True, tag="ping"):
-    """Acknowledged after the waiting messages of these ``consumers`` were sent, as far as credit allows."""
+    """The reply follows the waiting messages of these ``consumers``, as far as their credit allows."""
 
     connection: str
     consumers: list[int] = []

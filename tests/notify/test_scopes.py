@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.notify import models, protocol, queries
@@ -17,7 +19,7 @@ from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
-from tests.notify.conftest import COMMAND
+from tests.notify.conftest import COMMAND, QUICK
 
 SITE = models.Model("Site", {"region": types.STRING, "_trust_level": types.INT})
 REGIONS = ["a", "a/b", "a.c", "ab", "b", None]
@@ -144,6 +146,65 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, rec
     await sites["west"].update(region="east")
     await sites["lost"].update(region="west")
     assert await trusted() == ["farm/coast", "farm/lost"]
+
+
+@pytest.fixture
+async def granted(notifier, receivers, root, monkeypatch):
+    """Two receivers with equal grants, of which the first ends in an hour; and a clock to move."""
+    moved = fake_wall_clock(monkeypatch)
+
+    async def start(settings: settings_.NotifySettings):
+        served = await notifier(settings=settings, root=root.key.public, domain="earth")
+        farm = await receivers("farm")
+        for model in (SITE, COMMAND):
+            await farm.define(model)
+        sites = [await farm.advertise(name, "Site", policy="command") for name in ("hour", "day")]
+        for site, lifetime_s in zip(sites, (3_600, 86_400), strict=True):
+            scope = documents.GrantScope(prefix=site.name)
+            await farm.present(
+                root.grant(
+                    "farm", {"_trust_level": 5}, tier=1, now=time.time(), lifetime_s=lifetime_s, scope=scope
+                )
+            )
+        return served, sites, moved
+
+    return start
+
+
+def fake_wall_clock(monkeypatch) -> list[float]:
+    """Seconds by which the notifier's wall clock is ahead, in a list of one."""
+    ahead = [0.0]
+    monkeypatch.setattr(notifier_grants, "time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    return ahead
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_an_event_after_the_end_of_a_receivers_grant_does_not_reach_it(granted, receivers, durable):
+    """Although the notifier's own look at its grants is not due yet."""
+    settings = msgspec.structs.replace(QUICK, beat_s=60.0)
+    _, (hour, day), ahead = await granted(settings)
+    sender = (await receivers("boss")).sender("control")
+    await sender.send("command", {"action": "before"}, to="_trust_level = 5", durable=durable)
+    for site in (hour, day):
+        assert (await site.next(timeout_s=30))["action"] == "before"
+    ahead[0] = 3_601.0
+    await sender.send("command", {"action": "after"}, to="_trust_level = 5", durable=durable)
+    await sender.send("command", {"action": "end"}, durable=durable)
+    for site, expected in ((hour, ["end"]), (day, ["after", "end"])):
+        assert [(await site.next(timeout_s=30))["action"] for _ in expected] == expected
+
+
+async def test_the_end_of_a_receivers_grant_shows_without_any_event(granted):
+    served, _, ahead = await granted(QUICK)
+
+    def trusted() -> list[str]:
+        return [
+            name for name in served.engine.receivers() if served.engine.state_of(name).get("_trust_level")
+        ]
+
+    assert sorted(trusted()) == ["farm/day", "farm/hour"]
+    ahead[0] = 3_601.0
+    await eventually(lambda: trusted() == ["farm/day"])
 
 
 async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, receivers, root, monkeypatch):

@@ -106,7 +106,7 @@ def reason(answer: grants.VerifiedGrant | grants.GrantRefused) -> str:
 
 
 def elsewhere(**changes: str) -> documents.GrantSituation:
-    words = {name: getattr(HERE, name) for name in ("holder", "domain", "region", "receiver", "audience")}
+    words = {name: getattr(HERE, name) for name in ("holder", "domain", "region", "participant", "audience")}
     return documents.GrantSituation(**(words | changes))
 
 

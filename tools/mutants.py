@@ -19,6 +19,7 @@ import argparse
 import ast
 import collections
 import contextlib
+import datetime
 import importlib
 import importlib.util
 import itertools
@@ -350,9 +351,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=MUTANTS, help="mutants of each module")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--lines", type=int, nargs="+", default=[], help="of these, those on some lines only")
+    parser.add_argument(
+        "--summary", action="store_true", help="also print Markdown rows: date, module, mutants, survivors"
+    )
     given = parser.parse_args()
     ends_s = time.monotonic() + PACKAGE_S_MAX
-    tried = survived = 0
+    counts: dict[str, tuple[int, int]] = {}
     for module, tests in CORES[given.package].items():
         if given.modules and module not in given.modules:
             continue
@@ -361,7 +365,12 @@ def main() -> int:
         )
         if result is None:
             return 1
-        tried, survived = tried + result[0], survived + result[1]
+        counts[module] = result
+    if given.summary:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        for module, (tried, survived) in counts.items():
+            print(f"| {today} | `{module}` | {tried} | {survived} |")
+    tried, survived = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
     share = survived / tried if tried else 0.0
     print(
         f"{given.package}: {survived} of {tried} mutants survive ({share:.0%}; at most {SURVIVORS_MAX:.0%})"

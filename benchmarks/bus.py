@@ -1,8 +1,8 @@
 """The bus: messages, requests, durable publishes, idle connections, and how quickly things start.
 
 Publishers and subscribers are processes of their own, with a real broker between them.  The peer is plain
-nats-py, doing the same through the same broker, in turns with us.  The paper is the JMS one: its broker
-carries 5,000 messages/s of 512 bytes or 4,500 of 1,024, and holds 800 connections.
+nats-py, doing the same through the same broker, in turns with us.  The paper is the one on managing
+grid services: its broker carries 5,000 messages/s of 512 bytes or 4,500 of 1,024, and holds 800 connections.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from muster.testing import postgres
 
 CONTEXT = b"c" * 1_700
 CALLERS = 50
+POOL = 4  # connections of ours to PostgreSQL
 
 Upsert = Callable[[str, bytes], Awaitable[object]]
 
@@ -48,7 +49,7 @@ def run(quick: bool) -> list[harness.Row]:
         lite = runner.run(database.open(f"sqlite:{folder}/store.db"))
         large = runner.run(database.open(f"sqlite:{folder}/large.db"))
         post = runner.run(
-            database.open(server.url, password=server.password, settings=api.StoreOptions(pool=4))
+            database.open(server.url, password=server.password, settings=api.StoreOptions(pool=POOL))
         )
         lines = [runner.run(_raw_postgres(server)) for _ in range(CALLERS)]
         runner.run(_fill(large, raw, records))
@@ -65,10 +66,15 @@ def run(quick: bool) -> list[harness.Row]:
             return rate(count, lambda: runner.run(_commits(upserts, count)))
 
         def compare(
-            metric: str, unit: str, peer_name: str, mine: Callable[[], float], peer: Callable[[], float]
+            metric: str,
+            unit: str,
+            peer_name: str,
+            mine: Callable[[], float],
+            peer: Callable[[], float],
+            load: str,
         ) -> harness.Row:
-            found = measure.in_turns({"ours": mine, "peer": peer}, rounds=rounds)
-            best = {side: measure.best(values, "higher") for side, values in found.items()}
+            rates = measure.in_turns({"ours": mine, "peer": peer}, rounds=rounds)
+            best = {side: measure.best(values, "higher") for side, values in rates.items()}
             return harness.Row(
                 metric=metric,
                 ours=best["ours"],
@@ -76,21 +82,38 @@ def run(quick: bool) -> list[harness.Row]:
                 better="higher",
                 peer=best["peer"],
                 peer_name=peer_name,
+                samples=len(rates["ours"]),
+                load=f"{load}; both sides in turns, the best of {rounds} rounds each",
             )
 
+        alone = f"{few:,} commits of 512 B, one after the other, each synced"
+        together = f"{many:,} commits of 512 B by {CALLERS} callers"
         sqlite_s = rate(few, lambda: _raw_commits(raw, few))
         rows = [
-            compare("SQLite, one caller", "commits/s", "sqlite3", ours(lite, few, 1), sqlite_s),
+            compare("SQLite, one caller", "commits/s", "sqlite3", ours(lite, few, 1), sqlite_s, alone),
             compare(
-                f"SQLite, {CALLERS} callers", "commits/s", "sqlite3", ours(lite, many, CALLERS), sqlite_s
+                f"SQLite, {CALLERS} callers",
+                "commits/s",
+                "sqlite3",
+                ours(lite, many, CALLERS),
+                sqlite_s,
+                f"{together}, synced; the peer, which has one writer: {alone}",
             ),
-            compare("PostgreSQL, one caller", "commits/s", "psycopg", ours(post, few, 1), psycopg_s(few, 1)),
+            compare(
+                "PostgreSQL, one caller",
+                "commits/s",
+                "psycopg",
+                ours(post, few, 1),
+                psycopg_s(few, 1),
+                alone,
+            ),
             compare(
                 f"PostgreSQL, {CALLERS} callers",
                 "commits/s",
                 "psycopg",
                 ours(post, many, CALLERS),
                 psycopg_s(many, CALLERS),
+                f"{together}, synced; ours over a pool of {POOL}, the peer with a connection for each caller",
             ),
             compare(
                 "load of 1.7 kB records",
@@ -98,6 +121,7 @@ def run(quick: bool) -> list[harness.Row]:
                 "sqlite3",
                 rate(records, lambda: runner.run(_load(large))),
                 rate(records, lambda: _raw_load(raw)),
+                f"{records:,} records of {len(CONTEXT):,} B from SQLite, in pages of 1,000",
             ),
         ]
         for line in lines:

@@ -15,8 +15,8 @@ queue with steady service, which grows without bound as the load nears 1, as the
 grows with the rows to be sent on, and so linearly with the senders below.
 
 Pure arithmetic: no clock, nothing measured here.  `PAPER` is inferred: the paper's figures are lost, but its
-text says that two levels carry about five times what one carries, and some thousands of machines in all;
-that fixes both the ratio of the two costs and their size.
+text states that two levels carry about five times what one carries.  That fixes the ratio of the two costs.
+Their size is chosen here; the paper states no number of machines.
 """
 
 from __future__ import annotations

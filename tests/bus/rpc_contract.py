@@ -270,7 +270,7 @@ class Contract:
             await ask(ann, "request.switch", {"name": "hall"})
         assert answered == [False, True]
         first, second = await decisions(service)
-        assert first.details == {"door": "rest", "address": "10.0.0.7"}
+        assert first.details == {"interface": "rest", "address": "10.0.0.7"}
         assert second.details == {}
 
     async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):

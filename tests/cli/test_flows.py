@@ -255,7 +255,7 @@ def test_ask_and_answer_across_processes(up):
 def test_a_question_that_nobody_hears(up):
     answer = driver.quick("request", "nobody/here", home=up)
     assert answer.code == errors.Unavailable.exit_code
-    assert "nobody listens" in answer.err
+    assert "there is no subscriber" in answer.err
 
 
 def test_messages_that_do_not_come_in_time(up):
@@ -358,7 +358,7 @@ def test_the_demo_shows_everything_stops_by_itself_and_runs_again(tmp_path):
         answer = driver.run("demo", "-o", form, "--home", tmp_path / "demo")
         assert answer.code == 0, answer.err
         if form == "table":
-            assert "What to try next, a domain of your own:\n  python -m muster init" in answer.out
+            assert "Next, create a domain of your own:\n  python -m muster init" in answer.out
             assert answer.out.count("\n") < 20
         else:
             scenes = [json.loads(line)["scene"] for line in answer.out.splitlines()]

@@ -62,7 +62,7 @@ def test_each_test_that_the_security_page_names_exists():
 
 
 def test_each_promise_of_the_readme_names_the_tests_that_show_it():
-    promises = re.search(r"\| shown by \|\n\|[-|]+\|\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    promises = re.search(r"\| Tests \|\n\|[-|]+\|\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
     assert promises is not None
     for row in promises[1].splitlines():
         named = re.findall(r"`([^`]+)`", row.rstrip("|").rpartition("|")[2])

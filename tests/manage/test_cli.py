@@ -249,7 +249,9 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     refused = driver.quick("secret", "delete", "word", home=shell.home)
     assert refused.code != 0
     assert "keeper refer(s) to" in refused.err
-    shown = "".join(shell.text(*words) for words in (("describe", "keeper"), ("secret", "list"), ("events",)))
+    shown = "".join(
+        shell.text(*words) for words in (("describe", "keeper"), ("secret", "list"), ("activity",))
+    )
     assert "swordfish" not in shown
     kept = [path for path in shell.home.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"swordfish" in path.read_bytes()]
@@ -283,7 +285,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert {one["name"] for one in rows(shell("get", "--managers"))} >= {"manager-1", "manager-2"}
 
     # The audit says who did what.
-    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("events"))]
+    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("activity"))]
     assert ("admin", "apply", "done") in whats
     assert ("admin", "exec", "refused") in whats
     assert ("admin", "rollout", "done") in whats
@@ -306,7 +308,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
             assert "only an operator may delete" in refused.err
             refused = driver.quick("exec", "db", "stop", *given, home=shell.home)
             assert "only an operator may exec" in refused.err
-    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("events"))]
+    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("activity"))]
     assert ("bob-user", "delete", "refused") in whats
     assert ("bob-user", "exec", "refused") in whats
     assert shell.state("db") == "up"

@@ -24,13 +24,13 @@ PAGES = {
     "/managers": "Managers",
     "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
     "/contexts": "Contexts",
-    "/contexts/one?key=kept%2Fone": "Context kept/one",
+    "/context?key=kept%2Fone": "Context kept/one",
     "/queues": "Queues",
     "/queue?name=kept": "Queue kept",
     "/brokers": "Brokers",
     "/pipeline": "Pipeline",
     "/capacity": "Staleness",
-    "/audit": "Audit",
+    "/activity": "Activity",
     "/logins": "Logins",
 }
 
@@ -185,7 +185,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     here = await visit("olga")
     for path in (
         "/contexts",
-        "/contexts/one?key=kept%2Fone",
+        "/context?key=kept%2Fone",
         "/queue?name=kept",
         "/resource?name=kept",
         "/queues",
@@ -214,22 +214,22 @@ async def test_the_playground_says_who_is_reached_and_why_not(furnished, visit):
         await here.page.fill("#f-content", "level=4")
         await here.page.fill("#f-policy", "alert AND level >= 5")
         await here.page.fill("#f-receiver", "admin/s-1")
-        await here.page.click("text=Try it")
-        await here.page.wait_for_selector("#reached >> text=1 would be reached")
+        await here.page.click("text=Evaluate")
+        await here.page.wait_for_selector("#reached >> text=1 matching receiver")
         await here.page.wait_for_selector("#reached >> text=admin/s-1")
         await here.page.wait_for_selector("#judged >> text=does not accept this event")
-        await here.page.wait_for_selector("#explained >> text=admin/s-1 gets it")
+        await here.page.wait_for_selector("#explained >> text=admin/s-1 receives the event")
         await here.keep("playground-answered")
         here.page.on("dialog", lambda dialog: dialog.accept())
         await here.page.click("text=Send this event")
         await here.page.wait_for_selector(".notice >> text=Sent: alert")
         await listening.line("alert level=4 from olga/web", timeout_s=30)
         await here.page.fill("#f-content", "level=3")
-        await here.page.click("text=Try it")
-        await here.page.wait_for_selector("#reached >> text=0 would be reached")
+        await here.page.click("text=Evaluate")
+        await here.page.wait_for_selector("#reached >> text=0 matching receivers")
         await here.page.wait_for_selector("#near >> text=admin/s-1")
         await here.page.fill("#f-address", "load >")
-        await here.page.click("text=Try it")
+        await here.page.click("text=Evaluate")
         await here.page.wait_for_selector("#reached .problem")
         assert await serious(here.page) == []
 

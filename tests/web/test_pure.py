@@ -524,7 +524,7 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     )
     assert drawn.count("<polyline") == 2
     assert drawn.count('class="gap"') == 1
-    assert "nothing measured" in drawn
+    assert "no data" in drawn
 
 
 def test_the_history_is_paged_by_its_cursors(tmp_path):

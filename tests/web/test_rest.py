@@ -50,7 +50,7 @@ READS = [
     "/subscriptions",
     "/dead-letters",
     "/capacity",
-    "/audit",
+    "/activity",
     "/me",
 ]
 
@@ -270,7 +270,7 @@ def test_long_lists_come_in_pages_and_huge_ones_are_refused(olga):
         cursor = page["next"]
     assert seen == [f"page-{n:03}" for n in range(25)]
     assert olga.get("/resources", params={"limit": 100_000}).status_code == 400
-    assert olga.get("/audit", params={"limit": 0}).status_code == 400
+    assert olga.get("/activity", params={"limit": 0}).status_code == 400
     assert olga.get("/contexts", params={"where": "x" * 5000}).status_code == 400
     names = [{"name": name} for name in seen]
     for one in names:
@@ -302,9 +302,9 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
     assert olga.get("/models").json()["total"] == 2
     with browsing(lab, "olga") as browser:  # the playground reads a policy as notifiers do
         for policy, words in (
-            ("event: (alert AND level >= 4)", "It accepts this event."),
-            ("alert AND event.level >= 5", "It does not accept this event."),
-            ("alert AND sender: (load > 0.5)", "It accepts this event if the sender is right."),
+            ("event: (alert AND level >= 4)", "The policy accepts this event."),
+            ("alert AND event.level >= 5", "The policy does not accept this event."),
+            ("alert AND sender: (load > 0.5)", "The policy accepts this event from matching senders."),
         ):
             tried = {"type": "alert", "content": "level=4", "policy": policy}
             assert words in browser.get("/playground", params=tried).text
@@ -366,9 +366,9 @@ def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
     }
     versions = [olga.put("/contexts/kept-anew", json=body).json()["version"] for _ in range(30)]
     with browsing(lab, "olga") as browser:
-        form = form_of(browser, "/contexts/one?key=kept-anew", "put-context")
+        form = form_of(browser, "/context?key=kept-anew", "put-context")
         assert form["value"] == "\nfirst line"
-        page = browser.get("/contexts/one?key=kept-anew").text
+        page = browser.get("/context?key=kept-anew").text
         newest = re.search(r'id="past".*?<tbody>.*?<td[^>]*>(\d+)<', page, re.DOTALL)
         assert newest is not None
         assert newest[1] == str(versions[-1])
@@ -416,7 +416,7 @@ def test_a_viewer_cannot_act_and_each_attempt_is_written_down(vera, admin):
         assert answer.status_code == 403, (path, answer.text)
 
     def written() -> bool:
-        lines = admin.get("/audit", params={"who": "vera", "limit": 200}).json()["items"]
+        lines = admin.get("/activity", params={"who": "vera", "limit": 200}).json()["items"]
         refused = [one for one in lines if one["outcome"] == "refused" and "viewer" in one["why"]]
         return len(refused) == len(ACTS)
 
@@ -434,12 +434,12 @@ def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
     olga.delete("/resources/not-there")
 
     def written() -> bool:
-        lines = admin.get("/audit", params={"who": "olga", "limit": 200}).json()["items"]
+        lines = admin.get("/activity", params={"who": "olga", "limit": 200}).json()["items"]
         found = {(one["what"], one["target"], one["outcome"]) for one in lines}
         return {("put-context", "audited", "done"), ("delete", "not-there", "refused")} <= found
 
     wait_until(written)
-    by_command_line = lab.muster("events")
+    by_command_line = lab.muster("activity")
     assert any(one["what"] == "put-context" and one["who"] == "olga" for one in by_command_line)
 
 
@@ -450,14 +450,14 @@ def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin
 
     def records() -> dict[tuple[str, str], list[Any]]:
         found: dict[tuple[str, str], list[Any]] = {}
-        for one in admin.get("/audit", params={"who": "olga", "limit": 200}).json()["items"]:
+        for one in admin.get("/activity", params={"who": "olga", "limit": 200}).json()["items"]:
             found.setdefault((one["what"], one["target"]), []).append(one)
         return found
 
     wait_until(lambda: ("delete", "after") in records())
     for act in (("purge", "queue:once"), ("purge", "queue:after"), ("delete", "once")):
         (one,) = records()[act]
-        assert (one["details"]["door"], one["details"]["address"]) == ("rest", "127.0.0.1")
+        assert (one["details"]["interface"], one["details"]["address"]) == ("rest", "127.0.0.1")
 
 
 def test_an_administrator_lets_somebody_in_and_out(lab, admin):
@@ -488,7 +488,7 @@ def test_a_broker_is_started_linked_and_stopped(admin):
 
 
 def test_without_a_login_nothing_is_told(lab):
-    for path in (*READS, "/watch/audit", "/logins"):
+    for path in (*READS, "/watch/activity", "/logins"):
         answer = httpx.get(f"{lab.url}/api/v1{path}")
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"].startswith("Bearer")

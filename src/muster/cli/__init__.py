@@ -1,4 +1,4 @@
-"""The ``muster`` command: thin.  It parses arguments, calls a client, and prints.
+"""The ``muster`` command: parses arguments, calls a client, and prints the result.
 
-Nothing heavy is imported before the command that needs it runs.
+Commands import large modules only when they run, to keep the start of every command quick.
 """

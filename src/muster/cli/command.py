@@ -1,7 +1,7 @@
-"""What every command shares: the common options, the help page, and the `Invocation` it is handed.
+"""What all commands share: the common options, the help page, and the `Invocation`.
 
-The common options stand on ``muster`` itself and on every command, so ``muster -o json status`` and
-``muster status -o json`` mean the same; the one nearer to the end of the line wins.
+``muster`` itself and every command accept the common options, so ``muster -o json status`` and
+``muster status -o json`` are equivalent; the last occurrence wins.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class Invocation:
-    """How this run of ``muster`` was called: what the common options said."""
+    """The values of the common options of this run."""
 
     output: str = "table"  # one of output.FORMATS
     home: Path | None = None
     profile: str | None = None
     debug: bool = False
-    typed: set[str] = field(default_factory=set)  # the common options that were typed
+    typed: set[str] = field(default_factory=set)  # the common options given on the command line
 
     @property
     def printer(self) -> output_.Printer:
@@ -42,7 +42,7 @@ def invocation_of(context: click.Context) -> Invocation:
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
-    """Only ``muster`` itself looks at the environment: a command's own option counts when it was typed."""
+    """Only ``muster`` itself reads the environment: a command's own option counts if it was given."""
     name = option.name or ""
     typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     invocation = context.ensure_object(Invocation)
@@ -51,11 +51,11 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
         if typed:
             invocation.typed.add(name)
     if "home" in invocation.typed and "profile" not in invocation.typed:
-        invocation.profile = None  # what was typed counts more than MUSTER_PROFILE
+        invocation.profile = None  # --home takes precedence over MUSTER_PROFILE
 
 
 class DurationParam(click.ParamType[float]):
-    """Of any command: ``90``, ``90s``, ``1m30s``, ``7d``; in seconds."""
+    """A duration such as ``90``, ``90s``, ``1m30s`` or ``7d``, converted to seconds."""
 
     name = "duration"
 
@@ -68,12 +68,12 @@ class DurationParam(click.ParamType[float]):
         if isinstance(value, (int, float)):
             return float(value)
         try:
-            found = units.parse_duration_s(str(value))
+            seconds = units.parse_duration_s(str(value))
         except errors.InvalidInput as error:
             self.fail(error.message, param, ctx)
-        if found < 0 or (found == 0 and not self._may_be_zero):
-            self.fail(f"{value!r} is not above zero", param, ctx)
-        return found
+        if seconds < 0 or (seconds == 0 and not self._may_be_zero):
+            self.fail(f"{value!r} is not positive", param, ctx)
+        return seconds
 
 
 def duration(
@@ -85,7 +85,7 @@ def duration(
     may_be_zero: bool = False,
     required: bool = False,
 ) -> Callable[[F], F]:
-    """An option such as ``--period 10s``, handed over in seconds as ``period_s``."""
+    """An option such as ``--period 10s``; the command receives it in seconds as ``period_s``."""
     return click.option(
         name,
         dest or f"{name.removeprefix('--').replace('-', '_')}_s",
@@ -101,7 +101,7 @@ COMMON_NAMES = ("output", "home", "profile", "debug")
 
 
 def complete_profiles(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """For a shell that completes the name of a profile."""
+    """Shell completion of profile names."""
     from muster.cli import profiles
 
     return [name for name in profiles.names() if name.startswith(begun)]
@@ -114,14 +114,14 @@ def _common_options() -> list[click.Parameter]:
             ["-o", "--output"],
             type=click.Choice(output_.FORMATS),
             envvar="MUSTER_OUTPUT",
-            help="Form of the answer (default: table; streams: json is one object a line).",
+            help="Output format (default: table; json prints streams as one object per line).",
             **shared,
         ),
         click.Option(
             ["--home"],
             type=click.Path(file_okay=False, path_type=Path),
             envvar="MUSTER_HOME",
-            help="The domain's folder (default: ./.muster if there, else ~/.muster).",
+            help="Folder of the domain (default: ./.muster if it exists, else ~/.muster).",
             **shared,
         ),
         click.Option(
@@ -129,7 +129,7 @@ def _common_options() -> list[click.Parameter]:
             shell_complete=complete_profiles,
             envvar="MUSTER_PROFILE",
             metavar="NAME",
-            help="Named connection settings to use.",
+            help="Use these named connection settings.",
             **shared,
         ),
         click.Option(
@@ -144,13 +144,13 @@ def _common_options() -> list[click.Parameter]:
 
 
 class MusterCommand(click.Command):
-    """With a help page with the options of its own first, then the common ones, then examples."""
+    """A command whose help page lists its own options, the common options and examples."""
 
     def __init__(
         self,
         *args: Any,
         examples: Sequence[tuple[str, str]] = (),
-        acts: tuple[str, ...] | None = None,  # see `muster.cli.audit_trail`
+        acts: tuple[str, ...] | None = None,  # see `muster.cli.activity_log`
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -161,9 +161,9 @@ class MusterCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         if self.acts is None:
             return super().invoke(ctx)
-        from muster.cli import audit_trail
+        from muster.cli import activity_log
 
-        with audit_trail.audited(ctx, *self.acts):
+        with activity_log.recorded(ctx, *self.acts):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -171,7 +171,7 @@ class MusterCommand(click.Command):
         common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):  # the usage line has it
+            if record is not None and not isinstance(param, click.Argument):  # the usage line shows it
                 (common if param.name in COMMON_NAMES else own).append(record)
         for title, records in (("Options", own), ("Common options", common)):
             with formatter.section(title):
@@ -196,7 +196,7 @@ class MusterGroup(MusterCommand, click.Group):
 
 
 def program() -> str:
-    """What to type to call this command again: ``muster`` where the shell finds it, else where it is."""
+    """How to call this program: ``muster`` if it is on the PATH, else its location."""
     import shutil
     import sys
 
@@ -209,12 +209,12 @@ def program() -> str:
 
 
 def display_path(path: Path) -> Path:
-    """``path`` as a person here would write it."""
+    """``path``, relative to the current folder or the user's home if possible."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
-    """Run an async command to its end. ``fast``: on uvloop, where that is installed."""
+    """Run an async command. ``fast``: on uvloop, if it is installed."""
     import asyncio
     import importlib
     import importlib.util
@@ -226,7 +226,7 @@ def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
         with interrupts.interruptible():
             return await work
 
-    # A command says itself what went wrong; a long-running one configures its log (`muster.app.log_files`).
+    # Commands print their own errors; long-running ones configure a log (`muster.app.log_files`).
     logging.getLogger("muster").addHandler(logging.NullHandler())
     factory = None
     if fast and importlib.util.find_spec("uvloop") is not None:
@@ -235,4 +235,4 @@ def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(heeded())
     finally:
-        work.close()  # if it was never begun
+        work.close()  # if it was never started

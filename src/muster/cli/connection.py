@@ -1,4 +1,4 @@
-"""Which bus a command talks to, and as whom: the options, and what they come to (`muster.cli.profiles`)."""
+"""The options that select the bus and the identity of a command (see `muster.cli.profiles`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _named(to: ConnectionOptions) -> bool:
 
 
 def options(command: F) -> F:
-    """What to connect to and as whom, handed to the command as one `Options` named ``to``."""
+    """Add the connection options; the command receives `ConnectionOptions` as ``to``."""
     import functools
 
     @functools.wraps(command)
@@ -50,33 +50,33 @@ def options(command: F) -> F:
     path = click.Path(exists=True, dir_okay=False, path_type=Path)
     decorated: Any = with_options
     for option in (
-        click.option("--ca", type=path, help="Authority of the brokers' certificates."),
+        click.option("--ca", type=path, help="Certificate authority of the brokers."),
         click.option("--creds", type=path, help="Connect with these credentials."),
-        click.option("--locator", metavar="URL", help="Ask this locator for the best broker."),
+        click.option("--locator", metavar="URL", help="Use the broker that this locator recommends."),
         click.option("--server", "servers", multiple=True, metavar="URL", help="Connect to this broker."),
     ):
         decorated = option(decorated)
-    found: F = decorated
-    return found
+    typed: F = decorated
+    return typed
 
 
 async def connect(
     invocation: cli_command.Invocation, to: ConnectionOptions, measure: metrics.Metrics | None = None
 ) -> api.Bus:
-    """A connection by the first source there is; flags override its settings one by one."""
+    """Connect with the first source that is configured; options override its settings."""
     import ssl
 
     from muster import connection
 
-    found = resolve(invocation, to)
-    tls = ssl.create_default_context(cafile=str(found.ca)) if found.ca else None
+    profile = resolve(invocation, to)
+    tls = ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None
     return await connection.connect(
-        found.servers, locator=found.locator, creds=found.creds, tls=tls, measure=measure
+        profile.servers, locator=profile.locator, creds=profile.creds, tls=tls, measure=measure
     )
 
 
 def resolve(invocation: cli_command.Invocation, to: ConnectionOptions) -> ConnectionOptions:
-    """What the flags, the profile and the home come to."""
+    """Combine the options, the profile and the home."""
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
     ca = to.ca or (Path(profile.ca) if profile.ca else None)
@@ -97,7 +97,7 @@ def _resolve(invocation: cli_command.Invocation, to: ConnectionOptions) -> profi
 
 
 def _of_home(home_: Path | None) -> profiles.Profile:
-    """The domain that runs in a home, as its administrator."""
+    """The profile of a home's running domain, as its administrator."""
     from muster.app import home, identities
     from muster.cli import profiles
     from muster.core import errors
@@ -108,7 +108,7 @@ def _of_home(home_: Path | None) -> profiles.Profile:
         option = f" --home {home_}" if home_ else ""
         raise errors.Unavailable(
             f"the domain {settings.domain.name} of {home.Home.find(home_).root} is not running",
-            hint=f"start it with `muster up{option}`, or name another bus with --server or --profile",
+            hint=f"start it with `muster up{option}`, or select another bus with --server or --profile",
         )
     creds = identities.open_keyring(settings).credentials_path(identities.ADMINISTRATOR)
     return profiles.Profile(servers=running.servers, creds=str(creds), ca=running.ca or "")

@@ -1,4 +1,4 @@
-"""What commands that run a process of its own share: a connection under its name, a life until a signal."""
+"""What commands that run a service share: a connection with its identity, and the wait for a signal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from muster.trust.permissions import roles
 
 
-def parse_pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
-    split = [one.partition("=") for one in given]
+def parse_pairs(arguments: tuple[str, ...], option: str) -> dict[str, str]:
+    split = [argument.partition("=") for argument in arguments]
     for name, equals, value in split:
         if not (name and equals and value):
             raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=option)
@@ -35,7 +35,7 @@ async def connect_as(
     role: roles.Role,
     measure: metrics.Metrics | None = None,
 ) -> api.Bus:
-    """A connection named ``name``. In a home it is given credentials for ``role`` if it has none."""
+    """Connect as ``name``. In a home, credentials for ``role`` are issued if there are none."""
     from muster import connection as muster_connection
 
     if to.servers and to.creds is None:
@@ -59,7 +59,7 @@ async def _from_home(
     if running is None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running",
-            hint="start it with `muster up`, or name another bus with --server or --profile",
+            hint="start it with `muster up`, or select another bus with --server or --profile",
         )
     trust = await asyncio.to_thread(identities.open_keyring, settings)
     creds = await asyncio.to_thread(identities.credentials, trust, name, role)
@@ -69,14 +69,14 @@ async def _from_home(
 
 @contextlib.asynccontextmanager
 async def until_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that is set by SIGINT or SIGTERM, so that what runs can end in order."""
-    asked = asyncio.Event()
+    """An event that SIGINT or SIGTERM sets, for a graceful shutdown."""
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stop.set)
     try:
-        yield asked
+        yield stop
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
@@ -91,9 +91,9 @@ async def serve_until_signal(
     process: str | None = None,
     folder: Path | None = None,
 ) -> AsyncIterator[asyncio.Event]:
-    """As `until_signal`, with the pages that every process of Muster has (`muster.bus.http.health`).
+    """As `until_signal`, with the health pages of a process (`muster.bus.http.health`).
 
-    ``folder``: where it tells of them, unless in the home's domain.
+    ``folder``: where the address of the pages is published; default: the folder of the home's domain.
     """
     import os
 
@@ -113,5 +113,5 @@ async def serve_until_signal(
     ) as server:
         if server is not None:
             invocation.printer.note(f"health pages: {server.url}")
-        async with until_signal() as asked:
-            yield asked
+        async with until_signal() as stop:
+            yield stop

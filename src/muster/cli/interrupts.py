@@ -1,14 +1,14 @@
-"""Ctrl-C, which is never lost: whatever the command is doing when it comes.
+"""Reliable handling of Ctrl-C.
 
-Python raises `KeyboardInterrupt` wherever the program happens to be.  Inside an import, a destructor or a
-callback of the garbage collector that is printed or swallowed, and the program goes on as if nobody had
-pressed anything.  So the press is also remembered, and looked at before anything is started that lasts.
+Python raises `KeyboardInterrupt` at an arbitrary point of the program.  Inside an import, a destructor or a
+callback of the garbage collector the exception is printed or swallowed, and the program continues.  This
+module therefore also records the interrupt and checks the record before a long operation starts.
 
-1. While the first modules are loaded (`muster.__main__`) nothing has been begun: the signal ends the process.
-2. From `listen` on, a press raises, and is remembered should the exception be swallowed.
-3. While an event loop runs (`heeding`), the first press cancels what runs, which then ends in order; the
-   second raises.  A command that stays (`muster up`) takes the signal over from there.  Being told to end
-   (SIGTERM), or the terminal that is closed (SIGHUP), is a press there too.
+1. While the first modules are loaded (`muster.__main__`), nothing has started: the signal ends the process.
+2. After `listen`, an interrupt raises, and is recorded in case the exception is swallowed.
+3. While an event loop runs (`interruptible`), the first interrupt cancels the running task, which then shuts
+   down gracefully; the second raises.  SIGTERM and SIGHUP (the terminal was closed) count as interrupts
+   there. Long-running commands (`muster up`) install their own handlers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def listen() -> None:
 
 
 def is_ignored() -> bool:
-    """A shell has what it starts in the background ignore Ctrl-C: that is its wish, and ours to respect."""
+    """A shell makes its background processes ignore Ctrl-C; that setting is kept."""
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -48,12 +48,12 @@ def _hear(number: int, frame: FrameType | None) -> None:
     if again or _running is None or _running.done():
         raise KeyboardInterrupt
     _running.cancel()
-    _running.get_loop().call_soon_threadsafe(lambda: None)  # should it be asleep
+    _running.get_loop().call_soon_threadsafe(lambda: None)  # wake it
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Around the work of the running task. A press that came earlier counts."""
+    """Let an interrupt cancel the current task. An earlier interrupt counts too."""
     global _running
     import asyncio
 
@@ -62,8 +62,8 @@ def interruptible() -> Iterator[None]:
     task = asyncio.current_task()
     _running = task
     in_front = threading.current_thread() is threading.main_thread()
-    heard = [one for one in _ENDS if in_front and signal.getsignal(one) is signal.SIG_DFL]
-    for number in heard:
+    handled = [ending for ending in _ENDS if in_front and signal.getsignal(ending) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, _hear)
     try:
         yield
@@ -73,5 +73,5 @@ def interruptible() -> Iterator[None]:
         raise
     finally:
         _running = None
-        for number in heard:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)

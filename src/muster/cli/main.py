@@ -1,8 +1,8 @@
-"""The ``muster`` command: the table of commands, and the one place where errors become words and exit codes.
+"""The ``muster`` command: the table of commands, and the translation of errors to messages and exit codes.
 
-A command is one small file in this folder that is named in `COMMANDS`; it is imported only when it is called
-(or completed), which keeps ``muster --help`` quick.  The summaries stand here so that the help page needs no
-import either; a test compares them with what the commands say of themselves.
+A command is a module that `COMMANDS` names.  It is imported only when it is called or completed, which keeps
+``muster --help`` quick.  The summaries are repeated here so that the help page imports no command; a test
+compares them with the docstrings of the commands.
 """
 
 from __future__ import annotations
@@ -26,120 +26,123 @@ COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 
 
 class CommandEntry(NamedTuple):
-    module: str  # in muster.cli; the command is its attribute of the command's own name
+    module: str  # in muster.cli; it has an attribute with the name of the command
     section: str
     summary: str
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "demo": CommandEntry("start.demo", "Start here", "Start a domain on this machine and show it at work."),
-    "init": CommandEntry("start.init", "Start here", "Make a home: identities, certificates and settings."),
-    "up": CommandEntry("domain.lifecycle", "A domain", "Start the domain of a home."),
-    "down": CommandEntry("domain.lifecycle", "A domain", "Stop the domain of a home."),
-    "status": CommandEntry(
-        "domain.status", "A domain", "Say what runs, how it is, and where its things are."
+    "demo": CommandEntry("start.demo", "Getting started", "Start a demonstration domain on this machine."),
+    "init": CommandEntry(
+        "start.init", "Getting started", "Create a home: identities, certificates and settings."
     ),
-    "web": CommandEntry("domain.web", "A domain", "Serve the dashboard and REST, and say who may log in."),
-    "broker": CommandEntry("domain.broker", "A domain", "Start, link, unlink and list brokers."),
-    "creds": CommandEntry("domain.creds", "A domain", "Issue, revoke and show credentials."),
-    "config": CommandEntry("domain.config", "A domain", "Check and print settings."),
-    "backup": CommandEntry("domain.backup", "A domain", "Write settings, keys, store and streams to a file."),
-    "restore": CommandEntry("domain.backup", "A domain", "Make a home from a backup."),
-    "audit": CommandEntry(
-        "domain.audit", "A domain", "Say who did what, when, by which door, and what became of it."
+    "up": CommandEntry("domain.lifecycle", "Domain", "Start the domain of a home."),
+    "down": CommandEntry("domain.lifecycle", "Domain", "Stop the domain of a home."),
+    "status": CommandEntry(
+        "domain.status", "Domain", "Show the state of the domain and the location of its files."
+    ),
+    "web": CommandEntry("domain.web", "Domain", "Serve the dashboard and the REST API; manage logins."),
+    "broker": CommandEntry("domain.broker", "Domain", "Start, link, unlink and list brokers."),
+    "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),
+    "config": CommandEntry("domain.config", "Domain", "Check and print settings."),
+    "backup": CommandEntry("domain.backup", "Domain", "Write settings, keys, store and streams to a file."),
+    "restore": CommandEntry("domain.backup", "Domain", "Create a home from a backup."),
+    "activity": CommandEntry(
+        "domain.activity", "Domain", "Show the activity log: who did what, when, and with which outcome."
     ),
     "doctor": CommandEntry(
-        "domain.doctor", "A domain", "Check this machine and its domain, and say what to do."
+        "domain.doctor", "Domain", "Check this machine and its domain, and suggest remedies."
     ),
     "pub": CommandEntry("messages.pubsub", "Messages", "Publish a message to a topic."),
-    "sub": CommandEntry("messages.pubsub", "Messages", "Print the messages of a topic as they come."),
-    "request": CommandEntry("messages.pubsub", "Messages", "Ask a topic and print the answer."),
+    "sub": CommandEntry("messages.pubsub", "Messages", "Print the messages of a topic as they arrive."),
+    "request": CommandEntry("messages.pubsub", "Messages", "Send a request to a topic and print the reply."),
     "message": CommandEntry(
-        "messages.jms", "Messages", "Send, receive and browse JMS messages; see to queues."
+        "messages.jms", "Messages", "Send, receive and browse JMS messages; administer queues."
     ),
-    "gateway": CommandEntry("messages.gateway", "Messages", "Let clients in that speak other protocols."),
+    "gateway": CommandEntry(
+        "messages.gateway", "Messages", "Serve clients of other protocols (AMQP, WS-Management)."
+    ),
     "inform": CommandEntry(
-        "contexts.inform", "Contexts", "Put, get, find and watch contexts; see where they are."
+        "contexts.inform", "Contexts", "Write, read, search and watch contexts; show their replicas."
     ),
     "apply": CommandEntry(
-        "resources.desired_state", "Management", "Make what a manifest says be so, and keep it so."
+        "resources.desired_state",
+        "Resources",
+        "Apply a manifest and keep the resources in the declared state.",
     ),
     "plan": CommandEntry(
-        "resources.desired_state", "Management", "Say what an apply would do, and do nothing."
+        "resources.desired_state", "Resources", "Show the steps of an apply without executing them."
     ),
     "diff": CommandEntry(
-        "resources.desired_state", "Management", "Say field by field what an apply would change."
+        "resources.desired_state", "Resources", "Show field by field what an apply would change."
     ),
     "delete": CommandEntry(
         "resources.desired_state",
-        "Management",
-        "Take resources down and forget them, those that depend on others first.",
+        "Resources",
+        "Stop resources and delete them, dependent ones first.",
     ),
     "drain": CommandEntry(
-        "resources.desired_state", "Management", "Let a resource, or all of an agent's, finish and stop."
+        "resources.desired_state", "Resources", "Drain a resource, or all resources of an agent."
     ),
     "rollout": CommandEntry(
-        "resources.desired_state", "Management", "Do the same to many resources, some at a time."
+        "resources.desired_state", "Resources", "Run an operation on many resources in batches."
     ),
-    "get": CommandEntry("resources.live_state", "Management", "List resources and how they are."),
-    "describe": CommandEntry(
-        "resources.live_state", "Management", "Tell all there is to tell of one resource."
-    ),
+    "get": CommandEntry("resources.live_state", "Resources", "List resources and their states."),
+    "describe": CommandEntry("resources.live_state", "Resources", "Show the details of a resource."),
     "targets": CommandEntry(
-        "resources.live_state", "Management", "List the resources that a predicate selects, and do nothing."
+        "resources.live_state", "Resources", "List the resources that a predicate selects."
     ),
     "watch": CommandEntry(
-        "resources.live_state", "Management", "Print each change of a resource's state as it comes."
+        "resources.live_state", "Resources", "Print each change of a resource's state as it happens."
     ),
-    "logs": CommandEntry("resources.live_state", "Management", "Print the end of what a resource wrote."),
-    "exec": CommandEntry(
-        "resources.live_state", "Management", "Have an operation of a resource carried out."
-    ),
-    "events": CommandEntry("resources.live_state", "Management", "List the latest decisions: the audit."),
-    "secret": CommandEntry("resources.secret", "Management", "Keep secrets in the domain's store."),
+    "logs": CommandEntry("resources.live_state", "Resources", "Print the last lines of a resource's log."),
+    "exec": CommandEntry("resources.live_state", "Resources", "Run an operation of a resource."),
+    "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(
-        "resources.agent", "Management", "Host resources on this machine, and let machines into a domain."
+        "resources.agent", "Resources", "Run the agent of this machine; enrol machines in a domain."
     ),
-    "chaos": CommandEntry("resources.chaos", "Management", "Kill parts of a domain, for drills."),
-    "sensor": CommandEntry("monitoring.sensor", "Monitoring", "Report this machine and the services on it."),
+    "chaos": CommandEntry("resources.chaos", "Resources", "Kill processes of a domain, for failure drills."),
+    "sensor": CommandEntry(
+        "monitoring.sensor", "Monitoring", "Report the state of this machine and its services."
+    ),
     "channel": CommandEntry(
-        "monitoring.channel", "Monitoring", "Take reports, hold them, and pass them on as columns."
+        "monitoring.channel", "Monitoring", "Collect reports and forward them in columnar batches."
     ),
     "top": CommandEntry(
         "monitoring.top",
         "Monitoring",
-        "Show the fleet live: groups, the busiest first, and those that are stale.",
+        "Show the fleet live: groups sorted by load, and stale machines.",
     ),
     "report": CommandEntry(
-        "monitoring.report", "Monitoring", "Print the report of the system, of a group or of a machine."
+        "monitoring.report", "Monitoring", "Print the report of the system, a group or a machine."
     ),
     "capacity": CommandEntry(
         "monitoring.capacity",
         "Monitoring",
-        "Say what a fleet of this size needs, how old its reports are, and what limits it.",
+        "Compute the channels a fleet needs, the age of its reports and the bottleneck.",
     ),
-    "simulate": CommandEntry("monitoring.simulate", "Monitoring", "Play virtual fleets onto the bus."),
+    "simulate": CommandEntry("monitoring.simulate", "Monitoring", "Publish the reports of simulated fleets."),
     "pipeline": CommandEntry(
-        "monitoring.pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."
+        "monitoring.pipeline", "Monitoring", "Run the Spark pipeline and show its progress."
     ),
     "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge and silence alerts."),
     "history": CommandEntry("monitoring.history", "Monitoring", "Search the history of reports and alerts."),
     "notify": CommandEntry(
-        "notifications.notify", "Messages", "Send events to those they are meant for, and see who that is."
+        "notifications.notify",
+        "Notifications",
+        "Send events to receivers selected by state; query receivers.",
     ),
     "authority": CommandEntry(
-        "notifications.authority", "Messages", "Grant restricted attributes, and take them back."
+        "notifications.authority", "Notifications", "Grant and revoke restricted attributes."
     ),
-    "profile": CommandEntry("tool.profile", "This command", "Named connection settings."),
-    "completion": CommandEntry("tool.completion", "This command", "Print the completion script of a shell."),
-    "version": CommandEntry(
-        "tool.version", "This command", "Print the versions of Muster and what it stands on."
-    ),
+    "profile": CommandEntry("tool.profile", "Tool", "Manage named connection settings."),
+    "completion": CommandEntry("tool.completion", "Tool", "Print the completion script for a shell."),
+    "version": CommandEntry("tool.version", "Tool", "Print the versions of Muster and its dependencies."),
 }
 
 
 class RootGroup(cli_command.MusterGroup):
-    """Knows its commands by name and imports one when it is wanted."""
+    """Imports a command when it is first used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,8 +172,8 @@ class RootGroup(cli_command.MusterGroup):
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=[
-        ("muster demo", "see it alive in ten seconds"),
-        ("muster init && muster up --detach", "a domain of your own"),
+        ("muster demo", "a tour in ten seconds"),
+        ("muster init && muster up --detach", "create and start a domain"),
         ("muster status", ""),
     ],
 )
@@ -180,9 +183,11 @@ def muster() -> None:
 
 
 def from_os_error(error: OSError) -> errors.MusterError:
-    """What the operating system refused, in the words of our own tree."""
+    """Translate an error of the operating system to a `MusterError`."""
     if isinstance(error, TimeoutError):
-        return errors.TimedOut(str(error) or "it took too long", hint="is the machine busy? Try again")
+        return errors.TimedOut(
+            str(error) or "the operation timed out", hint="the machine may be overloaded: try again"
+        )
     what = (error.strerror or str(error) or type(error).__name__).lower()
     if error.filename:
         what = f"{error.filename}: {what}"
@@ -195,14 +200,14 @@ def from_os_error(error: OSError) -> errors.MusterError:
             return errors.NotFound(what)
         case errno.EADDRINUSE:
             return errors.Unavailable(
-                what, hint="another process has the port: choose another in the settings"
+                what, hint="another process uses the port: choose another one in the settings"
             )
         case _:
             return errors.MusterError(what)
 
 
 def _known(error: Exception) -> errors.MusterError | None:
-    """The error in our own tree; None for one that only a bug explains."""
+    """The error as a `MusterError`; None if only a bug explains it."""
     if isinstance(error, errors.MusterError):
         return error
     if isinstance(error, OSError):
@@ -223,7 +228,7 @@ def _report(invocation: cli_command.Invocation, code: str, message: str, hint: s
 
 
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
-    """Run one command line and return its exit code. Errors are told on stderr."""
+    """Run a command line and return its exit code. Errors are printed on stderr."""
     invocation = cli_command.Invocation()
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -240,7 +245,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         sys.stderr.write("\n")  # below the ^C that the terminal shows
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (``muster sub … | head``): not a fault, and Python must not complain at exit.
+        # The reader closed the pipe (``muster sub … | head``). Python must not report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except click.ClickException as error:
@@ -268,15 +273,15 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
 
 
 def main() -> NoReturn:
-    if os.environ.get(COMPLETION_VARIABLE):  # a shell asks what could stand here
+    if os.environ.get(COMPLETION_VARIABLE):  # a shell requests completions
         muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
     ignored = interrupts.is_ignored()
     if not ignored:
         interrupts.listen()
     try:
         code = call()
-    except KeyboardInterrupt:  # between two of its lines
+    except KeyboardInterrupt:  # outside the try block of `call`
         code = INTERRUPTED
     if not ignored:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left needs no order
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to clean up
     sys.exit(code)

@@ -1,8 +1,8 @@
-"""How answers look: ``table`` for people, ``json`` and ``yaml`` for programs.
+"""Output formats: ``table`` for people, ``json`` and ``yaml`` for programs.
 
-A command hands over plain values (dicts, lists, strings, numbers); nothing it prints exists in one form only.
-Streams are one JSON object a line, one YAML document each, or one line of text.  Colour and spinners appear
-only on a terminal, and never when ``NO_COLOR`` is set.
+A command passes plain values (dicts, lists, strings, numbers), so all formats carry the same data.  The
+elements of a stream are printed as one JSON object per line, one YAML document each, or one line of text.
+Colours and spinners appear only on a terminal, and never if ``NO_COLOR`` is set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def supports_color(stream: TextIO) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """A cell: empty for nothing, comma-separated for a list."""
+    """The text of a cell: empty for None, comma-separated for a list."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -39,7 +39,7 @@ def _plain(value: Any) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Without what would let a message take over the terminal it is shown on."""
+    """Escape control characters, which could manipulate the terminal."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
@@ -68,7 +68,7 @@ _STYLES = {
 
 
 def format_bytes(count_bytes: float) -> str:
-    """For people: 3 figures and a unit."""
+    """Three significant digits and a unit."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count_bytes >= 1024 and len(units) > 1:
         count_bytes /= 1024
@@ -87,7 +87,7 @@ class Printer:
     def _console(self, stream: TextIO) -> rich.console.Console:
         import rich.console
 
-        # Away from a terminal nothing is wrapped: a line stays a line for grep and awk.
+        # Without a terminal no line is wrapped, for grep and awk.
         return rich.console.Console(
             file=stream,
             width=None if stream.isatty() else 10_000,
@@ -105,7 +105,7 @@ class Printer:
         else:
             import yaml
 
-            # By way of JSON, so that both carry the same: YAML's writer refuses whatever it has no name for.
+            # Through JSON, so that both formats carry the same: the YAML writer rejects unknown types.
             yaml.safe_dump(json.loads(text), sys.stdout, sort_keys=False, allow_unicode=True)
 
     def rows(
@@ -116,10 +116,9 @@ class Printer:
         of: str = "",
         empty: str = "",
     ) -> None:
-        """A list of things. ``columns`` are what a table shows; json and yaml carry everything.
+        """Print a list. A table shows ``columns``; json and yaml carry all keys.
 
-        ``of`` is the title of the first column where its name alone says too little; ``empty`` tells a person
-        what an empty list means.
+        ``of`` replaces the title of the first column; ``empty`` is printed for an empty list.
         """
         if not self.for_people:
             self._dump([dict(row) for row in rows])
@@ -131,7 +130,7 @@ class Printer:
             self._table(header, [[row.get(column) for column in columns] for row in rows])
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """One thing, as names and values."""
+        """Print an object as names and values."""
         if not self.for_people:
             self._dump(dict(facts))
             return
@@ -156,7 +155,7 @@ class Printer:
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
     def item(self, value: Mapping[str, Any], line: str) -> None:
-        """One element of a stream, out at once. ``line`` may hold what others wrote."""
+        """Print an element of a stream and flush. ``line`` may contain untrusted text."""
         if self.form == "json":
             sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
         elif self.form == "yaml":
@@ -167,26 +166,26 @@ class Printer:
         sys.stdout.flush()
 
     def done(self, facts: Mapping[str, Any], sentence: str) -> None:
-        """The outcome of an act: a sentence for a person, the facts for a program."""
+        """Print the result of an operation: a sentence for people, the facts for programs."""
         if self.for_people:
             sys.stdout.write(sentence + "\n")
         else:
             self._dump(dict(facts))
-        sys.stdout.flush()  # whoever serves goes on, and who started it waits for this
+        sys.stdout.flush()  # a parent process may wait for this line of a service
 
     def note(self, text: str) -> None:
-        """Something for a person beside the answer: on stderr, so that it never mixes with data."""
+        """Print a message for people on stderr, apart from the data."""
         sys.stderr.write(text + "\n")
 
     def stopping(self) -> None:
-        """Said at Ctrl-C, below the ^C that a terminal shows."""
-        self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (once more to force it)")
+        """Print the message for Ctrl-C, below the ^C of the terminal."""
+        self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (press Ctrl-C again to force it)")
 
     @contextlib.contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str, float], None]]:
-        """A bar while something long is done; the caller tells what it is at, and which share is behind it.
+        """Show a progress bar. The caller reports the current step and the completed share.
 
-        Silent away from a terminal.
+        Silent without a terminal.
         """
         if not (self.for_people and supports_color(sys.stderr)):
             yield lambda _, __: None
@@ -209,7 +208,7 @@ class Printer:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """A spinner while something takes its time; silent away from a terminal."""
+        """Show a spinner; silent without a terminal."""
         if not (self.for_people and supports_color(sys.stderr)):
             yield
             return

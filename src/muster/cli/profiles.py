@@ -1,11 +1,11 @@
 """Profiles: named sets of connection settings of this user, one TOML file each.
 
-They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside them
-names the one in use when none is given.  A command connects with the first of these that is there:
+They are stored in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside
+them names the default profile.  A command connects with the first of these sources that is configured:
 
-1. ``--server`` or ``--locator`` (and ``--creds``, ``--ca``, which override those of the rest)
+1. ``--server`` or ``--locator`` (and ``--creds``, ``--ca``, which override those of the other sources)
 2. ``--profile``
-3. ``--home``: the domain that runs there, as its administrator
+3. ``--home``: its running domain, as the administrator
 4. ``MUSTER_PROFILE``, then ``MUSTER_HOME``
 5. the current profile (``muster profile use``)
 6. the default home
@@ -27,30 +27,26 @@ class Profile(sections.SettingsSection, frozen=True, kw_only=True):
 
     servers: Annotated[
         tuple[str, ...],
-        sections.field_doc(
-            "URLs of brokers. Name several: a client that knows one broker cannot roam from it."
-        ),
+        sections.field_doc("URLs of brokers. Name several, so that clients can fail over."),
     ] = ()
     locator: Annotated[
         str,
-        sections.field_doc("URL of a locator, which knows the brokers and says which one is best for you."),
+        sections.field_doc("URL of a locator, which recommends the best broker."),
     ] = ""
     creds: Annotated[sections.FilePath, sections.field_doc("File of credentials (`muster creds issue`).")] = (
         ""
     )
     ca: Annotated[
-        sections.FilePath, sections.field_doc("Certificate authority of the brokers, where they use TLS.")
+        sections.FilePath, sections.field_doc("Certificate authority of the brokers, if they use TLS.")
     ] = ""
     home: Annotated[
         sections.FilePath,
-        sections.field_doc(
-            "A home on this machine: connect to the domain that runs there, as its administrator."
-        ),
+        sections.field_doc("A home on this machine: connect to its running domain as the administrator."),
     ] = ""
 
     def __post_init__(self) -> None:
         for url in (*self.servers, self.locator):
-            hosts.without_password(url, "a profile", "it is kept in the clear: use --creds FILE")
+            hosts.without_password(url, "a profile", "profiles are stored in plain text: use --creds FILE")
 
 
 def folder() -> Path:
@@ -100,7 +96,7 @@ def _existing(name: str) -> Path:
     if not path.is_file():
         known = ", ".join(names())
         raise errors.NotFound(
-            f"there is no profile {name!r}" + (f"; there are: {known}" if known else ""),
-            hint=f"make it with `muster profile add {name} --server URL --creds FILE`",
+            f"there is no profile {name!r}" + (f"; existing profiles: {known}" if known else ""),
+            hint=f"create it with `muster profile add {name} --server URL --creds FILE`",
         )
     return path

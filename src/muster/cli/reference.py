@@ -1,6 +1,6 @@
-"""The reference page of the command, made from the command itself.
+"""Generates the reference page of the ``muster`` command.
 
-A test compares it with docs/reference/cli.md; ``REWRITE=1 pytest tests/cli`` writes it anew.
+A test compares it with docs/reference/cli.md; ``REWRITE=1 pytest tests/cli`` regenerates the file.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from muster.core import errors
 _HEAD = """\
 # The `muster` command
 
-Made from the source; do not edit.
+Generated from the source; do not edit. Terms are explained in the [glossary](../glossary.md).
 
-- Answers go to stdout, everything else to stderr. `-o json` and `-o yaml` carry everything a table shows and
-  more; streams (`muster sub`) are one JSON object a line, or one YAML document each. Errors are
-  `error: …` and, where something can be done, `hint: …`; with `-o json`, one JSON object.
-- Colours and spinners appear only on a terminal, and not with `NO_COLOR`.
-- A home is chosen by `--home`, else `MUSTER_HOME`, else `./.muster` if it is a home, else `~/.muster`.
-- What to connect to is chosen by `--server` or `--locator`, else `--profile` or `MUSTER_PROFILE`, else
+- Results go to stdout, everything else to stderr. `-o json` and `-o yaml` carry more fields than tables show.
+  Streams (`muster sub`) are printed as one JSON object per line, or one YAML document each. Errors are
+  printed as `error: …`, followed by `hint: …` if there is a remedy; with `-o json`, as a JSON object.
+- Colours and spinners appear only on a terminal, and not if `NO_COLOR` is set.
+- The home is selected by `--home`, else `MUSTER_HOME`, else `./.muster` if it is a home, else `~/.muster`.
+- The connection is selected by `--server` or `--locator`, else `--profile` or `MUSTER_PROFILE`, else
   `--home` or `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds`
-  and `--ca` override what that brings.
-- One word means the same in every part: `list`, or the things' own name (`queues`, `nodes`), lists; `show`,
-  `get` and `describe` tell of one; `find` and `where` select by a predicate; `put` and `save` write, `delete`
-  and `forget` remove; `watch`, and `--follow`, go on with each change; `start`, `stop` and `kill` are of
-  processes.
-- What changes something is written to the audit, done or refused: `muster audit`.
-- The common options may stand before or after the command; the environment gives them too: `MUSTER_OUTPUT`,
+  and `--ca` override the values of the selected source.
+- Subcommands have the same names everywhere: `list`, or a plural (`queues`, `nodes`), prints a list; `show`,
+  `get` and `describe` print one object; `find` and `--where` select by a predicate; `put` and `save` write;
+  `delete` and `forget` remove; `watch` and `--follow` print changes until Ctrl-C; `start`, `stop` and `kill`
+  control processes.
+- Every change is recorded in the activity log with its outcome: `muster activity`.
+- The common options may be given before or after the command, or in the environment: `MUSTER_OUTPUT`,
   `MUSTER_HOME`, `MUSTER_PROFILE`, `MUSTER_DEBUG`.
 """
 
 WIDTH = 100
 
 MEANINGS = {
-    0: "done",
-    1: "something else went wrong",
-    2: "what was asked is wrong: asking again will not help",
-    3: "understood, and refused",
-    4: "not there, or there already",
-    5: "not now: trying again may help",
-    6: "something has to be installed or started first",
+    0: "success",
+    1: "another error",
+    2: "invalid input: a retry will not help",
+    3: "refused: permissions, limits or the current state forbid it",
+    4: "not found, or already exists",
+    5: "unavailable: a retry may help",
+    6: "a dependency has to be installed or started first",
     70: "a bug in Muster",
     main.INTERRUPTED: "interrupted by Ctrl-C",
 }
@@ -52,28 +52,28 @@ MEANINGS = {
 def walk(
     command: click.Command = main.muster, name: str = "muster", parent: click.Context | None = None
 ) -> Iterator[click.Context]:
-    """A context for every command there is, each below its group's."""
+    """Yield a context for every command, after the context of its group."""
     context = click.Context(
         command, info_name=name, parent=parent, terminal_width=WIDTH, **command.context_settings
     )
     yield context
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
-            found = command.get_command(context, below)
-            assert found is not None
-            yield from walk(found, below, context)
+            subcommand = command.get_command(context, below)
+            assert subcommand is not None
+            yield from walk(subcommand, below, context)
 
 
 def exit_codes() -> dict[int, list[type[errors.MusterError]]]:
-    """The codes of the error tree, with the errors that have each."""
-    found: dict[int, list[type[errors.MusterError]]] = {}
+    """The exit codes of the error classes."""
+    codes: dict[int, list[type[errors.MusterError]]] = {}
     waiting: list[type[errors.MusterError]] = [errors.MusterError]
     while waiting:
         kind = waiting.pop(0)
         if kind.__module__ == errors.__name__:
-            found.setdefault(kind.exit_code, []).append(kind)
+            codes.setdefault(kind.exit_code, []).append(kind)
             waiting += kind.__subclasses__()
-    return found
+    return codes
 
 
 def render_page() -> str:

@@ -1,4 +1,4 @@
-"""What the commands of management share."""
+"""What the commands for resources share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ file_option = click.option(
     "path",
     required=True,
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="The manifest; - reads standard input.",
+    help="The manifest; '-' reads standard input.",
 )
 
 
@@ -28,7 +28,7 @@ def call_registry(
     to: connection.ConnectionOptions,
     work: Callable[[client.ManageClient], Awaitable[Any]],
 ) -> Any:
-    """What ``work`` returns, done over a connection."""
+    """Connect, call ``work`` with a client, and return its result."""
 
     async def ask() -> Any:
         from muster.manage import client
@@ -42,7 +42,7 @@ def call_registry(
 def ask_domain(
     invocation: command.Invocation, to: connection.ConnectionOptions, verb: str, **arguments: Any
 ) -> Any:
-    """A question to the domain's bootstrap node."""
+    """Send a request to the domain's bootstrap node."""
 
     async def ask() -> Any:
         from muster.app.components import management
@@ -67,17 +67,17 @@ def format_time(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "seconds")
 
 
-def key_values(given: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=VALUE`` words; a value that reads as JSON is what it says, anything else is text."""
+def key_values(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Parse ``NAME=VALUE`` arguments; a value that is not valid JSON is text."""
     import json
 
-    found: dict[str, Any] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{one!r} is not NAME=VALUE")
+            raise click.BadParameter(f"{argument!r} is not NAME=VALUE")
         try:
-            found[name] = json.loads(value)
+            values[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values

@@ -130,7 +130,7 @@ async def explain(
         if result.count:
             return dict(result.facts)
     raise errors.NotFound(
-        f"there is no receiver {receiver[:160]}", hint="PROCESS/NAME, as `muster notify receivers` lists them"
+        f"there is no receiver {receiver[:160]}", hint="`muster notify receivers` lists them"
     )
 
 

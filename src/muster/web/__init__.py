@@ -1,11 +1,11 @@
-"""REST and the dashboard: the domain as people and their programs see it.
+"""The dashboard and the REST API.
 
-`server` builds one ASGI application: ``/api/v1`` (`rest`), the pages (`pages`), and whatever other doors are
-mounted beside them.  Everything read goes through one cache for the process (`source`), which the bus keeps
-fresh; everything done goes through one desk (`acts`), which asks for the right role, speaks on the bus under
-the person's own identity, and writes the audit.  Pages are made here and sent whole; the browser needs no
-script to read them, and only a little to keep them live.
+`server` builds one ASGI application from ``/api/v1`` (`rest`) and the pages (`pages`).  All reads go through
+the read model of the process (`data`), a cache that messages from the bus keep fresh.  All operations go
+through `actions.ActionRunner`, which checks the role, uses the bus with the person's own identity, and
+records the operation in the activity log.  Pages are rendered on the server; they are readable without a
+script, and a small script updates them.
 
-It promises nothing of its own: it keeps no state but who is logged in.  It talks to services by their clients
-and protocols only.
+The package stores no state except logins, and gives no guarantees of its own.  It uses services only through
+their clients and protocols.
 """

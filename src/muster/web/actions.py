@@ -1,10 +1,10 @@
-"""All that is done: who may, under whose identity, and the line of the audit it leaves.
+"""Operations of people: authorization, identity and activity log.
 
-Every act passes `Desk.do`, from a page and from REST alike: the person's role is checked, and the act goes
-over the bus under the person's own identity.  One act leaves one record in the domain's audit, before the
-answer goes out.  The service that carried it out writes it, with what the web states: by which interface the
-person came, and from which address (`muster.bus.rpc.origin`).  The web writes the record where no service
-does: what it refused itself, what no service answered, and acts that no service audits.
+Pages and REST run every operation with `ActionRunner.run`.  It checks the person's role and uses the bus with
+the person's own identity.  Each operation leaves one record in the activity log before the response is sent.
+The service that executes the operation writes the record, with the interface and the client address that the
+web passes along (`muster.bus.rpc.origin`).  The web writes the record itself if it rejected the operation, if
+no service replied, and for operations that no service records.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from muster.web.data import read_model
 
 T = TypeVar("T")
 PART = "web"
-FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # records of all wrong passwords together
+FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # records of failed logins, for all accounts together
 events = log.EventLog("web")
 
-#: The client's address, while a request of it is served.
+#: The address of the client whose request is being served.
 address: contextvars.ContextVar[str] = contextvars.ContextVar("address", default="")
 
-#: Words of the audit: each is a token of its subject.
 Act = Callable[[api.Bus], Awaitable[T]]
 
 
 class ActionRunner:
-    def __init__(self, known: read_model.ReadModel) -> None:
-        self._source = known
+    def __init__(self, source: read_model.ReadModel) -> None:
+        self._source = source
         self._records: set[asyncio.Task[None]] = set()
         self._audits: dict[leaky_buckets.BucketBudget, request_audit.RequestAudit] = {}
 
-    async def do(
+    async def run(
         self,
         session: sessions.LoginSession,
         what: str,
@@ -51,17 +50,17 @@ class ActionRunner:
         needs: sessions.WebRole = sessions.WebRole.OPERATOR,
         service_audits: bool = True,
     ) -> T:
-        """Carry out the act if this person may, and record its outcome, also when it is cancelled.
+        """Run an operation if the person's role permits it, and record its outcome, also if it is cancelled.
 
-        ``service_audits``: the service that carries it out records it.
+        ``service_audits``: the service that executes the operation records it.
         """
-        outcome, why, sent = messages.DecisionOutcome.IN_DOUBT, "cancelled before it was answered", False
+        outcome, why, sent = messages.DecisionOutcome.IN_DOUBT, "cancelled before the reply", False
         with origin.acting(_interface(session.kind), address.get()) as begun:
             try:
                 require_role(session, needs, what)
                 bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
                 sent = True
-                found = await act(bus)
+                result = await act(bus)
                 outcome, why = messages.DecisionOutcome.DONE, ""
             except errors.MusterError as error:
                 outcome, why = messages.DecisionOutcome.of(error), error.message
@@ -78,11 +77,11 @@ class ActionRunner:
                     await self._finish(
                         self.record(session.name, what, target, why, outcome, kind=session.kind)
                     )
-        return found
+        return result
 
     async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for ``work``, which goes on if the caller is cancelled."""
-        task = asyncio.create_task(work, name="web audit record")
+        """Wait for ``work``, which continues if the caller is cancelled."""
+        task = asyncio.create_task(work, name="web activity record")
         self._records.add(task)
         task.add_done_callback(self._records.discard)
         await asyncio.shield(task)
@@ -104,7 +103,7 @@ class ActionRunner:
         kind: sessions.TokenKind,
         budget: leaky_buckets.BucketBudget = request_audit.REFUSED,
     ) -> None:
-        """One record of the audit; an act is not undone because its record could not be stored."""
+        """Store a record. A failure to store it does not undo the operation."""
         try:
             bus = self._source.link.bus
         except errors.NotConnected as error:
@@ -114,8 +113,8 @@ class ActionRunner:
         if audit is None:
             audit = self._audits[budget] = request_audit.RequestAudit(bus, PART, refused=budget)
         audit.use(bus)
-        details = {"door": _interface(kind)} | ({"address": address.get()} if address.get() else {})
-        shared = "-" if budget == FAILED_LOGINS else ""  # who is what a client claims
+        details = {"interface": _interface(kind)} | ({"address": address.get()} if address.get() else {})
+        shared = "-" if budget == FAILED_LOGINS else ""  # the name is unverified
         await audit.record(what, target, why, who=who or "-", outcome=outcome, budget=shared, **details)
 
     async def failed_login(self, name: str, from_address: str) -> None:
@@ -138,6 +137,6 @@ def _interface(kind: sessions.TokenKind) -> str:
 def require_role(session: sessions.LoginSession, needed: sessions.WebRole, what: str) -> None:
     if not session.role.covers(needed):
         raise errors.Forbidden(
-            f"{session.name} has the role {session.role.value}, and may not {what}",
-            hint=f"it takes the role {needed.value}",
+            f"{session.name} has the role {session.role.value}, which does not permit: {what}",
+            hint=f"the role {needed.value} is required",
         )

@@ -1,9 +1,8 @@
-"""What no request gets past, whatever it asks for: strange hosts, other sites' pages, endless bodies.
+"""Checks on every request: host name, origin and size.
 
-Browsers send our cookie along with whatever asks for it, so whoever is not one of our pages is turned away
-here, before anything is looked at: by the host it thinks it talks to (a foreign name that points to loopback
-is still a foreign name), and by where it says it comes from.  Programs say nothing of the kind, and need a
-token.
+Browsers attach the session cookie to requests of any page, so requests that do not come from the dashboard's
+own pages are rejected before they are processed: by the host name (also a foreign name that resolves to
+loopback, against DNS rebinding), and by the origin.  Programs send no origin; they need a token.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ HEADERS = {
 
 
 def host_name(host: str) -> str:
-    """Without the port, in small letters."""
+    """The host without the port, in lower case."""
     name = host.strip().lower()
     if name.startswith("["):
         return name.partition("]")[0] + "]"
@@ -46,15 +45,15 @@ def host_name(host: str) -> str:
 
 
 def is_cross_site(method: str, headers: dict[str, str]) -> str:
-    """Why a request that changes something is not one of our pages'; empty: nothing speaks for that."""
+    """The reason why a request that changes something is cross-site; empty if it is not."""
     if method in SAFE:
         return ""
     site = headers.get("sec-fetch-site")
     if site not in (None, "same-origin", "none"):
-        return f"it comes from another site ({site[:40]})"
+        return f"cross-site request ({site[:40]})"
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
-        return f"it comes from {origin[:100]}"
+        return f"cross-origin request from {origin[:100]}"
     return ""
 
 
@@ -77,7 +76,7 @@ class RequestGuard:
         async def answer(message: Message) -> None:
             nonlocal started, refused
             if taken > BODY_MAX and not started:
-                started = refused = True  # whatever the application made of it
+                started = refused = True  # replaces the response of the application
                 await _refuse(too_large, send)
             if refused:
                 return
@@ -111,8 +110,8 @@ class RequestGuard:
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         if host_name(headers.get("host", "")) not in self._names:
             raise errors.InvalidInput(
-                f"nothing here is called {headers.get('host', '')[:100]!r}",
-                hint="list the name in the setting web.names",
+                f"the host name {headers.get('host', '')[:100]!r} is not served",
+                hint="add the name to the setting web.names",
             )
         why = is_cross_site(scope["method"], headers)
         if why:

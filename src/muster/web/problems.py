@@ -1,4 +1,4 @@
-"""Errors of our tree as RFC 9457 problem documents: one table from kinds to HTTP. Pure."""
+"""Converts errors to RFC 9457 problem documents and HTTP status codes. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from muster.core import errors
 
 MEDIA_TYPE = "application/problem+json"
 
-#: The most fitting kind first.
+#: The most specific class first.
 STATUSES: tuple[tuple[type[errors.MusterError], int], ...] = (
     (errors.Unauthorized, 401),
     (errors.Forbidden, 403),
@@ -27,7 +27,7 @@ STATUSES: tuple[tuple[type[errors.MusterError], int], ...] = (
 
 
 class PreconditionFailed(errors.Conflict):
-    """``If-Match`` named another version than the one that is there."""
+    """``If-Match`` does not match the current version."""
 
     code = "precondition-failed"
 
@@ -39,7 +39,7 @@ def status_of(error: errors.MusterError) -> int:
 
 
 def document(error: errors.MusterError) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    problem: dict[str, Any] = {
         "type": f"urn:muster:error:{error.code}",
         "title": error.code.replace("-", " "),
         "status": status_of(error),
@@ -47,18 +47,18 @@ def document(error: errors.MusterError) -> dict[str, Any]:
         "code": error.code,
     }
     if error.hint:
-        found["hint"] = error.hint
+        problem["hint"] = error.hint
     if isinstance(error, errors.ParseError):
-        found["position"] = error.position
+        problem["position"] = error.position
     if isinstance(error, errors.Conflict) and error.actual is not None:
-        found["actual"] = error.actual
-    return found
+        problem["actual"] = error.actual
+    return problem
 
 
 def headers(error: errors.MusterError) -> dict[str, str]:
-    found = {}
+    response_headers = {}
     if isinstance(error, errors.Unavailable) and error.retry_after_s:
-        found["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        response_headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status_of(error) == 401:
-        found["WWW-Authenticate"] = 'Bearer realm="muster"'
-    return found
+        response_headers["WWW-Authenticate"] = 'Bearer realm="muster"'
+    return response_headers

@@ -1,6 +1,6 @@
-"""The reference page of REST, from the document that describes it. Pure.
+"""Generates the reference page of the REST API from its OpenAPI document. Pure.
 
-A test compares it with docs/reference/rest.md; ``REWRITE=1 pytest tests/web/test_openapi.py`` writes it anew.
+A test compares it with docs/reference/rest.md; ``REWRITE=1 pytest tests/web/test_openapi.py`` regenerates it.
 """
 
 from __future__ import annotations
@@ -10,33 +10,35 @@ from typing import Any
 from muster.web import server
 
 _HEAD = """\
-# REST
+# REST API
 
-<!-- Made from the code: REWRITE=1 pytest tests/web/test_openapi.py -->
+<!-- Generated from the source: REWRITE=1 pytest tests/web/test_openapi.py -->
 
-Everything that the dashboard shows and does, under `/api/v1`. The whole description, with every schema, is
-served by the running process at `/api/v1/openapi.json`.
+The API provides all data and operations of the dashboard under `/api/v1`. The running process serves the
+complete OpenAPI document, with all schemas, at `/api/v1/openapi.json`. Terms are explained in the
+[glossary](../glossary.md).
 
-**Logging in.** `POST /api/v1/tokens` with a name and a password gives a bearer token; send it as
-`Authorization: Bearer …`. `muster web password NAME --role viewer|operator|admin` lets somebody in. A
-viewer reads; an operator also acts; an admin also changes brokers and logins. Every act, and every refusal
-of one, is written to the audit under the name of whoever asked.
+**Authentication.** `POST /api/v1/tokens` with a name and a password returns a bearer token; send it as
+`Authorization: Bearer …`. `muster web password NAME --role viewer|operator|admin` creates a login. A viewer
+reads; an operator also executes operations; an admin also changes brokers and logins. The activity log
+records every operation, and every rejected one, with the name of the caller.
 
-**Errors** are `application/problem+json` (RFC 9457): `detail` says what is wrong, `hint` what would be
-right, `code` is the kind of error for programs.
+**Errors** are `application/problem+json` (RFC 9457): `detail` describes the error, `hint` a remedy, and
+`code` is the kind of error for programs.
 
-**Lists** come in pages: `limit` (at most 200) and `cursor`; `next` in the answer is the following cursor,
-null at the end. Where a list has no cursor, narrow it with a predicate ([the language](predicates.md)).
+**Lists** are paginated with `limit` (at most 200) and `cursor`. `next` in the response is the cursor of the
+following page, or null at the end. Lists without a cursor can be filtered with a predicate
+([the language](predicates.md)).
 
-**Versions.** Resources, contexts and service entries carry an `ETag`; with `If-Match`, a change is made
-only if it is still that version, and else answered with 412.
+**Versions.** Resources, contexts and service entries have an `ETag`. With `If-Match`, a change is made only
+if the version still matches; otherwise the response is 412.
 
-**Watches** are server-sent events, one JSON document each; a comment comes every 15 s when nothing else
-does. A watch ends with its login. A context's events have its version as their id: whoever comes back with
-`Last-Event-ID` goes on after it.
+**Watches** are server-sent events, one JSON document each. A comment is sent after 15 s without an event. A
+watch ends when its login ends. The events of a context have its version as their id: with `Last-Event-ID` a
+client continues after that version.
 
-A browser that is logged in by its cookie sends the token of its page as `X-CSRF-Token` with whatever
-changes something.
+A browser that is authenticated by its cookie sends the token of the page as `X-CSRF-Token` with every request
+that changes something.
 """
 
 
@@ -44,19 +46,21 @@ def render_page() -> str:
     document = server.rest_application().openapi()
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
-        for method, told in methods.items():
-            line = f"| `{method.upper()}` | `{path}` | {told['summary']} | {_parameters(told)} |"
-            tags.setdefault(told["tags"][0], []).append(line)
+        for method, operation in methods.items():
+            line = f"| `{method.upper()}` | `{path}` | {operation['summary']} | {_parameters(operation)} |"
+            tags.setdefault(operation["tags"][0], []).append(line)
     parts = [_HEAD]
     for tag, lines in tags.items():
-        head = "| method | path | what | parameters and body |\n|---|---|---|---|"
+        head = "| method | path | description | parameters and body |\n|---|---|---|---|"
         parts.append(f"\n## {tag.capitalize()}\n\n{head}\n" + "\n".join(lines) + "\n")
     return "".join(parts)
 
 
-def _parameters(told: dict[str, Any]) -> str:
-    names = [f"`{one['name']}`" for one in told.get("parameters", ()) if one["in"] != "path"]
-    body = told.get("requestBody")
+def _parameters(operation: dict[str, Any]) -> str:
+    names = [
+        f"`{parameter['name']}`" for parameter in operation.get("parameters", ()) if parameter["in"] != "path"
+    ]
+    body = operation.get("requestBody")
     if body:
         schema = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         names.append(f"body: {schema}")

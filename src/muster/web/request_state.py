@@ -1,4 +1,4 @@
-"""What every request handler is handed: the one `State` of the process, and who is asking."""
+"""Dependencies of the request handlers: the `WebState` of the process and the login session."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 class WebState:
     settings: settings.WebSettings
     source: read_model.ReadModel
-    desk: actions.ActionRunner
+    actions: actions.ActionRunner
     logins: logins.LoginService
     trust: keyring.Keyring
 
 
 def state_of(request: Request) -> WebState:
-    found = request.app.state.muster
-    assert isinstance(found, WebState)
-    return found
+    state = request.app.state.muster
+    assert isinstance(state, WebState)
+    return state
 
 
 def address_of(request: Request) -> str:
-    """The client's: by the configured header of a proxy, or else the peer of the connection."""
+    """The client's address: from the configured header of a proxy, else the peer of the connection."""
     peer = request.client.host if request.client else "-"
     header = state_of(request).settings.forwarded_header
     return hosts.forwarded_for(peer, request.headers.get(header, "")) if header else peer
 
 
 async def cookie_session(request: Request) -> sessions.LoginSession:
-    """Whose browser this is."""
+    """The session of a browser, from its cookie."""
     actions.address.set(address_of(request))
     text = request.cookies.get(COOKIE)
     if not text:
-        raise errors.Unauthorized("nobody is logged in", hint="log in, or send a bearer token")
+        raise errors.Unauthorized("authentication is required", hint="log in, or send a bearer token")
     return await state_of(request).logins.recognise(text, sessions.TokenKind.COOKIE)
 
 
 async def session_of(request: Request) -> sessions.LoginSession:
-    """Who asks over REST: by a bearer token, or by the cookie and the token of a form together."""
+    """The session of a REST request: from a bearer token, or from the cookie with a CSRF token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
         actions.address.set(address_of(request))
         if scheme.lower() != "bearer":
-            raise errors.Unauthorized(f"no logins by {scheme[:20]!r}: send a bearer token")
+            raise errors.Unauthorized(f"the scheme {scheme[:20]!r} is not supported: send a bearer token")
         return await state_of(request).logins.recognise(token.strip(), sessions.TokenKind.TOKEN)
     session = await cookie_session(request)
     if request.method not in SAFE:
@@ -65,15 +65,15 @@ async def session_of(request: Request) -> sessions.LoginSession:
 
 
 def check_csrf_token(request: Request, session: sessions.LoginSession, token: str) -> None:
-    """A cookie comes along with whatever page asks; only our own pages know this."""
+    """Browsers send the cookie with requests of any page; only the dashboard's pages have this token."""
     import hmac
 
-    wanted = state_of(request).logins.form_token(session)
-    if not hmac.compare_digest(token.encode(), wanted.encode()):
+    expected = state_of(request).logins.form_token(session)
+    if not hmac.compare_digest(token.encode(), expected.encode()):
         raise errors.Forbidden(
-            "the request does not come from one of our pages", hint="load the page again, and try again"
+            "the request does not come from a page of the dashboard", hint="reload the page and try again"
         )
 
 
-Known = Annotated[WebState, Depends(state_of)]
+Web = Annotated[WebState, Depends(state_of)]
 Person = Annotated[sessions.LoginSession, Depends(session_of)]

@@ -1,4 +1,4 @@
-"""The ASGI application of REST and pages, and the server that serves it."""
+"""The ASGI application of the REST API and the pages, and its server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from muster.web.auth import logins
 from muster.web.data import connections, read_model
 from muster.web.pages import routes as pages
 from muster.web.rest import (
+    access,
+    activity,
     alerts,
-    audit,
     base,
     contexts,
     event_stream,
@@ -39,7 +40,7 @@ from muster.web.rest import (
 )
 
 API = "/api/v1"
-ROUTERS = (reports, resources, alerts, contexts, notifications, queues, audit, event_stream)
+ROUTERS = (reports, resources, alerts, contexts, notifications, queues, activity, access, event_stream)
 STOP_S = 2
 CONNECTIONS_MAX = 1000
 OF_ADDRESS_MAX = 250
@@ -64,20 +65,20 @@ class Counted:
         await self._app(scope, receive, counting)
 
 
-def build(known: state_.WebState) -> ASGIApp:
+def build(web: state_.WebState) -> ASGIApp:
     app = rest_application()
-    app.state.muster = known
+    app.state.muster = web
     app.include_router(pages.router, include_in_schema=False)
     app.add_exception_handler(errors.MusterError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _broken)
-    wanted = known.settings
-    return guard.RequestGuard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
+    settings_ = web.settings
+    return guard.RequestGuard(app, names=(settings_.host, *settings_.names), tls=bool(settings_.cert))
 
 
 def rest_application() -> FastAPI:
-    """REST alone, and the document that describes it."""
+    """The REST API without the pages, and its OpenAPI document."""
     app = FastAPI(
         title="Muster",
         version=muster.__version__,
@@ -109,7 +110,7 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:10]]
     return await _problem(request, errors.InvalidInput("; ".join(faults)))
 
 
@@ -144,13 +145,13 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         made["security"] = [{"bearer": []}]
         for path in made["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)  # ours are 400, in the words of our errors
+                operation["responses"].pop("422", None)  # invalid input is 400, as a problem document
         app.openapi_schema = made
     return app.openapi_schema
 
 
 async def serve(
-    wanted: settings.WebSettings,
+    web_settings: settings.WebSettings,
     *,
     door: connections.DomainLocation,
     trust: keyring.Keyring,
@@ -163,38 +164,38 @@ async def serve(
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
     kept = read_model.ReadModel(door, history=history, domain=domain)
-    desk = actions.ActionRunner(kept)
+    runner = actions.ActionRunner(kept)
 
     failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")
 
     async def failed(name: str, address: str) -> None:
         failures.add(1)
-        await desk.failed_login(name, address)
+        await runner.failed_login(name, address)
 
-    known = state_.WebState(
-        settings=wanted,
+    web = state_.WebState(
+        settings=web_settings,
         source=kept,
-        desk=desk,
+        actions=runner,
         logins=logins.LoginService(
             trust.passwords(),
             folder,
-            session_s=wanted.session_s,
-            token_s=wanted.token_s,
+            session_s=web_settings.session_s,
+            token_s=web_settings.token_s,
             on_failure=failed,
         ),
         trust=trust,
     )
-    await known.logins.open()
+    await web.logins.open()
     config = uvicorn.Config(
-        Counted(build(known), measure),
+        Counted(build(web), measure),
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
-        proxy_headers=False,  # `web.forwarded_header` names the only one that is believed
-        ssl_certfile=wanted.cert or None,
-        ssl_keyfile=wanted.key or None,
+        proxy_headers=False,  # only the header `web.forwarded_header` is trusted
+        ssl_certfile=web_settings.cert or None,
+        ssl_keyfile=web_settings.key or None,
         ws="none",
         http=asgi_server.AsgiProtocol,
     )
@@ -203,12 +204,12 @@ async def serve(
         config,
         connections_max=CONNECTIONS_MAX,
         of_address_max=None
-        if wanted.forwarded_header
-        else OF_ADDRESS_MAX,  # a proxy's is that of all clients
+        if web_settings.forwarded_header
+        else OF_ADDRESS_MAX,  # behind a proxy all clients have its address
     )
     keeping = None
     if config.ssl is not None:
-        served = tls.RenewableTls(config.ssl, wanted.cert, wanted.key or None)
+        served = tls.RenewableTls(config.ssl, web_settings.cert, web_settings.key or None)
         keeping = asyncio.create_task(certificates.keep_current(served))
     reading = asyncio.create_task(kept.run(), name="web source")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")
@@ -220,8 +221,8 @@ async def serve(
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
-        await known.desk.close()
-        ending = [one for one in (reading, stopping, keeping) if one is not None]
+        await web.actions.close()
+        ending = [waiting for waiting in (reading, stopping, keeping) if waiting is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)

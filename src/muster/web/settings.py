@@ -12,46 +12,49 @@ doc = sections.field_doc
 
 
 class WebSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """The dashboard and the REST interface: a process of its own, started with the domain."""
+    """The dashboard and the REST API, in a separate process that starts with the domain."""
 
-    enabled: Annotated[bool, doc("Whether it runs with the domain. Needs the extra `web`.")] = True
-    host: Annotated[str, doc("Address to listen on. Beyond loopback it needs `cert` and `key`.")] = (
-        "127.0.0.1"
-    )
+    enabled: Annotated[bool, doc("Start it with the domain. Needs the extra `web`.")] = True
+    host: Annotated[
+        str, doc("Address to listen on. Other addresses than loopback need `cert` and `key`.")
+    ] = "127.0.0.1"
     port: Annotated[
         hosts.Port,
-        doc("Port to listen on. 0: a free one. If another process has it, a free one is taken and told."),
+        doc("Port to listen on. 0: a free port. If the port is in use, a free one is used and logged."),
     ] = 8480
     names: Annotated[
         tuple[str, ...],
         doc(
-            "Host names under which browsers may call it, besides `host` and those of loopback. A request "
-            "for another name is refused, so that no foreign page can reach it by renaming itself."
+            "Host names for browsers, besides `host` and loopback. Requests for other names are rejected, to "
+            "prevent DNS rebinding."
         ),
     ] = ()
     forwarded_header: Annotated[
         str,
         doc(
-            "Header in which a proxy in front states the client's address, such as X-Forwarded-For; its last "
-            "entry counts. Failed logins are throttled by it. Empty: by the peer of the connection. Set it "
-            "only if every request comes through that proxy, since clients can send the header too."
+            "Header in which a proxy passes the client's address, such as X-Forwarded-For; its last entry is "
+            "used to throttle failed logins. Empty: the peer of the connection is used. Set it only if every "
+            "request comes through that proxy, since clients can send the header too."
         ),
     ] = ""
-    cert: Annotated[sections.FilePath, doc("Certificate of the door, in PEM; with it, https.")] = ""
+    cert: Annotated[sections.FilePath, doc("Server certificate in PEM; enables https.")] = ""
     key: Annotated[sections.FilePath, doc("Its private key.")] = ""
     session_s: Annotated[
         float,
-        doc("How long a login lasts. Shorter: a stolen one is of less use; longer: fewer logins.", ge=60),
+        doc(
+            "Lifetime of a session. Shorter: a stolen cookie is useful for less time; longer: fewer logins.",
+            ge=60,
+        ),
     ] = 12 * 3600.0
-    token_s: Annotated[float, doc("How long a bearer token for REST lasts, unless less is asked.", ge=60)] = (
-        30 * 86400.0
-    )
+    token_s: Annotated[
+        float, doc("Lifetime of a bearer token for REST, unless the request asks for less.", ge=60)
+    ] = 30 * 86400.0
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
-            raise errors.InvalidInput("web.cert and web.key go together")
+            raise errors.InvalidInput("web.cert and web.key must be set together")
         if not hosts.is_loopback(self.host) and not self.cert:
             raise errors.InvalidInput(
-                f"web.host {self.host} is not loopback: passwords would cross the network in the clear",
-                hint="give web.cert and web.key, or put a proxy with TLS in front of loopback",
+                f"web.host {self.host} is not loopback: without TLS, passwords would be sent unencrypted",
+                hint="set web.cert and web.key, or use a TLS proxy in front of loopback",
             )

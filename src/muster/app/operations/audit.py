@@ -39,7 +39,7 @@ KIND = "act"
 FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
 LOOK_S = 1.0
 TEXT_MAX = 1000  # characters that a sender says in its own words
-DETAILS = ("door", "user")  # what else it may state
+DETAILS = ("interface", "user")  # what else it may state
 LOGIN = "login"
 FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # notes of one process
 SAID = leaky_buckets.BucketBudget(1000, 10.0)  # records that one identity hands in
@@ -62,7 +62,7 @@ def audit_entry(
         why=why[:4096] or f"{who} asked",
         at_ms=int(time.time() * 1000),
         outcome=outcome,
-        details={"door": "cli", "user": _user()},
+        details={"interface": "cli", "user": _user()},
     )
 
 
@@ -124,7 +124,7 @@ class FailedLogins:
             why=why,
             at_ms=int(time.time() * 1000),
             outcome=messages.DecisionOutcome.REFUSED,
-            details={"door": self._door, **details},
+            details={"interface": self._door, **details},
         )
         try:
             await asyncio.to_thread(append_entry, self._folder, line)

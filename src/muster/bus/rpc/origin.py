@@ -57,4 +57,4 @@ def answered() -> None:
 def details(message: api.Message) -> dict[str, str]:
     """For the audit record of a request."""
     interface, _, address = (message.header(HEADER) or "")[:256].partition(" ")
-    return {name: value for name, value in (("door", interface), ("address", address)) if value}
+    return {name: value for name, value in (("interface", interface), ("address", address)) if value}

@@ -1,5 +1,4 @@
-"""What the commands of the information service share: its client, and values and attributes as people write
-them."""
+"""What the commands for contexts share: the client, and the notation of values and attributes."""
 
 from __future__ import annotations
 
@@ -18,9 +17,13 @@ if TYPE_CHECKING:
     from muster.inform import client, protocol
 
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The most to list."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="Maximum number of results.",
 )
-after_option = click.option("--after", default="", metavar="KEY", help="Go on behind this key.")
+after_option = click.option("--after", default="", metavar="KEY", help="Continue after this key.")
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +37,7 @@ async def inform_client(
 
 
 def render_value(data: bytes | None) -> dict[str, Any]:
-    """As text where it is text; else in base 64, under another name."""
+    """The value as text, or as ``value_base64`` if it is not UTF-8."""
     if data is None:
         return {"value": None}
     try:
@@ -43,42 +46,42 @@ def render_value(data: bytes | None) -> dict[str, Any]:
         return {"value_base64": base64.b64encode(data).decode()}
 
 
-def attributes(given: tuple[str, ...]) -> dict[str, Any]:
-    found = parse_assignments(given, "--attribute")
-    for name, one in found.items():
-        if isinstance(one, list) and not all(isinstance(word, str) for word in one):
+def attributes(arguments: tuple[str, ...]) -> dict[str, Any]:
+    values = parse_assignments(arguments, "--attribute")
+    for name, value in values.items():
+        if isinstance(value, list) and not all(isinstance(word, str) for word in value):
             raise click.BadParameter(
-                f"{name}={json.dumps(one)}: a list holds strings only", param_hint="--attribute"
+                f"{name}={json.dumps(value)}: a list may contain only strings", param_hint="--attribute"
             )
-    return found
+    return values
 
 
-def parse_assignments(given: tuple[str, ...], option: str) -> dict[str, Any]:
-    """NAME=VALUE, the value as JSON where it is some: else it is text."""
-    found: dict[str, Any] = {}
-    for text in given:
+def parse_assignments(arguments: tuple[str, ...], option: str) -> dict[str, Any]:
+    """Parse NAME=VALUE arguments; a value that is not valid JSON is text."""
+    values: dict[str, Any] = {}
+    for text in arguments:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         try:
-            found[name] = json.loads(value)
+            values[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-        if not isinstance(found[name], str | int | float | bool | list):
-            found[name] = value
-    return found
+            values[name] = value
+        if not isinstance(values[name], str | int | float | bool | list):
+            values[name] = value
+    return values
 
 
-def warn_incomplete(invocation: command.Invocation, found: protocol.FindResult) -> None:
-    """Beside the answer: why there may be more than it shows."""
-    if found.more:
+def warn_incomplete(invocation: command.Invocation, result: protocol.FindResult) -> None:
+    """Print on stderr why the result may be incomplete."""
+    if result.more:
         invocation.printer.note(
-            f"not complete: the first {len(found.contexts):,} are shown; the next with "
-            f"--after {shlex.quote(found.reached)}"
+            f"incomplete: only the first {len(result.contexts):,} are shown; continue with "
+            f"--after {shlex.quote(result.reached)}"
         )
-    if found.silent:
-        invocation.printer.note(f"not complete: no answer from {found.silent_text}")
-    for name, why in found.failed.items():
-        invocation.printer.note(f"not complete: {name} could not be searched: {why}")
-    for name in found.cut:
-        invocation.printer.note(f"not complete: {name} has more entries than are searched in a mount")
+    if result.silent:
+        invocation.printer.note(f"incomplete: no reply from {result.silent_text}")
+    for name, why in result.failed.items():
+        invocation.printer.note(f"incomplete: {name} could not be searched: {why}")
+    for name in result.cut:
+        invocation.printer.note(f"incomplete: {name} has more entries than a search of a mount reads")

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @click.group(cls=command.MusterGroup, examples=[("muster inform session begin --timeout 600", "")])
 def session() -> None:
-    """Activities of WS-Context: begin, complete, ask for the status, keep contents."""
+    """Manage WS-Context activities and their contents."""
 
 
 def _in_sessions(
@@ -37,14 +37,14 @@ def _in_sessions(
     return command.run(work())
 
 
-def _session(found: activities.Activity) -> dict[str, Any]:
+def _session(activity: activities.Activity) -> dict[str, Any]:
     return {
-        "id": found.id,
-        "status": found.status.value,
-        "parent": found.parent or None,
-        **contexts_.render_value(found.contents),
-        "timeout_s": round(found.expires_at_ns / 1e9 - time.time(), 3),
-        "version": found.version,
+        "id": activity.id,
+        "status": activity.status.value,
+        "parent": activity.parent or None,
+        **contexts_.render_value(activity.contents),
+        "timeout_s": round(activity.expires_at_ns / 1e9 - time.time(), 3),
+        "version": activity.version,
     }
 
 
@@ -52,8 +52,8 @@ def _session(found: activities.Activity) -> dict[str, Any]:
     acts=("begin-session", "{parent}"),
     examples=[("muster inform session begin --parent ID", "inside another activity")],
 )
-@click.option("--parent", default="", metavar="ID", help="Begin it inside this activity.")
-@command.duration("--timeout", None, "It ends by itself after so long.")
+@click.option("--parent", default="", metavar="ID", help="Parent activity.")
+@command.duration("--timeout", None, "End the activity after this time.")
 @connection.options
 @command.pass_invocation
 def begin(
@@ -69,7 +69,7 @@ def begin(
 @connection.options
 @command.pass_invocation
 def complete(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Complete an activity; those inside it must be complete."""
+    """Complete an activity. Its child activities must be completed first."""
     done = _in_sessions(invocation, to, lambda all_: all_.complete(id))
     invocation.printer.done(_session(done), f"{done.id} is {done.status.value}")
 
@@ -79,16 +79,16 @@ def complete(invocation: command.Invocation, id: str, to: connection.ConnectionO
 @connection.options
 @command.pass_invocation
 def status(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Say whether an activity is active or completed. It is an error if there is none of that id."""
-    found = _in_sessions(invocation, to, lambda all_: all_.get(id)).status
-    invocation.printer.done({"id": id, "status": found.value}, found.value)
+    """Show whether an activity is active or completed. Fails if the activity does not exist."""
+    state = _in_sessions(invocation, to, lambda all_: all_.get(id)).status
+    invocation.printer.done({"id": id, "status": state.value}, state.value)
 
 
 @session.command(
     acts=("session-contents", "{id}", "new"),
     examples=[
-        ("muster inform session contents ID", "what it holds"),
-        ("muster inform session contents ID '<order/>'", "replace it"),
+        ("muster inform session contents ID", "print the contents"),
+        ("muster inform session contents ID '<order/>'", "replace the contents"),
     ],
 )
 @click.argument("id")
@@ -98,18 +98,18 @@ def status(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
 def contents(
     invocation: command.Invocation, id: str, new: str | None, to: connection.ConnectionOptions
 ) -> None:
-    """Print what an activity holds, or replace it. '-' takes it from stdin."""
+    """Print or replace the contents of an activity. '-' reads them from stdin."""
     if new is None:
         invocation.printer.facts(_session(_in_sessions(invocation, to, lambda all_: all_.get(id))))
         return
     data = sys.stdin.buffer.read() if new == "-" else new.encode()
     done = _in_sessions(invocation, to, lambda all_: all_.set_contents(id, data))
-    invocation.printer.done(_session(done), f"{id} holds {len(data)} bytes")
+    invocation.printer.done(_session(done), f"the contents of {id} were replaced: {len(data)} bytes")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster inform service find \"name LIKE 'map%'\"", "")])
 def service() -> None:
-    """UDDI-style service entries: save, show, find, delete."""
+    """Save, show, find and delete UDDI-style service entries."""
 
 
 def _in_services(
@@ -126,16 +126,16 @@ def _in_services(
     return command.run(work())
 
 
-def _entry(found: service_entries.ServiceEntry) -> dict[str, Any]:
+def _entry(entry: service_entries.ServiceEntry) -> dict[str, Any]:
     return {
-        "id": found.id,
-        "name": found.name,
-        "access": list(found.access),
-        "categories": list(found.categories),
-        "metadata": dict(found.metadata),
-        **contexts_.render_value(found.description),
-        "version": found.version,
-        "owner": found.owner,
+        "id": entry.id,
+        "name": entry.name,
+        "access": list(entry.access),
+        "categories": list(entry.categories),
+        "metadata": dict(entry.metadata),
+        **contexts_.render_value(entry.description),
+        "version": entry.version,
+        "owner": entry.owner,
     }
 
 
@@ -146,12 +146,18 @@ def _entry(found: service_entries.ServiceEntry) -> dict[str, Any]:
     ],
 )
 @click.argument("name")
-@click.option("--id", "id_", default="", help="Of an entry that is there, to change it.")
-@click.option("--access", multiple=True, metavar="URL", help="Where it can be called; may be repeated.")
-@click.option("--category", "categories", multiple=True, metavar="KEY=VALUE", help="A keyed reference.")
+@click.option("--id", "id_", default="", help="ID of an existing entry, to change it.")
+@click.option("--access", multiple=True, metavar="URL", help="Access point (URL); may be repeated.")
+@click.option(
+    "--category",
+    "categories",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A keyed reference (category); may be repeated.",
+)
 @click.option("-a", "--attribute", "metadata", multiple=True, metavar="NAME=VALUE", help="Metadata.")
 @click.option("--description", default="", help="Free text.")
-@command.duration("--lease", "0", "It goes unless renewed.", may_be_zero=True)
+@command.duration("--lease", "0", "Delete the entry after this time unless renewed.", may_be_zero=True)
 @connection.options
 @command.pass_invocation
 def save(
@@ -168,9 +174,9 @@ def save(
     """Publish a service entry."""
     from muster.inform import service_entries
 
-    for one in more["categories"]:
-        if not all(one.partition("=")):
-            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--category")
+    for category in more["categories"]:
+        if not all(category.partition("=")):
+            raise click.BadParameter(f"{category!r} is not KEY=VALUE", param_hint="--category")
     entry = service_entries.ServiceEntry(
         id=id_, name=name, metadata=contexts_.attributes(metadata), description=description.encode(), **more
     )
@@ -211,18 +217,21 @@ def find(
 ) -> None:
     """List the service entries that satisfy a predicate.
 
-    Those of mounted registries are among them, each with its source.
+    The result includes entries of mounted registries; the column `source` names the registry.
     """
     from muster.inform import service_entries
 
     area = service_entries.GeoBox(*box) if box else None
-    found = _in_services(
+    result = _in_services(
         invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
     )
-    rows = [{**_entry(service_entries.from_context(one)), "source": one.source} for one in found.contexts]
+    rows = [
+        {**_entry(service_entries.from_context(context)), "source": context.source}
+        for context in result.contexts
+    ]
     columns = ("id", "name", "access", "metadata", "source")
-    invocation.printer.rows(rows, columns, empty="no service entry was found")
-    contexts_.warn_incomplete(invocation, found)
+    invocation.printer.rows(rows, columns, empty="no service entry matches")
+    contexts_.warn_incomplete(invocation, result)
 
 
 @service.command(acts=("delete-service", "{id}"), examples=[("muster inform service delete ID", "")])
@@ -232,4 +241,4 @@ def find(
 def delete(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Delete a service entry."""
     _in_services(invocation, to, lambda all_: all_.delete(id))
-    invocation.printer.done({"id": id}, f"{id} is deleted")
+    invocation.printer.done({"id": id}, f"{id} was deleted")

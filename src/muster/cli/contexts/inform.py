@@ -1,4 +1,4 @@
-"""``muster inform``: contexts by hand, and the nodes that hold them."""
+"""``muster inform``: contexts and information nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.cli.domain import config as config_
 if TYPE_CHECKING:
     from muster.inform import protocol
 
-node_option = click.option("--node", metavar="NAME", help="Ask this information node, not the nearest.")
+node_option = click.option("--node", metavar="NAME", help="Use this information node instead of the nearest.")
 
 
 @click.group(
@@ -24,11 +24,11 @@ node_option = click.option("--node", metavar="NAME", help="Ask this information 
     examples=[
         ("muster inform put printers/3 '<printer/>' -a floor=2", ""),
         ("muster inform find 'floor >= 2'", ""),
-        ("muster inform where printers/3", "its copies, and which is primary"),
+        ("muster inform where printers/3", "its replicas and their primary"),
     ],
 )
 def inform() -> None:
-    """Put, get, find and watch contexts; see where they are."""
+    """Write, read, search and watch contexts; show their replicas."""
 
 
 inform.add_command(entries.session)
@@ -69,16 +69,28 @@ def _change(change: protocol.ContextChange) -> dict[str, Any]:
     acts=("put-context", "{key}"),
     examples=[
         ("muster inform put printers/3 '<printer/>' -a floor=2 -a tags='[\"colour\"]'", ""),
-        ("muster inform put - < description.xml", "the key is assigned; the value comes from stdin"),
-        ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it is not there"),
+        ("muster inform put - < description.xml", "with a generated key and the value from stdin"),
+        ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it does not exist"),
     ],
 )
 @click.argument("key")
 @click.argument("value", required=False)
-@click.option("-a", "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="To be found by.")
-@command.duration("--lease", "0", "It goes after so long.", may_be_zero=True)
-@click.option("--if-version", type=int, metavar="N", help="Only if this is its version; 0: if there is none.")
-@click.option("--replicated", is_flag=True, help="Wait until the permanent copies have it.")
+@click.option(
+    "-a",
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An attribute for searches; may be repeated.",
+)
+@command.duration("--lease", "0", "Delete the context after this time.", may_be_zero=True)
+@click.option(
+    "--if-version",
+    type=int,
+    metavar="N",
+    help="Only if the context has this version; 0: only if it does not exist.",
+)
+@click.option("--replicated", is_flag=True, help="Wait until the permanent replicas have stored it.")
 @node_option
 @connection.options
 @command.pass_invocation
@@ -95,7 +107,7 @@ def put(
 ) -> None:
     """Write a context.
 
-    KEY '-' lets the system assign one. Without VALUE, or with '-', it is read from stdin.
+    With KEY '-' a key is generated. Without VALUE, or with '-', the value is read from stdin.
     """
     data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
 
@@ -117,10 +129,10 @@ def put(
     invocation.printer.done(facts, f"{written.key} has version {written.version}, primary {written.primary}")
 
 
-@inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "as new as this moment")])
+@inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "read the primary")])
 @click.argument("key")
-@command.duration("--max-staleness", None, "No older than this.", may_be_zero=True)
-@click.option("--raw", is_flag=True, help="Print the value alone, as it is.")
+@command.duration("--max-staleness", None, "Maximum age of the value.", may_be_zero=True)
+@click.option("--raw", is_flag=True, help="Print only the value.")
 @node_option
 @connection.options
 @command.pass_invocation
@@ -138,16 +150,16 @@ def get(
         async with common.inform_client(invocation, to, node) as held:
             return await held.get(key, max_staleness_s=max_staleness_s)
 
-    found = command.run(work())
+    context = command.run(work())
     if raw:
-        sys.stdout.buffer.write(found.value)
+        sys.stdout.buffer.write(context.value)
         return
-    invocation.printer.facts(_context(found))
+    invocation.printer.facts(_context(context))
 
 
 @inform.command(acts=("delete-context", "{key}"), examples=[("muster inform delete printers/3", "")])
 @click.argument("key")
-@click.option("--if-version", type=int, metavar="N", help="Only if this is its version.")
+@click.option("--if-version", type=int, metavar="N", help="Only if the context has this version.")
 @connection.options
 @command.pass_invocation
 def delete(
@@ -160,7 +172,7 @@ def delete(
             return await held.delete(key, expected_version=if_version)
 
     written = command.run(work())
-    invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} is deleted")
+    invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} was deleted")
 
 
 @inform.command(
@@ -177,33 +189,35 @@ def delete(
 def find(
     invocation: command.Invocation, predicate: str, limit: int, after: str, to: connection.ConnectionOptions
 ) -> None:
-    """List the contexts whose attributes satisfy a predicate, in the order of their keys.
+    """List the contexts whose attributes match a predicate, sorted by key.
 
-    Besides its own attributes a context has key, version and writer. Whether there are more is said on
-    stderr.
+    PREDICATE can also use the names key, version and writer. If the list is incomplete, a message on stderr
+    gives the reason.
     """
 
     async def work() -> protocol.FindResult:
         async with common.inform_client(invocation, to) as held:
             return await held.find(predicate, limit=limit, after=after)
 
-    found = command.run(work())
-    rows = [_context(one) for one in found.contexts]
+    result = command.run(work())
+    rows = [_context(context) for context in result.contexts]
     columns = ("key", "version", "attributes", "age_s", "source")
-    invocation.printer.rows(rows, columns, of="context", empty="no context was found")
-    common.warn_incomplete(invocation, found)
+    invocation.printer.rows(rows, columns, of="context", empty="no context matches")
+    common.warn_incomplete(invocation, result)
 
 
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
 @click.argument("key")
-@click.option("--after", type=int, default=0, metavar="VERSION", help="Begin after this version.")
-@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="End after so many changes.")
+@click.option("--after", type=int, default=0, metavar="VERSION", help="Start after this version.")
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after this number of changes."
+)
 @connection.options
 @command.pass_invocation
 def watch(
     invocation: command.Invocation, key: str, after: int, count: int | None, to: connection.ConnectionOptions
 ) -> None:
-    """Print a context's changes as they happen, in order."""
+    """Print the changes of a context as they happen, in order."""
 
     async def work() -> None:
         async with common.inform_client(invocation, to) as held:
@@ -224,18 +238,18 @@ def watch(
 @connection.options
 @command.pass_invocation
 def history(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
-    """List a context's versions, as far back as the log goes."""
+    """List the versions of a context that are still in the log."""
 
     async def work() -> protocol.ContextHistory:
         async with common.inform_client(invocation, to) as held:
             return await held.history(key)
 
-    found = command.run(work())
-    rows = [_change(one) for one in found.changes]
+    versions = command.run(work())
+    rows = [_change(change) for change in versions.changes]
     columns = ("version", "reason", "value", "attributes", "writer", "stamp")
     invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
-    if not found.complete:
-        invocation.printer.note("not complete: older versions are no longer in the log")
+    if not versions.complete:
+        invocation.printer.note("incomplete: older versions are no longer in the log")
 
 
 @inform.command(examples=[("muster inform where printers/3", "")])
@@ -243,7 +257,7 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 @connection.options
 @command.pass_invocation
 def where(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
-    """List a context's copies: which is primary, their ages, the demand for them."""
+    """List the replicas of a context: which is primary, their ages and their demand."""
 
     async def work() -> list[protocol.ReplicaInfo]:
         async with common.inform_client(invocation, to) as held:
@@ -251,13 +265,13 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
 
     rows = [
         {
-            "node": one.node,
-            "copy": one.copy,
-            "version": one.version,
-            "age_s": round(one.age_s, 3),
-            "demand": one.demand,
+            "node": replica.node,
+            "copy": replica.copy,
+            "version": replica.version,
+            "age_s": round(replica.age_s, 3),
+            "demand": replica.demand,
         }
-        for one in command.run(work())
+        for replica in command.run(work())
     ]
     invocation.printer.rows(rows, ("node", "copy", "version", "age_s", "demand"), of="copy on")
 
@@ -267,7 +281,7 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
 @connection.options
 @command.pass_invocation
 def nodes(invocation: command.Invocation, node: str | None, to: connection.ConnectionOptions) -> None:
-    """List information nodes: load, proximity, contexts held, messages a second."""
+    """List information nodes: load, proximity, number of contexts, messages per second."""
 
     async def work() -> list[protocol.NodeInfo]:
         async with common.inform_client(invocation, to, node) as held:
@@ -275,17 +289,17 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
 
     rows = [
         {
-            "node": one.node,
-            "load": one.load.ratio,
-            "proximity_ms": one.proximity_ms,
-            "contexts": one.load.contexts,
-            "temporary": one.temporary,
-            "messages_per_s": one.load.messages_per_s,
-            "memory_bytes": one.memory_bytes,
-            "heard_s_ago": one.heard_s_ago,
-            "zone": one.zone,
+            "node": info.node,
+            "load": info.load.ratio,
+            "proximity_ms": info.proximity_ms,
+            "contexts": info.load.contexts,
+            "temporary": info.temporary,
+            "messages_per_s": info.load.messages_per_s,
+            "memory_bytes": info.memory_bytes,
+            "heard_s_ago": info.heard_s_ago,
+            "zone": info.zone,
         }
-        for one in command.run(work())
+        for info in command.run(work())
     ]
     shown = (
         "node",
@@ -302,27 +316,25 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
 
 @inform.command(
     examples=[
-        ("muster inform node --name inform-2", "one more node, which keeps its view in inform-2.db"),
+        ("muster inform node --name inform-2", "another node, with its data in inform-2.db"),
         ("muster inform node --name inform-3 --store sqlite::memory: --set refresh_s=1", ""),
     ],
 )
 @click.option("--name", default="inform", show_default=True, help="Identity of the node.")
-@click.option("--store", "url", metavar="URL", help="Where its view lies (default: sqlite:NAME.db).")
-@click.option(
-    "--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting of [inform], over the home's."
-)
+@click.option("--store", "url", metavar="URL", help="URL of its store (default: sqlite:NAME.db).")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Override an [inform] setting.")
 @connection.options
 @command.pass_invocation
 def node(
     invocation: command.Invocation,
     name: str,
     url: str | None,
-    given: tuple[str, ...],
+    overrides: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
-    """Run an information node beside the domain's own process."""
+    """Run an information node in a process of its own."""
     work = _run_node(
-        invocation, to, name, url or f"sqlite:{name}.db", common.parse_assignments(given, "--set")
+        invocation, to, name, url or f"sqlite:{name}.db", common.parse_assignments(overrides, "--set")
     )
     command.run(work, fast=True)
 
@@ -332,7 +344,7 @@ async def _run_node(
     to: connection.ConnectionOptions,
     name: str,
     url: str,
-    given: dict[str, Any],
+    overrides: dict[str, Any],
 ) -> None:
     import msgspec
 
@@ -343,9 +355,9 @@ async def _run_node(
     from muster.store import database
     from muster.trust.permissions import roles
 
-    own, options = await _of_domain(invocation, to, joins="history" not in given)
+    own, options = await _of_domain(invocation, to, joins="history" not in overrides)
     try:
-        wanted = msgspec.convert({**own, **given}, settings.InformSettings, strict=False)
+        node_settings = msgspec.convert({**own, **overrides}, settings.InformSettings, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"--set: {error}") from error
     log.configure(sys.stderr, level="warning")
@@ -353,26 +365,28 @@ async def _run_node(
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
         await database.open(url) as store,
-        foreground.serve_until_signal(invocation, bus, measure) as asked,
-        await node_node.start(bus, name=name, settings=wanted, store=store, **options) as running,
+        foreground.serve_until_signal(invocation, bus, measure) as stop,
+        await node_node.start(bus, name=name, settings=node_settings, store=store, **options) as running,
     ):
         held = running.desk.copies.permanent
         invocation.printer.item(
             {"node": running.name, "contexts": held},
             f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",
         )
-        await asked.wait()
+        await stop.wait()
 
 
 async def _of_domain(
     invocation: command.Invocation, to: connection.ConnectionOptions, *, joins: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the domain's own nodes, and what else they are started with, as far as it is known."""
+    """The settings and start arguments of the domain's own nodes, if a home is available."""
     import msgspec
 
     if to.servers and to.creds is None:  # a bus without trust
         return {}, {"joins": joins}
-    if to.servers or to.creds or invocation.profile:  # another machine's domain: nobody's role is known here
+    if (
+        to.servers or to.creds or invocation.profile
+    ):  # the domain of another machine: the roles of callers are not available
         return {}, {"joins": joins, "role_of": lambda _: None}
     from muster.app import identities
     from muster.app.components import information_nodes as part

@@ -1,1 +1,1 @@
-"""Help section "Domain": life cycle, brokers, credentials, backup, diagnosis."""
+"""Help section "Domain": life cycle, brokers, credentials, backup, diagnostics."""

@@ -1,4 +1,4 @@
-"""``muster backup`` and ``muster restore``: a domain in one file, and back."""
+"""``muster backup`` and ``muster restore``: save a domain to a file and restore it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from muster.cli.domain import config as config_
     cls=command.MusterCommand,
     acts=("backup", "{file}"),
     examples=[
-        ("muster backup /safe/place/lab.tar.gz", "whether it runs or not"),
-        ("muster backup lab-$(date +%F).tar.gz -o json", "for a timer"),
+        ("muster backup /safe/place/lab.tar.gz", "the domain may be running"),
+        ("muster backup lab-$(date +%F).tar.gz -o json", "from a cron job"),
     ],
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
@@ -23,8 +23,8 @@ from muster.cli.domain import config as config_
 def backup(invocation: command.Invocation, file: Path) -> None:
     """Write settings, keys, store and streams to a file.
 
-    A running domain goes on meanwhile. The file holds the domain's private keys: whoever has it is the
-    domain. Not in it: logs, the pipeline's history and checkpoint, and what agents host.
+    The domain may run during the backup. The file contains the domain's private keys: protect it like the
+    keys. Not included: logs, the pipeline's history and checkpoint, and data of the resources on agents.
     """
     from muster.app import home
     from muster.app.operations import backup as operations_backup
@@ -36,23 +36,21 @@ def backup(invocation: command.Invocation, file: Path) -> None:
     size = file.stat().st_size
     invocation.printer.done(
         {"file": str(file), "bytes": size, "records": made.records, "streams": len(made.streams)},
-        f"{file}: {size:,} bytes, {made.records} records of the store, {len(made.streams)} streams",
+        f"{file}: {size:,} bytes, {made.records} records, {len(made.streams)} streams",
     )
 
 
 @click.command(
     cls=command.MusterCommand,
     acts=("restore", "{file}"),
-    examples=[
-        ("muster restore /safe/place/lab.tar.gz --home ~/.muster", "into a home that is not there yet")
-    ],
+    examples=[("muster restore /safe/place/lab.tar.gz --home ~/.muster", "the home must not exist")],
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @command.pass_invocation
 def restore(invocation: command.Invocation, file: Path) -> None:
-    """Make a home from a backup.
+    """Create a home from a backup.
 
-    The home must not be there yet. All of it is checked first; if anything fails, nothing is left behind.
+    The home must not exist. The file is checked completely first; after a failure no files are left.
     """
     from muster.app import home
     from muster.app.operations import backup as operations_backup
@@ -67,7 +65,7 @@ def restore(invocation: command.Invocation, file: Path) -> None:
             "records": made.records,
             "streams": len(made.streams),
         },
-        f"{place.root} is the domain {settings.domain.name} with {made.records} records and "
+        f"{place.root} was restored: domain {settings.domain.name}, {made.records} records, "
         f"{len(made.streams)} streams; start it with `muster up"
         + (f" --home {command.display_path(place.root)}`" if invocation.home else "`"),
     )

@@ -1,4 +1,4 @@
-"""``muster broker``: the brokers of a running domain, and what joins them."""
+"""``muster broker``: the brokers of a running domain and the links between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ask(
 
 
 @broker.command("list", examples=[("muster broker list", ""), ("muster broker list --links", "")])
-@click.option("--links", is_flag=True, help="List what joins them instead.")
+@click.option("--links", is_flag=True, help="List the links instead.")
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, links: bool, to: connection.ConnectionOptions) -> None:
@@ -36,7 +36,7 @@ def list_(invocation: command.Invocation, links: bool, to: connection.Connection
     if links:
         rows = _ask(invocation, to, "links")
         columns = ("id", "kind", "up", "round_trip_ms", "in_messages", "out_messages")
-        invocation.printer.rows(rows, columns, of="link", empty="nothing joins these brokers")
+        invocation.printer.rows(rows, columns, of="link", empty="there are no links between brokers")
         return
     rows = _ask(invocation, to, "list")
     shown = ("name", "state", "url", "leaf_url", "connections", "restarts", "pid")
@@ -50,8 +50,8 @@ def list_(invocation: command.Invocation, links: bool, to: connection.Connection
     ],
 )
 @click.argument("name")
-@click.option("--below", metavar="BROKER", help="Hang it on this broker by a leaf link.")
-@click.option("--storage/--no-storage", default=True, show_default=True, help="Whether it keeps streams.")
+@click.option("--below", metavar="BROKER", help="Connect it to this broker with a leaf link.")
+@click.option("--storage/--no-storage", default=True, show_default=True, help="Whether it stores streams.")
 @connection.options
 @command.pass_invocation
 def start(
@@ -61,10 +61,10 @@ def start(
     storage: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Start one more broker on the domain's machine.
+    """Start another broker on the domain's machine.
 
-    It listens on free ports, is supervised like the others, and goes when the domain stops; to have it each
-    time, put it into the settings (bus.brokers, bus.leaves).
+    It listens on free ports, is supervised like the others, and ends with the domain. For a permanent broker
+    change the settings bus.brokers or bus.leaves.
     """
     made = _ask(invocation, to, "start", name=name, below=below, storage=storage)
     invocation.printer.done(made, f"broker {name} is up: {made['url']}")
@@ -77,7 +77,7 @@ def start(
 def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Stop a broker that `muster broker start` started.
 
-    What it stored stays on disk, and is there again if a broker of that name is started.
+    Its data stays on disk and is used again if a broker of the same name is started.
     """
     stopped = _ask(invocation, to, "stop", name=name)
     invocation.printer.done(stopped, f"broker {name} is stopped")
@@ -94,10 +94,10 @@ def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
 @connection.options
 @command.pass_invocation
 def link(invocation: command.Invocation, near: str, far: str, to: connection.ConnectionOptions) -> None:
-    """Hang the broker NEAR on FAR, while both run.
+    """Connect the broker NEAR to FAR with a leaf link, while both run.
 
-    FAR is a broker of this domain, or the URL of a leaf listener elsewhere. Only leaf links come and go;
-    routes and gateways are fixed by the engine when a network starts.
+    FAR is a broker of this domain, or the URL of a leaf listener of another domain. Only leaf links can
+    change at run time; routes and gateways are fixed when the brokers start.
     """
     made = _ask(invocation, to, "link", near=near, far=far)
     invocation.printer.done(made, f"{made['id']} is up")
@@ -108,12 +108,12 @@ def link(invocation: command.Invocation, near: str, far: str, to: connection.Con
 @connection.options
 @command.pass_invocation
 def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Take a leaf link away, while both ends run.
+    """Remove a leaf link, while both brokers run.
 
-    ID is as `muster broker list --links` shows it.
+    `muster broker list --links` prints the IDs.
     """
     gone = _ask(invocation, to, "unlink", id=id)
-    invocation.printer.done(gone, f"{id} is gone")
+    invocation.printer.done(gone, f"{id} was removed")
 
 
 @broker.command(
@@ -121,24 +121,25 @@ def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
 )
 @command.pass_invocation
 def trust(invocation: command.Invocation) -> None:
-    """Print what a broker that somebody else runs has to be told of the domain's identities.
+    """Print the configuration with which an external broker accepts the domain's identities.
 
-    A part of nats-server's configuration: the operator, the system account, and the accounts' documents. No
-    secrets are in it. Print it anew when the domain's keys change; revocations reach running brokers anyway.
+    It is a part of a nats-server configuration: the operator, the system account and the accounts. It
+    contains no secrets. Print it again when the domain's keys change; revocations are sent to running
+    brokers.
     """
     import json
 
     from muster.app import identities
 
     known = identities.open_keyring(config_.load(invocation)).broker()
-    told = {
+    trust_settings = {
         "operator": known.operator_jwt,
         "system_account": known.system_account,
         "resolver": "MEMORY",
         "resolver_preload": dict(known.accounts),
     }
     if invocation.printer.for_people:
-        for key, value in told.items():
+        for key, value in trust_settings.items():
             click.echo(f"{key}: {json.dumps(value, indent=2)}")
     else:
-        invocation.printer.facts(told)
+        invocation.printer.facts(trust_settings)

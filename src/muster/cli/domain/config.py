@@ -1,4 +1,4 @@
-"""``muster config``: what the settings are, where each value comes from, and whether they are right."""
+"""``muster config``: validate the settings and print them with the source of each value."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ set_option = click.option(
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
     pairs = [override.partition("=") for override in overrides]
-    for (key, equals, _), given in zip(pairs, overrides, strict=True):
+    for (key, equals, _), override in zip(pairs, overrides, strict=True):
         if not (key and equals):
-            raise click.BadParameter(f"{given!r} is not KEY=VALUE", param_hint="--set")
+            raise click.BadParameter(f"{override!r} is not KEY=VALUE", param_hint="--set")
     return {key: value for key, _, value in pairs}
 
 
 def resolve(
     invocation: command.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
 ) -> loader.ResolvedSettings[app_settings.Settings]:
-    """The settings in force: of the home chosen, the environment and ``--set``."""
+    """The effective settings: of the home, the environment and ``--set``."""
     import os
 
     from muster.app import home
@@ -56,21 +56,24 @@ def config() -> None:
 
 
 @config.command(
-    examples=[("muster config validate", "the home's"), ("muster config validate ./muster.toml", "a file")]
+    examples=[
+        ("muster config validate", "the settings of the home"),
+        ("muster config validate ./muster.toml", ""),
+    ]
 )
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @set_option
 @command.pass_invocation
 def validate(invocation: command.Invocation, file: Path | None, overrides: tuple[str, ...]) -> None:
-    """Say whether the settings are right, and if not, everything that is wrong.
+    """Validate the settings and list all errors.
 
-    Looks at the home's muster.toml or at FILE, at the environment and at --set.
+    Reads muster.toml of the home or FILE, the environment and --set.
     """
     resolved = resolve(invocation, overrides, file=file)
     count = len(resolved.sources)
     invocation.printer.done(
         {"valid": True, "set": dict(resolved.sources)},
-        f"valid: {count} {'setting is' if count == 1 else 'settings are'} not at the default",
+        f"valid: {count} {'setting is' if count == 1 else 'settings are'} changed from the default",
     )
 
 
@@ -81,13 +84,13 @@ def validate(invocation: command.Invocation, file: Path | None, overrides: tuple
         ("muster config print -o json | jq .bus", ""),
     ],
 )
-@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @set_option
 @command.pass_invocation
 def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, ...]) -> None:
-    """Print the settings in force, and where each comes from.
+    """Print the effective settings and their sources.
 
-    The default form is TOML, which can be saved and read back.
+    The default format is TOML, which can be saved and used as muster.toml.
     """
     from muster.core.settings import loader
     from muster.core.settings import sections as settings_sections
@@ -103,7 +106,7 @@ def print_(invocation: command.Invocation, changed: bool, overrides: tuple[str, 
             for field in settings_sections.fields(type(resolved.settings))
             if (source := resolved.sources.get(field.key))
         ]
-        invocation.printer.rows(rows, ("key", "value", "source"), empty="everything is at its default")
+        invocation.printer.rows(rows, ("key", "value", "source"), empty="all settings have their defaults")
         return
     if invocation.printer.for_people:
         sys.stdout.write(loader.to_toml(resolved.settings, resolved.sources))

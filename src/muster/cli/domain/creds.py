@@ -1,4 +1,4 @@
-"""``muster creds``: who may connect, as what."""
+"""``muster creds``: credentials for connections to the brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from muster.trust import keyring
 
 
-# Of `muster.trust.permissions.roles.Role`, which is not imported for a help page; a test compares them.
+# A copy of `muster.trust.permissions.roles.Role`, which help pages should not import; a test compares them.
 ROLES = (
     "user",
     "agent",
@@ -76,7 +76,9 @@ def _time(at_s: int) -> str:
     ],
 )
 @click.argument("identity")
-@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What it is.")
+@click.option(
+    "--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of the identity."
+)
 @click.option(
     "--topic", "patterns", multiple=True, help="Only these topics, wildcards allowed; may be repeated."
 )
@@ -86,11 +88,13 @@ def _time(at_s: int) -> str:
     multiple=True,
     metavar="NAME:RIGHTS",
     help="Only these queues, * allowed, with send, receive, browse, admin; may be repeated. "
-    "Default: a user may send, receive and browse everywhere but in dead-letters; with --topic, nowhere.",
+    "Default: a user may send, receive and browse in all queues but dead-letters; with --topic, in none.",
 )
-@command.duration("--lifetime", None, "How long they hold (30d, 12h); default: the settings'.")
+@command.duration("--lifetime", None, "Lifetime such as 30d or 12h (default: from the settings).")
 @click.option(
-    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
+    "--to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the file to this path ('-': stdout).",
 )
 @command.pass_invocation
 def issue(
@@ -102,9 +106,9 @@ def issue(
     lifetime_s: float | None,
     to: Path | None,
 ) -> None:
-    """Give an identity credentials.
+    """Issue credentials for an identity.
 
-    The file holds a secret: hand it to the process it is for and to nobody else.
+    The file contains a private key: give it only to the process or person that it identifies.
     """
     from muster.core import topics
     from muster.trust.permissions import queue_rights, roles
@@ -126,12 +130,14 @@ def issue(
 def _hand_over(
     invocation: command.Invocation, trust: keyring.Keyring, identity: str, to: Path | None
 ) -> None:
-    """Copy the credentials where they are wanted, and describe them."""
+    """Write the credentials to the requested place and print their description."""
     from muster.core import errors, files
 
     path = trust.credentials_path(identity)
     if to is not None and not path.exists():
-        raise errors.NotFound(f"the key of {identity} is not kept here", hint="renew it where its key is")
+        raise errors.NotFound(
+            f"the key of {identity} is not stored here", hint="renew the credentials where the key is stored"
+        )
     if to == Path("-"):
         sys.stdout.write(path.read_text())
         return
@@ -150,9 +156,11 @@ def _hand_over(
     examples=[("muster creds renew alice --to alice.creds", "the same key, valid for longer")],
 )
 @click.argument("identity")
-@command.duration("--lifetime", None, "How long they hold (30d, 12h); default: the settings'.")
+@command.duration("--lifetime", None, "Lifetime such as 30d or 12h (default: from the settings).")
 @click.option(
-    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
+    "--to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the file to this path ('-': stdout).",
 )
 @command.pass_invocation
 def renew(invocation: command.Invocation, identity: str, lifetime_s: float | None, to: Path | None) -> None:
@@ -168,26 +176,26 @@ def renew(invocation: command.Invocation, identity: str, lifetime_s: float | Non
 
 @creds.command(
     acts=("revoke", "{identity}"),
-    examples=[("muster creds revoke alice", "refused from now on, and cut off where connected")],
+    examples=[("muster creds revoke alice", "open connections are closed")],
 )
 @click.argument("identity")
 @command.pass_invocation
 def revoke(invocation: command.Invocation, identity: str) -> None:
-    """Take an identity's credentials away.
+    """Revoke the credentials of an identity.
 
-    Brokers refuse it from now on, and cut the connections it has. If the domain does not run, the
-    brokers learn of it at the next start.
+    Brokers reject it from now on and close its connections. If the domain does not run, this takes effect at
+    the next start.
     """
     record = _trust(invocation).revoke(identity)
-    told = command.run(_tell(invocation))
-    when = "from now on" if told else "when the domain is started"
-    invocation.printer.done({**_plain(record), "told_brokers": told}, f"{identity} is refused {when}")
+    published = command.run(_tell(invocation))
+    when = "from now on" if published else "at the next start of the domain"
+    invocation.printer.done({**_plain(record), "told_brokers": published}, f"{identity} is revoked {when}")
 
 
 @creds.command("list", examples=[("muster creds list", "")])
 @command.pass_invocation
 def list_(invocation: command.Invocation) -> None:
-    """List who has credentials."""
+    """List the issued credentials."""
     rows = [_plain(record) for record in _trust(invocation).records()]
     invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires", "queues"))
 
@@ -196,7 +204,7 @@ def list_(invocation: command.Invocation) -> None:
 @click.argument("identity")
 @command.pass_invocation
 def show(invocation: command.Invocation, identity: str) -> None:
-    """Show the credentials of one identity, and what it may."""
+    """Show the credentials and permissions of an identity."""
     trust = _trust(invocation)
     facts = _plain(trust.show(identity))
     path = trust.credentials_path(identity)
@@ -205,7 +213,7 @@ def show(invocation: command.Invocation, identity: str) -> None:
 
 
 async def _tell(invocation: command.Invocation) -> bool:
-    """Whether there were running brokers to tell."""
+    """Publish revocations to the running brokers. False if the domain does not run."""
     import ssl
 
     from muster.app import home, identities

@@ -1,4 +1,4 @@
-"""``muster doctor``: what is not well here, and what to do about it."""
+"""``muster doctor``: check a machine and its domain, and suggest remedies."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster doctor", "before the first start, or when something is odd"),
-        ("muster doctor --profile prod", "how one gets from here to a domain elsewhere"),
+        ("muster doctor", "before the first start, or to diagnose a problem"),
+        ("muster doctor --profile prod", "the connection to the domain of a profile"),
         ("muster doctor -o json | jq '.[] | select(.state != \"ok\")'", ""),
     ],
 )
 @command.pass_invocation
 def doctor(invocation: command.Invocation) -> None:
-    """Check this machine and its domain, and say what to do.
+    """Check this machine and its domain, and suggest remedies.
 
-    Looks at Python, the broker's program, Java, the clock, the disk, ports, keys and certificates, the store,
-    the domain and its brokers; changes nothing. Where there is no home yet, at the machine alone; with a
-    profile, at its credentials and brokers. Exit code 1 if something does not work.
+    Checks Python, the broker program, Java, the clock, the disk, ports, keys and certificates, the store, the
+    domain and its brokers, and changes nothing. Without a home it checks only the machine; with a profile,
+    its credentials and brokers. Exit code 1 if a check fails.
     """
     from muster.app.operations import doctor as operations_doctor
 
-    with invocation.printer.waiting("looking"):
-        found = command.run(operations_doctor.run_checks(_patient(invocation)))
+    with invocation.printer.waiting("running checks"):
+        results = command.run(operations_doctor.run_checks(_patient(invocation)))
     invocation.printer.rows(
-        [dataclasses.asdict(one) for one in found], ("check", "state", "found", "advice"), of="check"
+        [dataclasses.asdict(result) for result in results], ("check", "state", "found", "advice"), of="check"
     )
-    if operations_doctor.worst(found) == operations_doctor.FAULT:
+    if operations_doctor.worst(results) == operations_doctor.FAULT:
         raise click.exceptions.Exit(1)
 
 

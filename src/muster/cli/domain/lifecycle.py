@@ -1,4 +1,4 @@
-"""``muster up`` and ``muster down``: the life of a domain."""
+"""``muster up`` and ``muster down``: start and stop a domain."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ LOG_NAME = "domain.log"
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster up", "in front; Ctrl-C drains and stops, a second one forces"),
+        ("muster up", "in the foreground; Ctrl-C stops it, a second Ctrl-C forces it"),
         ("muster up --detach && muster status", ""),
         ("muster up --set bus.port=0 --set log.level=debug", "override settings for this run"),
     ],
 )
-@click.option("-d", "--detach", is_flag=True, help="Return when it is up, and leave it running.")
-@command.duration("--timeout", DETACH_TIMEOUT, "How long to wait with --detach.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background; return when the domain is up.")
+@command.duration("--timeout", DETACH_TIMEOUT, "Time limit of --detach.")
 @click.option("--ready-fd", type=int, hidden=True)
-@click.option("--log-file", is_flag=True, help="Write the log into the domain's folder, within its budget.")
+@click.option(
+    "--log-file", is_flag=True, help="Write the log to the domain's folder, within its disk budget."
+)
 @config_.set_option
 @command.pass_invocation
 def up(
@@ -40,7 +42,7 @@ def up(
 ) -> None:
     """Start the domain of a home.
 
-    Stays in front until Ctrl-C or SIGTERM, or with --detach returns when the domain is up.
+    Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background.
     """
     from muster.app import home
 
@@ -52,7 +54,7 @@ def up(
     from muster.app import process
 
     with folder.hold():
-        pass  # refuse at once, in this process's own words, if it is running
+        pass  # fail early, with a clear error, if the domain is running
     arguments = ["--home", str(home.Home.find(invocation.home).root), "up"]
     arguments += [word for override in overrides for word in ("--set", override)]
     with invocation.printer.waiting(f"starting the domain {settings.domain.name}"):
@@ -81,7 +83,7 @@ def _in_front(
             {"domain": settings.domain.name, "servers": list(running.servers)},
             f"the domain {settings.domain.name} is up: {', '.join(running.servers)}\n"
             f"{_dashboard(running.running.web_url)}"
-            "Ctrl-C stops it; `muster status` in another terminal shows more",
+            "Ctrl-C stops it; `muster status` in another terminal shows details",
         )
         await running.wait()
 
@@ -97,21 +99,21 @@ def _in_front(
 
 
 def _dashboard(url: str | None) -> str:
-    return f"its dashboard: {url} (`muster web password` lets somebody in)\n" if url else ""
+    return f"dashboard: {url} (`muster web password` creates a login)\n" if url else ""
 
 
 @click.command(
     cls=command.MusterCommand,
     acts=("down", "-"),
-    examples=[("muster down", ""), ("muster down --force", "at once, without draining: as kill -9 would")],
+    examples=[("muster down", ""), ("muster down --force", "without draining, like kill -9")],
 )
-@command.duration("--timeout", "30s", "How long to wait.")
-@click.option("--force", is_flag=True, help="Kill it. Nothing acknowledged is lost.")
+@command.duration("--timeout", "30s", "Time limit.")
+@click.option("--force", is_flag=True, help="Kill the process. No acknowledged data is lost.")
 @command.pass_invocation
 def down(invocation: command.Invocation, timeout_s: float, force: bool) -> None:
     """Stop the domain of a home.
 
-    Asks the process to drain and stop, and waits until it has. Not an error if none runs.
+    Requests a graceful shutdown and waits for it. Succeeds if the domain does not run.
     """
     from muster.app import home, process
 

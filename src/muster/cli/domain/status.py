@@ -1,4 +1,4 @@
-"""``muster status``: the first question of whoever comes to a machine."""
+"""``muster status``: the state of a domain."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TABLES = {
     examples=[
         ("muster status", ""),
         ("muster status -o json | jq -r '.brokers[].url'", ""),
-        ("muster status --home ./.muster/demo", "of the demo"),
+        ("muster status --home ./.muster/demo", "the demo's domain"),
     ],
 )
 @command.pass_invocation
 def status(invocation: command.Invocation) -> None:
-    """Say what runs, how it is, and where its things are.
+    """Show the state of the domain and the location of its files.
 
     Exit code 0 if the domain runs and is ready, 5 otherwise.
     """
@@ -73,16 +73,16 @@ def _time(at_s: float) -> str:
 
 
 async def _ask(url: str) -> dict[str, Any]:
-    """What the domain's own page says; that it does not answer is an answer too."""
+    """The status page of the domain; the state is ``unresponsive`` if it does not respond."""
     from muster.bus.http import client
     from muster.core import errors
 
     try:
-        found = (await client.get(f"{url}/status")).json()
+        page = (await client.get(f"{url}/status")).json()
     except errors.MusterError as error:
         return {"state": "unresponsive", "reason": error.message}
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(page, dict)
+    return page
 
 
 def _print(invocation: command.Invocation, facts: dict[str, Any], lists: dict[str, Any]) -> None:

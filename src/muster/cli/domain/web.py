@@ -1,4 +1,4 @@
-"""``muster web``: the dashboard and REST as a process of its own, and who may log in there."""
+"""``muster web``: serve the dashboard and the REST API, and manage logins."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ ROLES = ("viewer", "operator", "admin")
 @click.group(
     cls=command.MusterGroup,
     examples=[
-        ("muster web password", "make the administrator's password, and print it"),
-        ("muster web serve --set web.port=8443", "without `muster up`'s own"),
+        ("muster web password", "create the administrator's password and print it"),
+        ("muster web serve --set web.port=8443", "in a separate process"),
     ],
 )
 def web() -> None:
-    """Serve the dashboard and REST, and say who may log in.
+    """Serve the dashboard and the REST API; manage logins.
 
-    `muster up` serves them too, unless the setting web.enabled is false.
+    `muster up` serves both too, unless the setting web.enabled is false.
     """
 
 
 @web.command(
     examples=[
-        ("muster web serve", "until Ctrl-C; waits for the domain, and for its return"),
-        ("muster web serve --set web.port=0", "on a free port, which it prints"),
+        ("muster web serve", "until Ctrl-C; reconnects when the domain restarts"),
+        ("muster web serve --set web.port=0", "on a free port, which is printed"),
     ]
 )
 @config_.set_option
 @command.pass_invocation
 def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
-    """Serve the dashboard and REST of the home's domain, until Ctrl-C."""
+    """Serve the dashboard and the REST API of the home's domain until Ctrl-C."""
     import asyncio
     import signal
 
@@ -76,64 +76,64 @@ def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
 @web.command(
     acts=("set-login", "{name}"),
     examples=[
-        ("muster web password", "of `admin`: made up, and printed once"),
+        ("muster web password", "generate a password for `admin` and print it"),
         ("echo 'a long secret' | muster web password ann --role operator", ""),
     ],
 )
 @click.argument("name", default="admin")
 @click.option(
-    "--role", type=click.Choice(ROLES), help="What NAME may do (default: admin for `admin`, else viewer)."
+    "--role", type=click.Choice(ROLES), help="Role of NAME (default: admin for `admin`, else viewer)."
 )
-@click.option("--ask", is_flag=True, help="Ask for the password instead of making one up.")
+@click.option("--ask", is_flag=True, help="Prompt for the password instead of generating one.")
 @command.pass_invocation
 def password(invocation: command.Invocation, name: str, role: str | None, ask: bool) -> None:
-    """Let NAME log in at the dashboard and for REST.
+    """Set NAME's password for the dashboard and the REST API.
 
-    A password on stdin is taken; otherwise one is made up and printed.
+    The password is read from stdin if stdin is not a terminal; otherwise it is generated and printed.
     """
     from muster.app import identities
     from muster.app.components import web as web_
 
-    given = ""
+    entered = ""
     if ask:
-        given = click.prompt("password", hide_input=True, confirmation_prompt=True)
+        entered = click.prompt("password", hide_input=True, confirmation_prompt=True)
     elif not sys.stdin.isatty():
-        given = sys.stdin.readline().rstrip("\n")
+        entered = sys.stdin.readline().rstrip("\n")
     chosen = role or ("admin" if name == web_.ADMINISTRATOR else "viewer")
     trust = identities.open_keyring(config_.load(invocation))
-    made = web_.set_password(trust, name, role=chosen, password=given)
-    facts = {"name": name, "role": chosen} | ({} if given else {"password": made})
+    made = web_.set_password(trust, name, role=chosen, password=entered)
+    facts = {"name": name, "role": chosen} | ({} if entered else {"password": made})
     invocation.printer.done(
-        facts, f"{name} can log in as {chosen}" + ("" if given else f" with the password {made}")
+        facts, f"{name} can log in as {chosen}" + ("" if entered else f" with the password {made}")
     )
 
 
 @web.command(examples=[("muster web logins", "")])
 @command.pass_invocation
 def logins(invocation: command.Invocation) -> None:
-    """List who may log in."""
+    """List the logins."""
     from muster.app import identities
 
     passwords = identities.open_keyring(config_.load(invocation)).passwords()
-    found = [passwords.get(name) for name in passwords.names()]
+    logins_ = [passwords.get(name) for name in passwords.names()]
     rows = [
         {
-            "name": one.name,
-            "role": "admin" if one.administers else one.role.value,
-            "expires_at": one.expires_at,
-            "expires": registry_calls.format_time(one.expires_at * 1000),
+            "name": login.name,
+            "role": "admin" if login.administers else login.role.value,
+            "expires_at": login.expires_at,
+            "expires": registry_calls.format_time(login.expires_at * 1000),
         }
-        for one in found
+        for login in logins_
     ]
-    invocation.printer.rows(rows, ("name", "role", "expires"), empty="nobody can log in yet")
+    invocation.printer.rows(rows, ("name", "role", "expires"), empty="there are no logins")
 
 
 @web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])
 @click.argument("name")
 @command.pass_invocation
 def forget(invocation: command.Invocation, name: str) -> None:
-    """Let NAME log in no more; its sessions end within seconds."""
+    """Revoke NAME's login. Its sessions end within seconds."""
     from muster.app import identities
 
     identities.open_keyring(config_.load(invocation)).passwords().remove(name)
-    invocation.printer.done({"name": name}, f"{name} can no longer log in")
+    invocation.printer.done({"name": name}, f"the login of {name} was revoked")

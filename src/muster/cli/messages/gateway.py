@@ -1,4 +1,4 @@
-"""``muster gateway``: doors for foreign protocols."""
+"""``muster gateway``: gateways for other protocols."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class _Connect(Protocol):
-    """To the domain's bus as somebody; without ``echo`` it does not hear itself."""
+    """Connects to the domain's bus as an identity; without ``echo`` it does not receive its own messages."""
 
     async def __call__(self, name: str, role: roles.Role, *, echo: bool = True) -> api.Bus: ...
 
 
-# A link is between brokers: no client logs in as one.
+# The role `link` is for brokers, not for clients.
 ROLES = tuple(role for role in creds.ROLES if role != "link")
 
 _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -34,28 +34,28 @@ _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group(cls=command.MusterGroup, examples=[("muster gateway amqp --port 5672", "")])
 def gateway() -> None:
-    """Let clients in that speak other protocols."""
+    """Serve clients of other protocols (AMQP, WS-Management)."""
 
 
 @gateway.command(
     examples=[
         ("muster gateway amqp --port 5672", "Java clients connect to amqp://127.0.0.1:5672"),
-        ("muster gateway amqp --port 5671 --host 0.0.0.0 --cert door.pem --key door.key", "amqps://"),
-        ("muster gateway amqp --port 5672 --share-port", "one of several, for more clients than one serves"),
+        ("muster gateway amqp --port 5671 --host 0.0.0.0 --cert gateway.pem --key gateway.key", "amqps://"),
+        ("muster gateway amqp --port 5672 --share-port", "one of several processes on the same port"),
     ]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then connect with TLS.")
 @click.option("--key", type=_PATH, help="Its private key.")
-@click.option("--share-port", is_flag=True, help="Others with this flag may serve the same port.")
-@click.option("--anonymous", metavar="IDENTITY", help="Who those are that log in without a name.")
+@click.option("--share-port", is_flag=True, help="Share the port with other processes that use this option.")
+@click.option("--anonymous", metavar="IDENTITY", help="Identity of anonymous clients.")
 @click.option(
     "--per-address",
     type=click.IntRange(0),
     default=1000,
     show_default=True,
-    help="Connections of one client address; 0: any number, for clients behind a proxy.",
+    help="Maximum connections per client address; 0: unlimited, for clients behind a proxy.",
 )
 @command.pass_invocation
 def amqp(
@@ -68,17 +68,17 @@ def amqp(
     anonymous: str | None,
     per_address: int,
 ) -> None:
-    """Serve AMQP 1.0 for JMS and other clients, until Ctrl-C.
+    """Serve AMQP 1.0 for JMS and other clients until Ctrl-C.
 
-    Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
+    Clients log in with the passwords of `muster gateway password` and act on the bus with their own identity.
     """
     command.run(_serve(invocation, host, port, cert, key, share_port, anonymous, per_address), fast=True)
 
 
 @gateway.command(
     examples=[
-        ("muster gateway wsman --port 5985", "clients ask at http://127.0.0.1:5985/wsman"),
-        ("muster gateway wsman --callback http://sink.example.org:8080/events", "events may go there"),
+        ("muster gateway wsman --port 5985", "at http://127.0.0.1:5985/wsman"),
+        ("muster gateway wsman --callback http://sink.example.org:8080/events", "allow this event sink"),
     ]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -89,9 +89,14 @@ def amqp(
     "--forwarded-header",
     default="",
     metavar="NAME",
-    help="Header of a proxy with the client's address.",
+    help="HTTP header in which a proxy passes the client's address.",
 )
-@click.option("--callback", multiple=True, metavar="URL", help="What begins so may be called, for events.")
+@click.option(
+    "--callback",
+    multiple=True,
+    metavar="URL",
+    help="Allow event sinks whose URL begins with this; may be repeated.",
+)
 @command.pass_invocation
 def wsman(
     invocation: command.Invocation,
@@ -102,13 +107,13 @@ def wsman(
     forwarded_header: str,
     callback: tuple[str, ...],
 ) -> None:
-    """Serve the SOAP endpoints, WS-Management at /wsman and WS-Context at /context, until Ctrl-C.
+    """Serve WS-Management at /wsman and WS-Context at /context until Ctrl-C.
 
-    Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
+    Clients log in with the passwords of `muster gateway password` and act on the bus with their own identity.
     """
     from muster.gateways.soap import settings
 
-    wanted = settings.SoapSettings(
+    soap_settings = settings.SoapSettings(
         host=host,
         port=port,
         certificate=str(cert or ""),
@@ -116,33 +121,33 @@ def wsman(
         forwarded_header=forwarded_header,
         callbacks=callback,
     )
-    command.run(_serve_soap(invocation, wanted))
+    command.run(_serve_soap(invocation, soap_settings))
 
 
 @gateway.command(
     acts=("set-login", "{name}"),
     examples=[
-        ("muster gateway password ann", "asks for it"),
+        ("muster gateway password ann", "prompts for the password"),
         ("echo 'a long secret' | muster gateway password ann", ""),
     ],
 )
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What NAME may do.")
+@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of NAME.")
 @command.pass_invocation
 def password(invocation: command.Invocation, name: str, role: str) -> None:
-    """Set the password with which NAME logs in at a gateway."""
+    """Set NAME's password for the gateways."""
     import sys
 
     from muster.app import identities
     from muster.trust.permissions import roles
 
-    given = (
+    entered = (
         click.prompt("password", hide_input=True, confirmation_prompt=True)
         if sys.stdin.isatty()
         else sys.stdin.readline().rstrip("\n")
     )
     trust = identities.open_keyring(config_.load(invocation))
-    trust.passwords().set(name, roles.Role(role), given, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+    trust.passwords().set(name, roles.Role(role), entered, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
 
 
@@ -189,7 +194,7 @@ async def _serve(
         door = await asyncio.to_thread(tls.for_server, cert, key)
     elif host not in ("127.0.0.1", "::1", "localhost"):
         raise errors.Refused(
-            f"passwords would cross the network in the clear on {host}", hint="give --cert and --key"
+            f"without TLS, passwords would be sent unencrypted to {host}", hint="give --cert and --key"
         )
     async with (
         audit.FailedLogins(folder, "amqp") as failed,
@@ -211,9 +216,9 @@ async def _serve(
             None,
             measure,
             process=f"amqp-{started.port}-{os.getpid()}" if share_port else f"amqp-{started.port}",
-        ) as asked,
+        ) as stop,
     ):
-        measure.gauge("amqp_connections", "Clients that are connected.").read_from(
+        measure.gauge("amqp_connections", "Number of connected clients.").read_from(
             lambda: float(len(started.connections))
         )
         scheme = "amqp" if door is None else "amqps"
@@ -223,18 +228,18 @@ async def _serve(
         if door is not None and cert is not None:
             keeping = asyncio.create_task(certificates.keep_current(tls.RenewableTls(door, cert, key)))
         try:
-            await asked.wait()
+            await stop.wait()
         finally:
             if keeping is not None:
                 keeping.cancel()
 
 
-async def _serve_soap(invocation: command.Invocation, wanted: settings.SoapSettings) -> None:
+async def _serve_soap(invocation: command.Invocation, soap_settings: settings.SoapSettings) -> None:
     from muster.app.components import soap_gateways
     from muster.app.operations import audit
     from muster.core.telemetry import metrics
 
-    soap_gateways.check(wanted)
+    soap_gateways.check(soap_settings)
     from muster.gateways.soap import server as soap_server
 
     measure = metrics.Metrics(process=True)
@@ -243,29 +248,29 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.SoapSetti
     opened = soap_gateways.SoapGateways(
         connect,
         trust.passwords(),
-        callbacks=wanted.callbacks,
+        callbacks=soap_settings.callbacks,
         measure=measure,
         on_failure=failed,
-        forwarded_header=wanted.forwarded_header,
+        forwarded_header=soap_settings.forwarded_header,
     )
     server = soap_server.SoapServer(
         opened.application,
-        host=wanted.host,
-        port=wanted.port,
-        certificate=wanted.certificate or None,
-        key=wanted.key or None,
-        behind_proxy=bool(wanted.forwarded_header),
+        host=soap_settings.host,
+        port=soap_settings.port,
+        certificate=soap_settings.certificate or None,
+        key=soap_settings.key or None,
+        behind_proxy=bool(soap_settings.forwarded_header),
     )
     try:
         async with (
             failed,
             server,
-            foreground.serve_until_signal(invocation, None, measure, process=f"soap-{server.port}") as asked,
+            foreground.serve_until_signal(invocation, None, measure, process=f"soap-{server.port}") as stop,
         ):
             url = server.url
             facts = {"url": url, **{path.strip("/"): f"{url}{path}" for path in opened.application.paths}}
             invocation.printer.done(facts, f"serving {url}/wsman; Ctrl-C ends it")
-            await asked.wait()
+            await stop.wait()
     finally:
         await opened.close()
 
@@ -273,7 +278,7 @@ async def _serve_soap(invocation: command.Invocation, wanted: settings.SoapSetti
 async def _domain(
     invocation: command.Invocation, measure: metrics.Metrics
 ) -> tuple[keyring.Keyring, _Connect]:
-    """The running domain's identities, and a way to connect to it as any of them."""
+    """The keyring of the running domain, and a function that connects to it as any identity."""
     import asyncio
     import ssl
 
@@ -285,7 +290,7 @@ async def _domain(
     running = home.DomainFolder(settings.domain.folder).running()
     if running is None:
         raise errors.Unavailable(
-            f"the domain {settings.domain.name} is not running", hint="`muster up` first"
+            f"the domain {settings.domain.name} is not running", hint="start it with `muster up`"
         )
     trust = await asyncio.to_thread(identities.open_keyring, settings)
     believed = ssl.create_default_context(cafile=running.ca) if running.ca else None

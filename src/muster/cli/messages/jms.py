@@ -1,4 +1,4 @@
-"""``muster message``: JMS messages by hand, and the care of queues and subscriptions."""
+"""``muster message``: JMS messages, queues and subscriptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ _SUBSCRIPTIONS = (
     "rejected",
 )
 
-_selector = click.option("--where", "selector", metavar="SELECTOR", help="Only what this selector accepts.")
+_selector = click.option(
+    "--where", "selector", metavar="SELECTOR", help="Only messages that match this selector."
+)
 
 
 @click.group(
@@ -49,7 +51,7 @@ _selector = click.option("--where", "selector", metavar="SELECTOR", help="Only w
     examples=[("muster message send queue:orders 'four chairs'", ""), ("muster message queues", "")],
 )
 def message() -> None:
-    """Send, receive and browse JMS messages; see to queues."""
+    """Send, receive and browse JMS messages; administer queues."""
 
 
 def _with(
@@ -68,26 +70,26 @@ def _with(
     return command.run(run())
 
 
-def _record(found: messages.JmsMessage) -> dict[str, Any]:
-    body = found.body()
+def _record(received: messages.JmsMessage) -> dict[str, Any]:
+    body = received.body()
     return {
-        "id": found.message_id,
-        "type": type(found).__name__,
-        "destination": str(found.destination) if found.destination else None,
-        "correlation_id": found.correlation_id,
-        "reply_to": str(found.reply_to) if found.reply_to else None,
-        "priority": found.priority,
-        "persistent": found.persistent,
-        "redelivered": found.redelivered,
-        "timestamp_ms": found.timestamp_ms,
-        "expiration_ms": found.expiration_ms,
-        "properties": dict(found.properties),
+        "id": received.message_id,
+        "type": type(received).__name__,
+        "destination": str(received.destination) if received.destination else None,
+        "correlation_id": received.correlation_id,
+        "reply_to": str(received.reply_to) if received.reply_to else None,
+        "priority": received.priority,
+        "persistent": received.persistent,
+        "redelivered": received.redelivered,
+        "timestamp_ms": received.timestamp_ms,
+        "expiration_ms": received.expiration_ms,
+        "properties": dict(received.properties),
         "body": base64.b64encode(body).decode() if isinstance(body, bytes) else body,
     }
 
 
 def _destination(text: str) -> destinations.Destination:
-    """By its kind: a queue with a slip in it would be a topic to which nobody listens."""
+    """Parse a destination. The prefix is required: a mistyped queue would otherwise become a topic."""
     from muster.message import destinations
 
     if not text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
@@ -117,11 +119,17 @@ def _property(text: str) -> tuple[str, Any]:
 )
 @click.argument("destination")
 @click.argument("body")
-@click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is the highest.")
-@command.duration("--ttl", "0", "Expires after so long.", may_be_zero=True)
-@command.duration("--delay", "0", "Delivered no earlier than after so long.", may_be_zero=True)
-@click.option("--non-persistent", is_flag=True, help="May be lost; quicker.")
+@click.option(
+    "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
+)
+@click.option(
+    "--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="Priority; 9 is the highest."
+)
+@command.duration("--ttl", "0", "Time to live.", may_be_zero=True)
+@command.duration("--delay", "0", "Minimum delay of the delivery.", may_be_zero=True)
+@click.option(
+    "--non-persistent", is_flag=True, help="Send without storing: faster, but the message may be lost."
+)
 @connection.options
 @command.pass_invocation
 def send(
@@ -161,17 +169,23 @@ def send(
 @message.command(
     examples=[
         ("muster message receive queue:orders --where 'amount > 3'", ""),
-        ("muster message receive topic:news/sport --durable all --client-id desk", "none is missed"),
+        (
+            "muster message receive topic:news/sport --durable all --client-id office",
+            "a durable subscription",
+        ),
     ]
 )
 @click.argument("destination")
 @_selector
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @command.duration(
-    "--timeout", None, "Stop after so long without one; 0: take what is there.", may_be_zero=True
+    "--timeout",
+    None,
+    "Stop after this time without a message; 0: receive only waiting messages.",
+    may_be_zero=True,
 )
-@click.option("--durable", metavar="NAME", help="By the durable subscription of this name.")
-@click.option("--client-id", help="Whose durable subscription it is.")
+@click.option("--durable", metavar="NAME", help="Use the durable subscription of this name.")
+@click.option("--client-id", help="Client ID of the durable subscription.")
 @connection.options
 @command.pass_invocation
 def receive(
@@ -202,12 +216,12 @@ def receive(
         else:
             consumer = await session.durable_consumer(where, durable, selector, prefetch=count)
         for number in range(count):
-            found = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
-            if found is None:
-                raise errors.TimedOut(f"only {number} of {count} messages came from {destination}")
-            record = _record(found)
+            received = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
+            if received is None:
+                raise errors.TimedOut(f"only {number} of {count} messages were received from {destination}")
+            record = _record(received)
             invocation.printer.item(record, str(record["body"]))
-            await found.acknowledge()
+            await received.acknowledge()
 
     _with(invocation, to, work, client_id)
 
@@ -215,7 +229,9 @@ def receive(
 @message.command(examples=[("muster message browse orders --where \"region = 'north'\"", "")])
 @click.argument("queue")
 @_selector
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most to show.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages."
+)
 @connection.options
 @command.pass_invocation
 def browse(
@@ -225,10 +241,10 @@ def browse(
     limit: int,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Show what waits in a queue, and take nothing."""
-    found = _browse(invocation, queue, selector, limit, to)
-    empty = f"nothing in the queue {queue} is selected" if selector else f"the queue {queue} is empty"
-    invocation.printer.rows(found, _MESSAGE, empty=empty)
+    """Show the messages of a queue without removing them."""
+    rows = _browse(invocation, queue, selector, limit, to)
+    empty = f"no message of the queue {queue} matches" if selector else f"the queue {queue} is empty"
+    invocation.printer.rows(rows, _MESSAGE, empty=empty)
 
 
 def _browse(
@@ -241,26 +257,26 @@ def _browse(
     from muster.message import destinations
 
     async def work(connected: api.Connection) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        async for one in connected.session().browse(destinations.queue(queue), selector):
-            found.append(_record(one))
-            if len(found) == limit:
+        waiting_rows: list[dict[str, Any]] = []
+        async for waiting in connected.session().browse(destinations.queue(queue), selector):
+            waiting_rows.append(_record(waiting))
+            if len(waiting_rows) == limit:
                 break
-        return found
+        return waiting_rows
 
     rows: list[dict[str, Any]] = _with(invocation, to, work)
     return rows
 
 
-@message.command(examples=[("muster message queues", "depths, consumers and what was rejected")])
+@message.command(examples=[("muster message queues", "with depth, consumers and rejected messages")])
 @connection.options
 @command.pass_invocation
 def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the queues."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
-    invocation.printer.rows(found.rows, _QUEUES, empty="there are no queues")
+    reply = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
+    invocation.printer.rows(reply.rows, _QUEUES, empty="there are no queues")
 
 
 @message.command(examples=[("muster message subscriptions", "")])
@@ -270,17 +286,17 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     """List the durable subscriptions."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
-    invocation.printer.rows(found.rows, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
+    reply = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
+    invocation.printer.rows(reply.rows, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
 
 
 @message.command(
     acts=("unsubscribe", "subscription:{name}"),
-    examples=[("muster message unsubscribe all --client-id desk", "nothing is kept for it any more")],
+    examples=[("muster message unsubscribe all --client-id office", "its messages are discarded")],
 )
 @click.argument("name")
-@click.option("--client-id", help="Whose it is (default: one that clients without an id share).")
-@click.option("--identity", help="Of which identity the client is (default: one's own); for operators.")
+@click.option("--client-id", help="Client ID (default: shared by clients without an ID).")
+@click.option("--identity", help="Identity of the client (default: your own); requires the role operator.")
 @connection.options
 @command.pass_invocation
 def unsubscribe(
@@ -290,14 +306,16 @@ def unsubscribe(
     identity: str | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """End a durable subscription, and throw away what waits for it.
+    """Delete a durable subscription and discard its messages.
 
-    Refused while it is in use.
+    Fails while the subscription is in use.
     """
     from muster.message import protocol
 
     if identity is not None and client_id is None:
-        raise click.UsageError("--identity needs --client-id: subscriptions without one are common to all")
+        raise click.UsageError(
+            "--identity requires --client-id: subscriptions without a client ID are shared"
+        )
 
     async def work(connected: api.Connection) -> None:
         of = (identity or connected.bus.identity, client_id) if client_id is not None else None
@@ -306,7 +324,7 @@ def unsubscribe(
     _with(invocation, to, work)
     invocation.printer.done(
         {"subscription": name, "client_id": client_id, "identity": identity},
-        f"there is no subscription {name} any more",
+        f"the subscription {name} was deleted",
     )
 
 
@@ -320,22 +338,26 @@ def unsubscribe(
 def purge(
     invocation: command.Invocation, queue: str, selector: str | None, to: connection.ConnectionOptions
 ) -> None:
-    """Throw away what waits in a queue."""
+    """Discard the messages of a queue."""
     from muster.message import protocol
 
-    found = _with(invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector)))
-    invocation.printer.done({"queue": queue, "purged": found.count}, f"purged {found.count} from {queue}")
+    reply = _with(invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector)))
+    invocation.printer.done(
+        {"queue": queue, "purged": reply.count}, f"discarded {reply.count} messages of {queue}"
+    )
 
 
-@message.command("dead-letters", examples=[("muster message dead-letters", "with the reason of each")])
+@message.command("dead-letters", examples=[("muster message dead-letters", "with reasons")])
 @_selector
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most to show.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages."
+)
 @connection.options
 @command.pass_invocation
 def dead_letters(
     invocation: command.Invocation, selector: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
-    """Show the messages that could not be delivered, and why."""
+    """Show undeliverable messages and the reasons."""
     from muster.message import destinations
     from muster.message.dispatcher import delivery
 
@@ -348,14 +370,21 @@ def dead_letters(
 
 @message.command(
     examples=[
-        ("muster message move dead-letters", "each back to where it came from"),
+        ("muster message move dead-letters", "back to their original destinations"),
         ("muster message move orders --to queue:later --where 'amount > 100'", ""),
     ],
 )
 @click.argument("queue")
-@click.option("--to", "target", metavar="DESTINATION", help="Where to (default: where each came from).")
+@click.option(
+    "--to",
+    "target",
+    metavar="DESTINATION",
+    help="Destination (default: the original destination of each message).",
+)
 @_selector
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="The most to move.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of messages."
+)
 @connection.options
 @command.pass_invocation
 def move(
@@ -366,11 +395,13 @@ def move(
     limit: int,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Move what waits in a queue to another destination."""
+    """Move the messages of a queue to another destination."""
     from muster.message import protocol
 
     if target is not None:
         _destination(target)
-    asked = protocol.MoveMessages(queue, target, selector, limit)
-    found = _with(invocation, to, lambda connected: connected.request(asked))
-    invocation.printer.done({"queue": queue, "moved": found.count}, f"moved {found.count} from {queue}")
+    request = protocol.MoveMessages(queue, target, selector, limit)
+    reply = _with(invocation, to, lambda connected: connected.request(request))
+    invocation.printer.done(
+        {"queue": queue, "moved": reply.count}, f"moved {reply.count} messages of {queue}"
+    )

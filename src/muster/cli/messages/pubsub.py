@@ -1,7 +1,7 @@
-"""``muster pub``, ``sub`` and ``request``: messages by hand.
+"""``muster pub``, ``sub`` and ``request``: publish, subscribe, request.
 
-A topic is written in any of its notations (`muster.core.topics`): ``Course/CPS616``, ``Course=CPS616``;
-with ``--raw`` it is a subject of the broker, as it stands.
+All notations of topics (`muster.core.topics`) are accepted: ``Course/CPS616``, ``Course=CPS616``. With
+``--raw`` the argument is a subject of the broker.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from muster.cli import command, connection
 if TYPE_CHECKING:
     from muster.bus import api
 
-raw_option = click.option("--raw", is_flag=True, help="TOPIC is a broker's subject, taken as it stands.")
+raw_option = click.option("--raw", is_flag=True, help="TOPIC is a subject of the broker.")
 header_option = click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated."
 )
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    for (name, equals, _), text in zip(pairs, given, strict=True):
+def _headers(arguments: tuple[str, ...]) -> dict[str, str]:
+    pairs = [argument.partition("=") for argument in arguments]
+    for (name, equals, _), text in zip(pairs, arguments, strict=True):
         if not (name and equals):
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
     return {name: value for name, _, value in pairs}
@@ -42,7 +42,7 @@ def _subject(topic: str, raw: bool) -> str:
 
 
 def _payload(data: str | None) -> bytes:
-    """What was given, or what stands on stdin."""
+    """The argument, or the contents of stdin."""
     if data is None or data == "-":
         if sys.stdin.isatty():
             sys.stderr.write("reading the message from the terminal; Ctrl-D ends it\n")
@@ -51,7 +51,7 @@ def _payload(data: str | None) -> bytes:
 
 
 def _record(message: api.Message) -> dict[str, Any]:
-    """A message as plain values. Data that is not text is in base 64, under another name."""
+    """A message as plain values. Data that is not UTF-8 is in ``data_base64``."""
     from muster.core import errors, topics
 
     record: dict[str, Any] = {"subject": message.subject, "topic": None}
@@ -75,17 +75,20 @@ def _line(record: Mapping[str, Any]) -> str:
     cls=command.MusterCommand,
     examples=[
         ("muster pub Course/CPS616/Session/HPJava 'room 4'", ""),
-        ("muster pub Course=CPS616,Session=HPJava 'room 4'", "the same topic, by its tags"),
+        ("muster pub Course=CPS616,Session=HPJava 'room 4'", "the same topic, as tags"),
         ("echo '{\"load\": 0.7}' | muster pub nodes/n1 -H kind=report", "data from stdin, with a header"),
-        ("muster pub nodes/n1 up --stream nodes --make-stream", "wait until a durable stream has it"),
+        (
+            "muster pub nodes/n1 up --stream nodes --make-stream",
+            "wait until it is stored in a durable stream",
+        ),
     ],
 )
 @click.argument("topic")
 @click.argument("data", required=False)
 @header_option
-@click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
+@click.option("--lines", is_flag=True, help="Publish each line of stdin as a message.")
 @click.option("--stream", metavar="NAME", help="Publish to this durable stream and wait until it is stored.")
-@click.option("--make-stream", is_flag=True, help="Make that stream, for this topic, if it is not there.")
+@click.option("--make-stream", is_flag=True, help="Create the stream for this topic if it does not exist.")
 @raw_option
 @connection.options
 @command.pass_invocation
@@ -105,7 +108,7 @@ def pub(
     DATA is the message; without it, or with '-', it is read from stdin.
     """
     if lines and data is not None:
-        raise click.BadParameter("takes its messages from stdin, so give no DATA", param_hint="--lines")
+        raise click.BadParameter("reads the messages from stdin: DATA must be omitted", param_hint="--lines")
     subject, with_headers = _subject(topic, raw), _headers(headers)
     payloads = sys.stdin.buffer.read().splitlines() if lines else [_payload(data)]
     sequences = command.run(
@@ -137,12 +140,12 @@ async def _publish(
 
     async with await connection.connect(invocation, to) as bus:
         if stream is not None:
-            wanted = api.StreamSettings(stream, subjects=(subject,))
+            stream_settings = api.StreamSettings(stream, subjects=(subject,))
             try:
-                opened = await bus.stream(wanted) if make_stream else await bus.open_stream(stream)
+                opened = await bus.stream(stream_settings) if make_stream else await bus.open_stream(stream)
             except errors.NotFound as error:
                 raise errors.NotFound(
-                    f"there is no stream {stream!r}", hint="--make-stream makes it, for this topic"
+                    f"there is no stream {stream!r}", hint="create it with --make-stream"
                 ) from error
             return [await opened.publish(subject, data, headers=headers) for data in payloads]
         for data in payloads:
@@ -151,7 +154,7 @@ async def _publish(
         if bus.statistics().violations:
             raise errors.Forbidden(
                 f"{bus.identity} may not publish to {subject}",
-                hint=f"`muster creds show {bus.identity}` lists what it may",
+                hint=f"`muster creds show {bus.identity}` lists its permissions",
             )
         return []
 
@@ -160,17 +163,17 @@ async def _publish(
     cls=command.MusterCommand,
     examples=[
         ("muster sub 'Course/*/Session/>'", "until Ctrl-C"),
-        ("muster sub Course=*,Session=HPJava", "every course that has this session"),
+        ("muster sub Course=*,Session=HPJava", "all courses with this session"),
         ("muster sub 'nodes/>' --where \"load > 0.5 AND kind = 'report'\" -o json | jq .data", ""),
-        ("muster sub ping --reply pong", "answer requests"),
+        ("muster sub ping --reply pong", "reply to requests"),
     ],
 )
 @click.argument("topic")
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
-@command.duration("--timeout", None, "Stop after so long.", may_be_zero=True)
+@command.duration("--timeout", None, "Stop after this time.", may_be_zero=True)
 @click.option("--group", help="Share the messages among the members of this group.")
-@click.option("--where", metavar="PREDICATE", help="Only messages for which this is true.")
-@click.option("--reply", metavar="DATA", help="Answer each request with this.")
+@click.option("--where", metavar="PREDICATE", help="Only messages that match this predicate.")
+@click.option("--reply", metavar="DATA", help="Reply to each request with this text.")
 @raw_option
 @connection.options
 @command.pass_invocation
@@ -185,11 +188,11 @@ def sub(
     raw: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Print the messages of a topic as they come.
+    """Print the messages of a topic as they arrive.
 
-    TOPIC may have wildcards. With -o json each message is one object on a line of its own. The names in
-    PREDICATE are the message's headers and, where it is a JSON object, its fields. With --count, it is an
-    error (exit code 5) if --timeout passes first.
+    TOPIC may contain wildcards. With -o json each message is one object on its own line. PREDICATE refers to
+    the headers of a message and, if its data is a JSON object, to the fields. With --count, the exit code is
+    5 if --timeout expires first.
     """
     printer = invocation.printer
     selects = _selector(where)
@@ -198,11 +201,11 @@ def sub(
         seen = 0
         async with (
             await connection.connect(invocation, to) as bus,
-            _messages(bus, topic, raw, group) as found,
+            _messages(bus, topic, raw, group) as received,
         ):
             if printer.for_people and sys.stderr.isatty():
                 printer.note(f"listening on {topic} as {bus.identity}; Ctrl-C ends it")
-            async for message in found:
+            async for message in received:
                 if not selects(message):
                     continue
                 record = _record(message)
@@ -226,21 +229,21 @@ async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: s
             await work
     except TimeoutError:
         if complain:
-            raise errors.TimedOut(f"there were not {what} in {timeout_s:g} s") from None
+            raise errors.TimedOut(f"received fewer than {what} in {timeout_s:g} s") from None
 
 
 @contextlib.asynccontextmanager
 async def _messages(
     bus: api.Bus, topic: str, raw: bool, group: str | None
 ) -> AsyncIterator[AsyncIterator[api.Message]]:
-    """The messages of a pattern, which may need several subscriptions."""
+    """Receive the messages of a pattern, which may need several subscriptions."""
     import asyncio
 
     from muster.core import errors, topics
 
     pattern = None if raw else topics.TopicPattern.parse(topic)
     subjects = (topic,) if pattern is None else pattern.subjects
-    # One place only: the bus itself bounds what waits.
+    # Size 1: the bus itself bounds the number of waiting messages.
     queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
 
     async def pump(subscription: api.Subscription, via: int) -> None:
@@ -253,15 +256,15 @@ async def _messages(
             await queue.put(error)
 
     async def merged() -> AsyncIterator[api.Message]:
-        while not isinstance(found := await queue.get(), errors.MusterError):
-            yield found
-        raise found
+        while not isinstance(item := await queue.get(), errors.MusterError):
+            yield item
+        raise item
 
     async with contextlib.AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(await bus.subscribe(subject, group=group)) for subject in subjects
         ]
-        pumps = [asyncio.create_task(pump(one, via)) for via, one in enumerate(opened)]
+        pumps = [asyncio.create_task(pump(subscription, via)) for via, subscription in enumerate(opened)]
         try:
             yield merged()
         finally:
@@ -293,15 +296,15 @@ def _selector(where: str | None) -> Callable[[api.Message], bool]:
     cls=command.MusterCommand,
     examples=[
         ("muster request ping hello", ""),
-        ("muster request 'nodes/all' '' --all --timeout 1s", "everybody's answers within a second"),
+        ("muster request 'nodes/all' '' --all --timeout 1s", "all replies within a second"),
     ],
 )
 @click.argument("topic")
 @click.argument("data", required=False, default="")
 @header_option
-@command.duration("--timeout", "5s", "How long to wait.", may_be_zero=True)
-@click.option("--all", "everybody", is_flag=True, help="Collect answers until the time is up.")
-@click.option("--enough", type=click.IntRange(1), help="Collect this many answers.")
+@command.duration("--timeout", "5s", "Time limit.", may_be_zero=True)
+@click.option("--all", "everybody", is_flag=True, help="Collect replies until the time limit.")
+@click.option("--enough", type=click.IntRange(1), help="Collect this number of replies.")
 @raw_option
 @connection.options
 @command.pass_invocation
@@ -316,9 +319,9 @@ def request(
     raw: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Ask a topic and print the answer.
+    """Send a request to a topic and print the reply.
 
-    DATA '-' is read from stdin. Exit code 5 if nobody listens or nobody answers in time.
+    DATA '-' is read from stdin. The exit code is 5 if there is no subscriber or no reply in time.
     """
     from muster.bus.client import requests
     from muster.core import errors
@@ -335,8 +338,8 @@ def request(
                 return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
             except requests.NoResponders as error:
                 raise errors.Unavailable(
-                    f"nobody listens on {topic}",
-                    hint=f"start what answers there first, or play it: `muster sub {topic} --reply ANSWER`",
+                    f"there is no subscriber on {topic}",
+                    hint=f"start a service that replies, or test with `muster sub {topic} --reply TEXT`",
                 ) from error
 
     answers = command.run(ask())
@@ -344,4 +347,4 @@ def request(
         record = _record(answer)
         invocation.printer.item(record, str(record.get("data", record.get("data_base64"))))
     if not answers:
-        raise errors.Unavailable(f"nobody answered on {topic} within {timeout_s:g} s")
+        raise errors.Unavailable(f"no reply on {topic} within {timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""``muster alert``: what is wrong, who has it in hand, and what nobody is to be told of."""
+"""``muster alert``: list, acknowledge and silence alerts."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def _with(
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the alerts that are not resolved."""
-    found = _with(invocation, to, lambda ask: ask.alerts())
-    invocation.printer.rows([_row(one) for one in found], _COLUMNS, empty="nothing is wrong")
+    alerts = _with(invocation, to, lambda ask: ask.alerts())
+    invocation.printer.rows([_row(listed) for listed in alerts], _COLUMNS, empty="there are no alerts")
 
 
-@alert.command(examples=[("muster alert watch", "each change as it comes")])
+@alert.command(examples=[("muster alert watch", "until Ctrl-C")])
 @connection.options
 @command.pass_invocation
 def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """Print each change of an alert as it comes."""
+    """Print each change of an alert as it happens."""
 
     async def work(ask: client.PipelineClient) -> None:
-        async for _, one in ask.follow_alerts():
-            row = _row(one)
+        async for _, changed in ask.follow_alerts():
+            row = _row(changed)
             invocation.printer.item(row, "  ".join(str(row[name] or "") for name in _COLUMNS))
 
     _with(invocation, to, work)
 
 
 @alert.command(
-    examples=[("muster alert ack hot node:web-7", "somebody has it in hand")],
+    examples=[("muster alert ack hot node:web-7", "")],
 )
 @click.argument("rule")
 @click.argument("about")
@@ -79,16 +79,16 @@ def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Co
     ],
 )
 @click.argument("covers", metavar="PREDICATE")
-@command.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
-@click.option("--reason", default="", help="Why, for others to read.")
+@command.duration("--for", None, "Duration such as 30m, 2h or 1d.", required=True)
+@click.option("--reason", default="", help="Reason, shown in the list of silences.")
 @connection.options
 @command.pass_invocation
 def silence(
     invocation: command.Invocation, covers: str, for_s: float, reason: str, to: connection.ConnectionOptions
 ) -> None:
-    """Tell nobody of the alerts that PREDICATE selects.
+    """Silence the alerts that PREDICATE selects: they are not sent to contacts.
 
-    It may ask about rule, about, scope, severity and group.
+    PREDICATE can use the names rule, about, scope, severity and group.
     """
     _silence(invocation, to, covers, for_s, None, reason)
 
@@ -97,9 +97,9 @@ def silence(
     examples=[("muster alert maintenance \"group = 'web'\" --at 2030-01-01T02:00:00Z --for 1h", "")],
 )
 @click.argument("covers", metavar="PREDICATE")
-@click.option("--at", required=True, metavar="TIME", help="When it begins, in ISO 8601.")
-@command.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
-@click.option("--reason", default="", help="Why, for others to read.")
+@click.option("--at", required=True, metavar="TIME", help="Start time in ISO 8601.")
+@command.duration("--for", None, "Duration such as 30m, 2h or 1d.", required=True)
+@click.option("--reason", default="", help="Reason, shown in the list of silences.")
 @connection.options
 @command.pass_invocation
 def maintenance(
@@ -110,7 +110,7 @@ def maintenance(
     reason: str,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Plan a maintenance window: a silence that begins later."""
+    """Schedule a maintenance window: a silence with a start time."""
     _silence(invocation, to, covers, for_s, moment_ms(at), reason)
 
 
@@ -121,7 +121,7 @@ def maintenance(
 def unsilence(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """End a silence or a maintenance window."""
     _with(invocation, to, lambda ask: ask.unsilence(id))
-    invocation.printer.done({"id": id}, f"the silence {id} is over")
+    invocation.printer.done({"id": id}, f"the silence {id} was ended")
 
 
 @alert.command(examples=[("muster alert silences", "")])
@@ -129,20 +129,20 @@ def unsilence(invocation: command.Invocation, id: str, to: connection.Connection
 @command.pass_invocation
 def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List silences and maintenance windows."""
-    found = _with(invocation, to, lambda ask: ask.silences())
+    silences_ = _with(invocation, to, lambda ask: ask.silences())
     rows = [
         {
-            "id": one.id,
-            "covers": one.covers,
-            "from": _time(one.from_ms),
-            "until": _time(one.until_ms),
-            "by": one.by,
-            "reason": one.reason,
+            "id": period.id,
+            "covers": period.covers,
+            "from": _time(period.from_ms),
+            "until": _time(period.until_ms),
+            "by": period.by,
+            "reason": period.reason,
         }
-        for one in found
+        for period in silences_
     ]
     invocation.printer.rows(
-        rows, ("id", "covers", "from", "until", "by", "reason"), empty="nothing is silenced"
+        rows, ("id", "covers", "from", "until", "by", "reason"), empty="there are no silences"
     )
 
 
@@ -161,7 +161,7 @@ def _silence(
 
 
 def moment_ms(text: str) -> int:
-    """A time as people write it; without a zone it is this machine's."""
+    """Parse an ISO 8601 time; without a time zone it is local time."""
     try:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
@@ -172,14 +172,14 @@ def _time(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat(timespec="seconds")
 
 
-def _row(one: messages.Alert) -> dict[str, Any]:
+def _row(listed: messages.Alert) -> dict[str, Any]:
     return {
-        "severity": one.severity.value,
-        "state": one.state.value,
-        "rule": one.rule,
-        "about": one.about,
-        "since": _time(one.since_ms),
-        "value": one.value,
-        "reason": one.reason,
-        "labels": dict(one.labels),
+        "severity": listed.severity.value,
+        "state": listed.state.value,
+        "rule": listed.rule,
+        "about": listed.about,
+        "since": _time(listed.since_ms),
+        "value": listed.value,
+        "reason": listed.reason,
+        "labels": dict(listed.labels),
     }

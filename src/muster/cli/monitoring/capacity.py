@@ -1,4 +1,4 @@
-"""``muster capacity``: the analytic model, asked and checked."""
+"""``muster capacity``: query and check the analytic capacity model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from muster.cli import command, connection
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster capacity --machines 20000 --period 10s", "channels, load of the root, age of what one sees"),
-        ("muster capacity --paper", "the four hierarchies of the paper: XML, and ours"),
-        ("muster capacity --check", "the model against the running system"),
+        ("muster capacity --machines 20000 --period 10s", "channels, load of the root, age of reports"),
+        ("muster capacity --paper", "the four hierarchies of the paper, with XML and with Muster"),
+        ("muster capacity --check", "compare the model with the running system"),
     ],
 )
 @click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
-@command.duration("--period", "10s", "Between two reports of a machine.")
-@command.duration("--hold", "1s", "Of a channel.")
-@command.duration("--trigger", "10s", "Of Spark.")
+@command.duration("--period", "10s", "Interval between the reports of a machine.")
+@command.duration("--hold", "1s", "Time for which a channel holds reports.")
+@command.duration("--trigger", "10s", "Trigger interval of Spark.")
 @click.option(
-    "--cores", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="Of the root."
+    "--cores",
+    type=click.FloatRange(0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="CPU cores of the root.",
 )
 @click.option("--paper", is_flag=True, help="Show the capacity of the paper's hierarchies instead.")
-@click.option("--check", is_flag=True, help="Compare the model with what the running system does.")
-@command.duration("--window", "60s", "For --check.")
+@click.option("--check", is_flag=True, help="Compare the model with measurements of the running system.")
+@command.duration("--window", "60s", "Measurement time of --check.")
 @connection.options
 @command.pass_invocation
 def capacity(
@@ -41,7 +45,7 @@ def capacity(
     window_s: float,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Say what a fleet of this size needs, how old its reports are, and what limits it."""
+    """Compute the channels a fleet needs, the age of its reports and the bottleneck."""
     from muster.monitor import capacity_model
 
     if paper:
@@ -61,20 +65,20 @@ def capacity(
         facts = command.run(_check(invocation, to, window_s))
         invocation.printer.facts(facts)
         return
-    found = capacity_model.plan(machines, period_s, hold_s=hold_s, trigger_s=trigger_s, root_cores=cores)
+    sizing = capacity_model.plan(machines, period_s, hold_s=hold_s, trigger_s=trigger_s, root_cores=cores)
     invocation.printer.facts(
         {
             "machines": machines,
             "reports_s": round(machines / period_s, 1),
-            "depth": found.hierarchy.depth,
-            "channels": list(found.channels),
-            "fan_out": [level.senders for level in found.hierarchy.levels],
-            "load_of_a_channel": round(found.figures.levels[0].load, 3),
-            "load_of_the_root": round(found.figures.root_load, 3),
-            "root_cores_used": round(found.root_cores, 2),
-            "propagation_max_s": _rounded(found.figures.propagation_s),
-            "staleness_max_s": _rounded(found.figures.staleness_s),
-            "limited_by": found.limits,
+            "depth": sizing.hierarchy.depth,
+            "channels": list(sizing.channels),
+            "fan_out": [level.senders for level in sizing.hierarchy.levels],
+            "load_of_a_channel": round(sizing.figures.levels[0].load, 3),
+            "load_of_the_root": round(sizing.figures.root_load, 3),
+            "root_cores_used": round(sizing.root_cores, 2),
+            "propagation_max_s": _rounded(sizing.figures.propagation_s),
+            "staleness_max_s": _rounded(sizing.figures.staleness_s),
+            "limited_by": sizing.limits,
         }
     )
 
@@ -89,15 +93,15 @@ async def _check(
     from muster.app.operations import capacity_check as capacity_
 
     async with await connection.connect(invocation, to) as bus:
-        found = await capacity_.check(bus, window_s=window_s)
+        comparison = await capacity_.check(bus, window_s=window_s)
     return {
-        "reports": found.rows,
-        "batches": found.batches,
-        "stages_s": {name: round(took, 3) for name, took in found.stages.items()},
-        "predicted_max_s": round(found.predicted_s, 3),
-        "measured_max_s": round(found.measured_s, 3),
-        "measured_p50_s": round(found.p50_s, 3),
-        "measured_p99_s": round(found.p99_s, 3),
-        "ratio": round(found.ratio, 3),
-        "within_20_percent": found.holds,
+        "reports": comparison.rows,
+        "batches": comparison.batches,
+        "stages_s": {name: round(took, 3) for name, took in comparison.stages.items()},
+        "predicted_max_s": round(comparison.predicted_s, 3),
+        "measured_max_s": round(comparison.measured_s, 3),
+        "measured_p50_s": round(comparison.p50_s, 3),
+        "measured_p99_s": round(comparison.p99_s, 3),
+        "ratio": round(comparison.ratio, 3),
+        "within_20_percent": comparison.holds,
     }

@@ -1,4 +1,4 @@
-"""``muster channel``: hold reports and pass them on."""
+"""``muster channel``: collect reports and forward them in batches."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from muster.cli import command, connection, foreground
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster channel --name c1", "takes sensors' reports and puts them into the stream `reports`"),
-        ("muster channel --name edge --parent c1 --parent c2 --hold 5s", "below c1; below c2 if c1 dies"),
+        ("muster channel --name c1", "collects reports of sensors and stores them in the stream `reports`"),
+        (
+            "muster channel --name edge --parent c1 --parent c2 --hold 5s",
+            "forwards to c1, or to c2 if c1 fails",
+        ),
         ("muster channel --name thin --parent c1 --interpreter merge", "only summaries leave this site"),
         ('muster channel --name hot --where "cpu_percent > 90"', "only these reports"),
     ],
 )
 @click.option("--name", default="channel", show_default=True, help="Identity of the channel.")
 @click.option("--parent", "parents", multiple=True, help="Forward to this channel (default: the stream).")
-@command.duration("--hold", "1s", "How long to hold before forwarding.")
-@command.duration("--beat", "1s", "Between two signs of life.")
+@command.duration("--hold", "1s", "Time to collect reports before forwarding them.")
+@command.duration("--beat", "1s", "Interval between heartbeats.")
 @click.option("--interpreter", default="concat", show_default=True, help="concat, merge or module:attribute.")
-@click.option("--where", default="", metavar="PREDICATE", help="Forward only reports of which this is true.")
-@click.option("--sensors/--no-sensors", default=True, show_default=True, help="Take any sensor that asks.")
+@click.option(
+    "--where", default="", metavar="PREDICATE", help="Forward only reports that match this predicate."
+)
+@click.option("--sensors/--no-sensors", default=True, show_default=True, help="Accept sensors.")
 @click.option("--shard", type=click.IntRange(0, 255), default=0, help="Shard of the stream's subjects.")
 @connection.options
 @command.pass_invocation
@@ -38,7 +43,7 @@ def channel(
     to: connection.ConnectionOptions,
     **more: Any,
 ) -> None:
-    """Take reports, hold them, and pass them on as columns."""
+    """Collect reports and forward them in columnar batches."""
     command.run(_run(invocation, to, name, parents, interpreter, where, more))
 
 
@@ -61,7 +66,7 @@ async def _run(
     up = interpreters.ForwardTarget("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
-        foreground.serve_until_signal(invocation, bus, measure) as asked,
+        foreground.serve_until_signal(invocation, bus, measure) as stop,
         channel_channel.Channel(
             bus, channel_channel.ChannelOptions(subscriptions=(up,), **more), measure=measure
         ) as running,
@@ -70,7 +75,7 @@ async def _run(
             {"channel": running.name, "parents": list(up.parents)},
             f"channel {running.name} is up, forwards to {', '.join(up.parents)}; Ctrl-C ends it",
         )
-        await asked.wait()
+        await stop.wait()
     facts = {
         "received": running.aggregator.received,
         "forwarded": running.forwarded,

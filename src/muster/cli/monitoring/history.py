@@ -1,4 +1,4 @@
-"""``muster history``: searching what was, in the Parquet files that the pipeline wrote."""
+"""``muster history``: search the Parquet files that the pipeline writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = {
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports of hot machines"),
+        ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports with a high CPU load"),
         ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
         ("muster history \"scope = 'system' AND metric = 'load_1m'\" --in rollups -o json", ""),
         ("muster history \"severity = 'critical'\" --in alerts", ""),
@@ -37,20 +37,22 @@ _SHOWN = {
     type=click.Choice(list(_SHOWN)),
     default="nodes",
     show_default=True,
-    help="What to search.",
+    help="Table to search.",
 )
-@click.option("--from", "from_", metavar="TIME", help="Not before this, in ISO 8601.")
-@click.option("--to", metavar="TIME", help="Before this.")
-@command.duration("--last", None, "Of the last 15m, 2h, 7d.")
-@click.option("--columns", metavar="NAME,…", help="Which columns to show.")
-@click.option("--of", metavar="COLUMN", help="Summarise this column: count, mean, least, greatest.")
-@click.option("--by", default="", metavar="COLUMN,…", help="With --of: one line for each of these.")
-@click.option("-n", "--limit", type=int, default=100, show_default=True, help="Most lines; 0: all.")
+@click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
+@click.option("--to", metavar="TIME", help="End time in ISO 8601.")
+@command.duration("--last", None, "Only the last 15m, 2h, 7d.")
+@click.option("--columns", metavar="NAME,…", help="Columns to show.")
+@click.option("--of", metavar="COLUMN", help="Aggregate this column: count, mean, minimum, maximum.")
+@click.option("--by", default="", metavar="COLUMN,…", help="With --of: group by these columns.")
+@click.option(
+    "-n", "--limit", type=int, default=100, show_default=True, help="Maximum number of rows; 0: all."
+)
 @click.option(
     "--dir",
     "root",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The history (default: the home's).",
+    help="Folder of the history (default: the history of the home).",
 )
 @command.pass_invocation
 def history(
@@ -68,9 +70,9 @@ def history(
 ) -> None:
     """Search the history of reports and alerts.
 
-    The newest come first, unless all are asked for (`-n 0`).
+    The newest rows come first, except with `-n 0`.
 
-    QUERY is a predicate over the columns of what is searched; docs/reference/predicates.md is its language.
+    QUERY is a predicate over the columns of the table; see docs/reference/predicates.md.
     """
     from muster.core import errors
     from muster.pipeline.history import newest_first
@@ -82,27 +84,27 @@ def history(
     if not root.is_dir():
         raise errors.NotFound(f"there is no history in {root}", hint="`muster pipeline run` writes it")
     if last_s and from_:
-        raise click.UsageError("give --last or --from, one of them")
+        raise click.UsageError("give either --last or --from")
     from_ms = alert.moment_ms(from_) if from_ else None
     if last_s:
         from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
-    wanted = query_.HistorySearch(
+    search = query_.HistorySearch(
         kind, query, from_ms, alert.moment_ms(to) if to else None, shown, limit if limit > 0 else None
     )
     rows: list[dict[str, Any]] = []
     if of:
         parts = tuple(filter(None, by.split(",")))
         if not parts:
-            raise errors.InvalidInput("--of needs --by: of which to make a line each")
-        rows = query_.summarise(root, wanted, of=of, by=parts).to_pylist()
+            raise errors.InvalidInput("--of requires --by")
+        rows = query_.summarise(root, search, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
     elif limit > 0:
-        rows = newest_first.read_page(root, wanted, limit)[0].to_pylist()
+        rows = newest_first.read_page(root, search, limit)[0].to_pylist()
     else:
-        for batch in query_.search(root, wanted):
+        for batch in query_.search(root, search):
             rows += batch.to_pylist()
-    invocation.printer.rows([_plain(row) for row in rows], shown, empty="nothing was found")
+    invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,18 +17,18 @@ _history_option = click.option(
     "--dir",
     "root",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The history (default: the home's).",
+    help="Folder of the history (default: the history of the home).",
 )
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster pipeline run", "")])
 def pipeline() -> None:
-    """Run Spark over the fleet's reports, and see how it fares."""
+    """Run the Spark pipeline and show its progress."""
 
 
 @pipeline.command(
     examples=[
-        ("muster pipeline run", "for the running domain of this home; Ctrl-C ends it after its batch"),
+        ("muster pipeline run", "Ctrl-C ends it after the current batch"),
         ("muster pipeline run --set pipeline.master=spark://10.0.0.5:7077", "on a cluster"),
         ("muster pipeline run --set pipeline.rules=./rules.yaml", "with alert rules"),
     ]
@@ -36,10 +36,10 @@ def pipeline() -> None:
 @config_.set_option
 @command.pass_invocation
 def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
-    """Run the pipeline in front, with its progress.
+    """Run the pipeline in the foreground and print its progress.
 
-    Reads the stream of reports, rolls it up, raises alerts and writes the history. It may be killed at any
-    moment: the next run goes on where this one stopped, and nothing is lost or doubled.
+    Reads the stream of reports, aggregates them, raises alerts and writes the history. After a crash the next
+    run continues where this one stopped, without loss or duplicates.
     """
     from muster.app import home, identities
     from muster.app.components import pipeline as pipeline_
@@ -53,20 +53,20 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
         )
-    told = pipeline_.pipeline_options(
+    arguments = pipeline_.pipeline_options(
         settings, settings.pipeline, folder, identities.open_keyring(settings), running
     )
-    options = run_.PipelineOptions(**told)
-    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the batch it works on")
+    options = run_.PipelineOptions(**arguments)
+    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the current batch")
     command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
 
 
 @pipeline.command(examples=[("muster pipeline status", ""), ("muster pipeline status --follow", "live")])
-@click.option("-f", "--follow", is_flag=True, help="Go on with a line for each batch.")
+@click.option("-f", "--follow", is_flag=True, help="Print a line for each batch until Ctrl-C.")
 @connection.options
 @command.pass_invocation
 def status(invocation: command.Invocation, follow: bool, to: connection.ConnectionOptions) -> None:
-    """Say how the pipeline fares: rows a second, batch time, lag, state, what was refused and why."""
+    """Show the progress of the pipeline: rows per second, batch time, lag, state size, rejected reports."""
 
     async def work() -> None:
         from muster.pipeline import client
@@ -88,7 +88,7 @@ def status(invocation: command.Invocation, follow: bool, to: connection.Connecti
 @connection.options
 @command.pass_invocation
 def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """Ask the pipeline to end after the batch it works on."""
+    """Stop the pipeline after the current batch."""
 
     async def work() -> None:
         from muster.pipeline import client
@@ -97,14 +97,14 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
             await client.PipelineClient(bus).stop()
 
     command.run(work())
-    invocation.printer.done({"stopping": True}, "the pipeline ends after the batch it works on")
+    invocation.printer.done({"stopping": True}, "the pipeline will stop after the current batch")
 
 
 @pipeline.command(
     examples=[
         (
             "muster pipeline replay \"severity = 'critical'\" --address \"zone = 'z1'\"",
-            "whom would it have reached",
+            "the machines it would have reached",
         ),
         ('muster pipeline replay "receiver.cpu_percent > 50" --last 7d', ""),
         ('muster pipeline replay "alert AND threat_level >= 4" --notifications', "over past notifications"),
@@ -114,13 +114,13 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
 @click.option(
     "--address",
     metavar="EXPR",
-    help="Which receivers are meant: a predicate (default: all; of notifications: as they were sent).",
+    help="Predicate over receivers (default: all; with --notifications: the address of each event).",
 )
 @command.duration("--last", None, "Only events of the last 2h, 7d.")
 @click.option(
     "--notifications",
     is_flag=True,
-    help="Play it over the events and the receivers' states that the domain's notifiers kept.",
+    help="Use the events and receivers' states that the notifiers recorded.",
 )
 @_history_option
 @connection.options
@@ -134,9 +134,9 @@ def replay(
     root: Path | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Say whom a notification policy would have reached, had it been in force.
+    """Show which receivers a notification policy would have selected in the past.
 
-    Plays it over the alerts and the machines' states of the history, or over notifications, with Spark.
+    Evaluates the policy with Spark on the alerts and machines' states of the history, or on notifications.
     """
     import time
 
@@ -147,21 +147,23 @@ def replay(
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
-    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
-        found = rule_replay.replay(
+    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+        result = rule_replay.replay(
             spark, _root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
         )
     if invocation.printer.for_people:
         invocation.printer.note(
-            f"{found.events} events would have reached {found.receivers:,} machines, "
-            f"{found.deliveries:,} times in all"
+            f"{result.events} events would have reached {result.receivers:,} machines, "
+            f"{result.deliveries:,} times in total"
         )
-        rows = [{name: getattr(one, name) for name in one.__struct_fields__} for one in found.reached]
+        rows = [
+            {name: getattr(machine, name) for name in machine.__struct_fields__} for machine in result.reached
+        ]
         invocation.printer.rows(rows, ("at", "state", "rule", "about", "receivers"))
         return
     import msgspec
 
-    invocation.printer.facts(msgspec.to_builtins(found))
+    invocation.printer.facts(msgspec.to_builtins(result))
 
 
 def _replay_notifications(
@@ -185,61 +187,61 @@ def _replay_notifications(
 
     resolved = connection.resolve(invocation, to)
     if not resolved.servers:
-        raise errors.InvalidInput("Spark connects by itself: name brokers with --server, not a locator")
+        raise errors.InvalidInput("Spark does not use a locator: name brokers with --server")
     access = {"servers": ",".join(resolved.servers)}
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
     words = command.run(ask())
-    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
-        found = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
+    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+        result = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
     if not invocation.printer.for_people:
-        invocation.printer.facts(msgspec.to_builtins(found))
+        invocation.printer.facts(msgspec.to_builtins(result))
         return
     invocation.printer.note(
-        f"{found.events} events would have reached {found.receivers:,} receivers, {found.deliveries:,} times "
-        f"in all; they did so {found.reached:,} times"
+        f"{result.events} events would have reached {result.receivers:,} receivers, "
+        f"{result.deliveries:,} times in total; actual deliveries: {result.reached:,}"
     )
     rows = [
         {
-            **msgspec.to_builtins(one),
-            "at": datetime.datetime.fromtimestamp(one.at_ms / 1000, datetime.UTC).isoformat(
+            **msgspec.to_builtins(delivery),
+            "at": datetime.datetime.fromtimestamp(delivery.at_ms / 1000, datetime.UTC).isoformat(
                 timespec="milliseconds"
             ),
         }
-        for one in found.notifications
+        for delivery in result.notifications
     ]
     invocation.printer.rows(rows, ("at", "type", "sender", "reached", "would_reach"))
 
 
 @pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])
-@click.option("--prefix", default="reads.", show_default=True, help="First part of the metrics' names.")
+@click.option("--prefix", default="reads.", show_default=True, help="Prefix of the metrics' names.")
 @_history_option
 @command.pass_invocation
 def demand(invocation: command.Invocation, prefix: str, root: Path | None) -> None:
-    """Say who asks for which metadata from where, and where copies would be near to them.
+    """Show the demand for contexts by zone, and where replicas would be close to their readers.
 
-    Reads metrics that machines or their services report as reads.KEY (so many in a period) or reads.KEY_s (so
-    many a second, as from a counter of statsd), with Spark.
+    Reads metrics that machines or their services report as reads.KEY (a count per period) or reads.KEY_s (a
+    rate per second, such as a statsd counter), with Spark.
     """
     import msgspec
 
     from muster.pipeline.batch import rule_replay
     from muster.pipeline.source import session
 
-    with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
-        found = rule_replay.demand(spark, _root(invocation, root), prefix=prefix)
+    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+        placements = rule_replay.demand(spark, _root(invocation, root), prefix=prefix)
     invocation.printer.rows(
-        [msgspec.to_builtins(one) for one in found],
+        [msgspec.to_builtins(placement) for placement in placements],
         ("key", "total", "place_in", "by_zone"),
-        empty="nobody reported any demand",
+        empty="no demand was reported",
     )
 
 
-@pipeline.command(examples=[("muster pipeline fit", "what a batch and a report cost here")])
-@command.duration("--period", "10s", "Of the machines' reports.")
+@pipeline.command(examples=[("muster pipeline fit", "the cost of a batch and of a report")])
+@command.duration("--period", "10s", "Interval between the reports of a machine.")
 @command.pass_invocation
 def fit(invocation: command.Invocation, period_s: float) -> None:
-    """Fit the analytic model's parameters to the batches that were measured."""
+    """Fit the parameters of the capacity model to measured batches."""
     from muster.pipeline.batch import cost_fit
 
     settings = config_.load(invocation)
@@ -249,34 +251,32 @@ def fit(invocation: command.Invocation, period_s: float) -> None:
         else settings.domain.folder / "pipeline"
     )
     batches = cost_fit.read(folder / cost_fit.PROGRESS_NAME)
-    found = cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
-    facts = {name: getattr(found, name) for name in found.__struct_fields__}
-    invocation.printer.facts({**facts, "machines_max": found.machines(period_s)})
+    fitted = cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
+    facts = {name: getattr(fitted, name) for name in fitted.__struct_fields__}
+    invocation.printer.facts({**facts, "machines_max": fitted.machines(period_s)})
 
 
 @pipeline.command(examples=[("muster pipeline monthly 2030-01 --to report.html", "")])
 @click.argument("month")
-@click.option(
-    "--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page to write."
-)
-@click.option("--demand", "with_demand", is_flag=True, help="With the demand for metadata (needs Spark).")
+@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Output file.")
+@click.option("--demand", "with_demand", is_flag=True, help="Include the demand for contexts (needs Spark).")
 @_history_option
 @command.pass_invocation
 def monthly(
     invocation: command.Invocation, month: str, to: Path, with_demand: bool, root: Path | None
 ) -> None:
-    """Write the report of a month, with plots: one HTML page."""
+    """Write the report of a month, with plots, as an HTML page."""
     from muster.pipeline.batch import monthly_report as monthly_
     from muster.pipeline.batch import rule_replay
     from muster.pipeline.source import session
 
-    found = None
+    placements = None
     if with_demand:
         from_ms, to_ms = monthly_.bounds(month)
-        with invocation.printer.waiting("asking Spark"), session.temporary_session() as spark:
-            found = rule_replay.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
-    to.write_text(monthly_.render_report(_root(invocation, root), month, demand=found))
-    invocation.printer.done({"month": month, "page": str(to)}, f"written: {to}")
+        with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+            placements = rule_replay.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
+    to.write_text(monthly_.render_report(_root(invocation, root), month, demand=placements))
+    invocation.printer.done({"month": month, "page": str(to)}, f"wrote {to}")
 
 
 def _root(invocation: command.Invocation, root: Path | None) -> Path:
@@ -289,17 +289,17 @@ def _root(invocation: command.Invocation, root: Path | None) -> Path:
 def _facts(progress: protocol.BatchProgress) -> dict[str, Any]:
     import msgspec
 
-    found: dict[str, Any] = msgspec.to_builtins(progress)
-    found.pop("kind", None)
-    known = {**{name: getattr(progress, name) for name in progress.__struct_fields__}, **found}
-    return {name: round(one, 3) if isinstance(one, float) else one for name, one in known.items()}
+    values: dict[str, Any] = msgspec.to_builtins(progress)
+    values.pop("kind", None)
+    known = {**{name: getattr(progress, name) for name in progress.__struct_fields__}, **values}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in known.items()}
 
 
 def _show(invocation: command.Invocation, progress: protocol.BatchProgress) -> None:
-    found = _facts(progress)
+    facts = _facts(progress)
     counts = ", ".join(f"{name} {count}" for name, count in progress.counts.items())
     invocation.printer.item(
-        found,
+        facts,
         f"batch {progress.batch}: {progress.rows:,} reports ({progress.rows_s:,.0f}/s) in "
         f"{progress.batch_s:.1f} s, {progress.lag_messages} messages behind, {progress.machines:,} machines, "
         f"state {output.format_bytes(progress.state_bytes)}{'; ' + counts if counts else ''}"

@@ -1,4 +1,4 @@
-"""``muster report``: the state of the system, of a group, of a machine."""
+"""``muster report``: the report of the system, a group or a machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 from muster.cli import command, connection, output
 from muster.cli.domain import config as config_
 
-BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
+BEHIND_S = 60.0  # a report of the pipeline describes a completed window and arrives with a delay
 
 
 class ReportQuery(command.MusterCommand):
-    """Knows one more form of the answer: XML, in the published schema."""
+    """Supports XML in the published schema as a further output format."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,13 +28,15 @@ class ReportQuery(command.MusterCommand):
     cls=ReportQuery,
     examples=[
         ("muster report system", ""),
-        ("muster report group web -o xml", "in the schema docs/schemas/report.xsd"),
-        ("muster report node web-7 --at 2026-11-15T12:00:00Z", "as it was then"),
+        ("muster report group web -o xml", "with the schema docs/schemas/report.xsd"),
+        ("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report"),
     ],
 )
 @click.argument("scope", type=click.Choice(["system", "group", "node"]))
 @click.argument("name", required=False)
-@click.option("--at", "at", metavar="TIME", help="As it was then: ISO 8601, or a duration ago such as 5m.")
+@click.option(
+    "--at", "at", metavar="TIME", help="Time of the report: ISO 8601, or a duration before now such as 5m."
+)
 @command.duration("--window", "60s", "How far back to look.")
 @connection.options
 @command.pass_invocation
@@ -46,15 +48,15 @@ def report(
     window_s: float,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Print the report of the system, of a group or of a machine.
+    """Print the report of the system, a group or a machine.
 
-    The pipeline's report where one runs; otherwise it is made from what the channels stored last. With --at,
-    where neither reaches so far back: from the history of this home.
+    Prints the report of the pipeline if it runs, else a report computed from the latest data of the channels.
+    With --at, older reports are read from the history of this home.
     """
     from muster.core import errors
 
     if scope != "system" and not name:
-        raise click.UsageError(f"name the {scope}")
+        raise click.UsageError(f"the name of the {scope} is missing")
     at_ms = _time_ms(at)
 
     async def ask() -> Any:
@@ -62,13 +64,13 @@ def report(
             return await find(bus, scope, name or "", at_ms, window_s)
 
     try:
-        found = command.run(ask())
+        current = command.run(ask())
     except (errors.NotFound, errors.Unavailable):
         root = None if to.servers or to.locator or invocation.profile else _history(invocation)
-        found = past(root, scope, name or "", at_ms, window_s) if root and at_ms is not None else None
-        if found is None:
+        current = past(root, scope, name or "", at_ms, window_s) if root and at_ms is not None else None
+        if current is None:
             raise
-    show(invocation, found)
+    show(invocation, current)
 
 
 def _history(invocation: command.Invocation) -> Path | None:
@@ -78,7 +80,7 @@ def _history(invocation: command.Invocation) -> Path | None:
 
 
 def past(root: Path, scope: str, name: str, at_ms: int, window_s: float) -> Any:
-    """The report as the Parquet history has it; None where it has nothing of that time."""
+    """The report from the Parquet history; None if the history has no data of that time."""
     import pyarrow as pa
 
     from muster.core.reports import columns
@@ -89,8 +91,8 @@ def past(root: Path, scope: str, name: str, at_ms: int, window_s: float) -> Any:
     where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(scope, "TRUE")
     schema = columns.node_schema()
     from_ms = at_ms - int(window_s * 1000)
-    asked = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
-    batches = list(search.search(root, asked))
+    query = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
+    batches = list(search.search(root, query))
     if not batches:
         return None
     nodes = live_view.latest(pa.Table.from_batches(batches).cast(schema).to_batches())
@@ -105,7 +107,7 @@ def _view(nodes: Any, scope: str, name: str, from_ms: int, to_ms: int) -> Any:
     if scope == "system":
         return live_view.system_report(nodes, from_ms=from_ms, to_ms=to_ms)
     groups = live_view.group_reports(nodes, from_ms=from_ms, to_ms=to_ms)
-    return next((one for one in groups if one.group == name), None)
+    return next((group for group in groups if group.group == name), None)
 
 
 async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: float) -> Any:
@@ -118,27 +120,31 @@ async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: flo
     if scope != "node":
         kind: Any = columns.SystemReport if scope == "system" else columns.GroupReport
         made = [messages.decode(data, kind) async for data in client.results(bus, scope, name)]
-        # The last report of a pipeline that has stopped does not say how things are, or were later.
+        # The last report of a stopped pipeline may be out of date.
         then_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         since_ms = then_ms - int((window_s + BEHIND_S) * 1000)
-        fitting = [one for one in made if since_ms <= one.to_ms and (at_ms is None or one.to_ms <= at_ms)]
+        fitting = [
+            candidate
+            for candidate in made
+            if since_ms <= candidate.to_ms and (at_ms is None or candidate.to_ms <= at_ms)
+        ]
         if fitting:
-            return max(fitting, key=lambda one: one.to_ms)
+            return max(fitting, key=lambda candidate: candidate.to_ms)
     batches = await client.recent(bus, window_s=window_s, at_ms=at_ms)
     now_ms = at_ms or time.time_ns() // 1_000_000
-    nodes = live_view.latest(one.batch for one in batches)
+    nodes = live_view.latest(stored.batch for stored in batches)
     if not nodes.num_rows:
         raise errors.NotFound(
             f"no report in the {window_s:g} s before then",
-            hint="widen --window, or look into `muster history`",
+            hint="use a larger --window, or search with `muster history`",
         )
-    found = _view(nodes, scope, name, now_ms - int(window_s * 1000), now_ms)
-    if found is None:
+    view = _view(nodes, scope, name, now_ms - int(window_s * 1000), now_ms)
+    if view is None:
         raise errors.NotFound(f"no report of the {scope} {name!r} in the last {window_s:g} s")
-    return found
+    return view
 
 
-def show(invocation: command.Invocation, found: Any) -> None:
+def show(invocation: command.Invocation, shown: Any) -> None:
     import msgspec
 
     from muster.core import messages
@@ -146,17 +152,20 @@ def show(invocation: command.Invocation, found: Any) -> None:
     if invocation.output == "xml":
         from muster.monitor import report_xml
 
-        sys.stdout.write(report_xml.encode(found).decode() + "\n")
+        sys.stdout.write(report_xml.encode(shown).decode() + "\n")
         return
-    facts = msgspec.to_builtins(found)
+    facts = msgspec.to_builtins(shown)
     printer = output.Printer(invocation.output)
     if not printer.for_people:
         printer.facts(facts)
         return
-    if isinstance(found, messages.NodeReport):
+    if isinstance(shown, messages.NodeReport):
         head = {key: value for key, value in facts.items() if key not in ("metrics", "services", "kind")}
-        printer.facts({**head, **{name: _figure(value) for name, value in found.metrics.items()}})
-        services = [{"service": one.name, "state": one.state.value, **one.metrics} for one in found.services]
+        printer.facts({**head, **{name: _figure(value) for name, value in shown.metrics.items()}})
+        services = [
+            {"service": service.name, "state": service.state.value, **service.metrics}
+            for service in shown.services
+        ]
         if services:
             printer.rows(services, ("service", "state"))
         return
@@ -164,9 +173,9 @@ def show(invocation: command.Invocation, found: Any) -> None:
         {key: facts.get(key) for key in ("group", "machines", "stale", "states", "partial", "dropped")}
     )
     rows = [
-        {"metric": name, "mean": _figure(one.sum / one.count if one.count else None)}
-        | {key: _figure(getattr(one, key)) for key in ("min", "p50", "p95", "max")}
-        for name, one in found.metrics.items()
+        {"metric": name, "mean": _figure(rollup.sum / rollup.count if rollup.count else None)}
+        | {key: _figure(getattr(rollup, key)) for key in ("min", "p50", "p95", "max")}
+        for name, rollup in shown.metrics.items()
     ]
     printer.rows(rows, ("metric", "mean", "min", "p50", "p95", "max"))
 

@@ -1,4 +1,4 @@
-"""``muster sensor``: report this machine."""
+"""``muster sensor``: report the state of this machine."""
 
 from __future__ import annotations
 
@@ -15,31 +15,42 @@ from muster.cli import command, connection, foreground
     examples=[
         ("muster sensor --group web", "until Ctrl-C"),
         ("muster sensor --process nginx='nginx: master' --scrape app=http://127.0.0.1:8000/metrics", ""),
-        ("muster sensor --http-port 9125 --statsd-port 8125", "applications on this machine push reports"),
-        ("muster sensor --once -o json", "print one report and send nothing"),
+        ("muster sensor --http-port 9125 --statsd-port 8125", "accept reports of local applications"),
+        ("muster sensor --once -o json", "print a report without sending it"),
     ],
 )
-@click.option("--name", help="Identity, and the machine's name (default: the host's).")
+@click.option("--name", help="Identity and name of the machine (default: the host name).")
 @click.option("--group", default="default", show_default=True, help="Group of the machine.")
+@click.option("--zone", default="default", show_default=True, help="Zone: machines that fail together.")
+@command.duration("--period", "10s", "Interval between reports.")
 @click.option(
-    "--zone", default="default", show_default=True, help="Machines of a zone tend to fail together."
-)
-@command.duration("--period", "10s", "Between two reports of a machine.")
-@click.option(
-    "--channel", "channels", multiple=True, help="Report to this one; further ones are next in line."
+    "--channel", "channels", multiple=True, help="Channel to report to; may be repeated for failover."
 )
 @click.option(
-    "--process", "processes", multiple=True, metavar="NAME=TEXT", help="Watch processes by command line."
+    "--process",
+    "processes",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="Monitor processes whose command line contains this text.",
 )
-@click.option("--scrape", "scrapes", multiple=True, metavar="NAME=URL", help="Scrape OpenMetrics.")
 @click.option(
-    "--http-port", type=click.IntRange(0, 65535), help="Take service reports and OTLP here (loopback)."
+    "--scrape", "scrapes", multiple=True, metavar="NAME=URL", help="Scrape OpenMetrics from this URL."
 )
-@click.option("--statsd-port", type=click.IntRange(0, 65535), help="Take statsd here (loopback).")
 @click.option(
-    "--buffer", "buffer_dir", type=click.Path(file_okay=False, path_type=Path), help="Where to buffer."
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    help="Accept service reports and OTLP on this port (loopback only).",
 )
-@click.option("--once", is_flag=True, help="Print one report, send nothing, and end.")
+@click.option(
+    "--statsd-port", type=click.IntRange(0, 65535), help="Accept statsd on this port (loopback only)."
+)
+@click.option(
+    "--buffer",
+    "buffer_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for buffered reports.",
+)
+@click.option("--once", is_flag=True, help="Print a report without sending it, and exit.")
 @connection.options
 @command.pass_invocation
 def sensor(
@@ -53,9 +64,9 @@ def sensor(
     to: connection.ConnectionOptions,
     **more: Any,
 ) -> None:
-    """Report this machine and the services on it.
+    """Report the state of this machine and its services.
 
-    Each report is also the machine's heartbeat. While no channel can be heard, reports wait on disk.
+    Each report is also the machine's heartbeat. While no channel is available, reports are stored on disk.
     """
     import re
     import socket
@@ -74,7 +85,7 @@ def sensor(
 
 
 async def _run(
-    invocation: command.Invocation, to: connection.ConnectionOptions, machine: str, wanted: dict[str, Any]
+    invocation: command.Invocation, to: connection.ConnectionOptions, machine: str, options: dict[str, Any]
 ) -> None:
     from muster.core.telemetry import metrics
     from muster.monitor.sensor import sensor
@@ -83,24 +94,24 @@ async def _run(
     measure = metrics.Metrics(process=True)
     async with (
         await foreground.connect_as(invocation, to, machine, roles.Role.AGENT, measure) as bus,
-        foreground.serve_until_signal(invocation, bus, measure) as asked,
-        sensor.Sensor(bus, sensor.SensorOptions(**wanted)) as running,
+        foreground.serve_until_signal(invocation, bus, measure) as stop,
+        sensor.Sensor(bus, sensor.SensorOptions(**options)) as running,
     ):
         ports = {"http_port": running.doors.http_port, "statsd_port": running.doors.statsd_port}
         invocation.printer.item(
             {"machine": running.machine, **ports}, f"reporting {running.machine}; Ctrl-C ends it"
         )
-        await asked.wait()
+        await stop.wait()
 
 
-def _once(invocation: command.Invocation, machine: str, wanted: dict[str, Any]) -> None:
+def _once(invocation: command.Invocation, machine: str, options: dict[str, Any]) -> None:
     import time
 
     from muster.monitor.sensor import host_metrics
 
-    seen = host_metrics.HostMetrics(wanted["processes"])
+    seen = host_metrics.HostMetrics(options["processes"])
     seen.sample()
-    time.sleep(0.2)  # rates are between two samples
+    time.sleep(0.2)  # rates need two samples
     facts: dict[str, Any] = {"machine": machine, **seen.sample()}
     for service in seen.services():
         facts[f"service {service.name}"] = {"state": service.state.value, **service.metrics}

@@ -1,4 +1,4 @@
-"""``muster simulate``: fleets that are not there."""
+"""``muster simulate``: simulated fleets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.cli import command, connection, foreground
 
 @click.group(cls=command.MusterGroup, examples=[("muster simulate sensors --machines 1000", "")])
 def simulate() -> None:
-    """Play virtual fleets onto the bus."""
+    """Publish the reports of simulated fleets."""
 
 
 @simulate.command(
@@ -19,31 +19,42 @@ def simulate() -> None:
         ("muster simulate sensors --machines 1000000 --period 10s", "100,000 reports a second"),
         ("muster simulate sensors --machines 20000 --groups 1000 --realistic", ""),
         ("muster simulate sensors --machines 500 --fault 'silent zone=z3 at 30s for 1m'", ""),
-        ("muster simulate sensors --machines 200 --as reports --channel c1", "single reports, to a channel"),
-        ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "faults as lines on stdin"),
+        (
+            "muster simulate sensors --machines 200 --as reports --channel c1",
+            "single reports, sent to a channel",
+        ),
+        ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "read faults from stdin"),
     ],
 )
 @click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
-@command.duration("--period", "10s", "Between two reports of a machine.")
+@command.duration("--period", "10s", "Interval between the reports of a machine.")
 @click.option("--groups", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--zones", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
     "--realistic",
     is_flag=True,
-    help="Uneven groups mixed in messages, 20 to 50 metrics, reboots, silent machines, moves, wrong clocks.",
+    help="Groups of different sizes, 20 to 50 metrics, reboots, silent machines, moves, wrong clocks.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed is the same fleet.")
 @click.option(
-    "--fault", "faults", multiple=True, metavar="WORDS", help="KIND [group|zone|share=X] [at T] [for T]."
+    "--seed",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Random seed; the same seed produces the same fleet.",
 )
-@click.option("--commands", is_flag=True, help="Read further faults from stdin, one a line.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="WORDS",
+    help="A fault: KIND [group|zone|share=X] [at T] [for T].",
+)
+@click.option("--commands", is_flag=True, help="Read further faults from stdin, one per line.")
 @click.option("--as", "form", type=click.Choice(["batches", "reports"]), default="batches", show_default=True)
-@click.option("--channel", default="", help="Where single reports go.")
-@command.duration("--for", None, "End after so long (default: at Ctrl-C).", dest="lasts_s")
-@click.option(
-    "--share", default="1/1", show_default=True, help="Play the i-th of n parts, in a process of its own."
-)
-@click.option("--name", default="sim", show_default=True, help="Identity, and first part of machines' names.")
+@click.option("--channel", default="", help="Channel that receives single reports.")
+@command.duration("--for", None, "Stop after this time (default: at Ctrl-C).", dest="lasts_s")
+@click.option("--share", default="1/1", show_default=True, help="Simulate the i-th of n parts of the fleet.")
+@click.option("--name", default="sim", show_default=True, help="Identity, and prefix of the machines' names.")
 @connection.options
 @command.pass_invocation
 def sensors(
@@ -60,10 +71,10 @@ def sensors(
     to: connection.ConnectionOptions,
     **plan: Any,
 ) -> None:
-    """Play the sensors of a fleet.
+    """Publish the reports of a simulated fleet.
 
-    Without --as reports it plays what first-level channels would forward: 1,000 machines a message, as
-    columns, into the stream at the top.
+    By default it publishes what first-level channels would forward to the stream: columnar batches of 1,000
+    machines per message.
     """
     from muster.simulate import fleet
 
@@ -71,8 +82,8 @@ def sensors(
     if not (slash and number.isdecimal() and of.isdecimal()):
         raise click.BadParameter(f"{share!r} is not i/n", param_hint="--share")
     profile: Any = "realistic" if realistic else "plain"
-    wanted = fleet.FleetPlan(prefix=name, profile=profile, **plan).share(int(number), int(of))
-    made = fleet.VirtualFleet(wanted, faults=tuple(fleet.FleetFault.parse(words) for words in faults))
+    fleet_plan = fleet.FleetPlan(prefix=name, profile=profile, **plan).share(int(number), int(of))
+    made = fleet.VirtualFleet(fleet_plan, faults=tuple(fleet.FleetFault.parse(words) for words in faults))
     command.run(_play(invocation, to, made, name, form, channel, lasts_s, commands))
 
 
@@ -97,13 +108,13 @@ async def _play(
     measure = metrics.Metrics(process=True)
     async with (
         await foreground.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
-        foreground.serve_until_signal(invocation, bus, measure) as asked,
+        foreground.serve_until_signal(invocation, bus, measure) as stop,
     ):
         player = playback.FleetPlayer(bus, made, form=form, channel=channel)
         ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))
-        tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(asked.wait())]
+        tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(stop.wait())]
         listener = asyncio.create_task(_listen(invocation, made, player)) if commands else None
-        with invocation.printer.progress(f"playing {made.machines:,} machines") as say:
+        with invocation.printer.progress(f"simulating {made.machines:,} machines") as say:
             while not any(task.done() for task in tasks):
                 if ticks is not None:
                     say(f"{player.statistics.rows:,} reports", player.at_s / (ticks * made.plan.period_s))
@@ -123,7 +134,7 @@ async def _play(
 
 
 async def _listen(invocation: command.Invocation, made: Any, player: Any) -> None:
-    """Faults from stdin. A daemon thread reads: nothing waits for it at the end."""
+    """Read faults from stdin, in a daemon thread, which does not delay the end of the process."""
     import asyncio
     import sys
     import threading
@@ -144,6 +155,6 @@ async def _listen(invocation: command.Invocation, made: Any, player: Any) -> Non
         if line:
             try:
                 made.add_fault(fleet.FleetFault.parse(line, now_s=player.at_s))
-                invocation.printer.note(f"from now: {line}")
+                invocation.printer.note(f"fault added: {line}")
             except errors.InvalidInput as error:
                 invocation.printer.note(error.message)

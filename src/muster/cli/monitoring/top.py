@@ -1,4 +1,4 @@
-"""``muster top``: the fleet, live."""
+"""``muster top``: a live view of the fleet."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
     cls=command.MusterCommand,
     examples=[
         ("muster top", "until Ctrl-C"),
-        ("muster top --resources", "what is managed, the worst first"),
+        ("muster top --resources", "managed resources, sorted by severity"),
         ("muster top --resources --where \"group = 'web'\"", ""),
         ("muster top --once -o json | jq '.groups[] | {group, machines, stale}'", ""),
     ],
 )
-@command.duration("--every", "2s", "Refresh.")
-@click.option("--once", is_flag=True, help="Show it once and end (so does a pipe).")
+@command.duration("--every", "2s", "Refresh interval.")
+@click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @click.option(
     "--sort", type=click.Choice([*SHOWN, "machines", "stale"]), default="cpu_percent", show_default=True
 )
 @command.duration("--window", "60s", "How far back to look.")
-@click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, the worst first.")
-@click.option("--where", default="", metavar="PREDICATE", help="Resources of which this is true.")
+@click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, sorted by severity.")
+@click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @connection.options
 @command.pass_invocation
 def top(
@@ -50,9 +50,9 @@ def top(
     where: str,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Show the fleet live: groups, the busiest first, and those that are stale."""
+    """Show the fleet live: groups sorted by load, and stale machines."""
     if where and not of_resources:
-        raise click.UsageError("--where selects resources: give --resources too")
+        raise click.UsageError("--where requires --resources")
 
     async def show() -> None:
         from muster.manage import client
@@ -75,10 +75,10 @@ def top(
         command.run(show())
 
 
-def rows(found: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
-    """A line for each group, the highest first."""
+def rows(system: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
+    """A row for each group, in descending order."""
     lines = []
-    for group in found.groups:
+    for group in system.groups:
         line: dict[str, Any] = {"group": group.group, "machines": group.machines, "stale": group.stale}
         for name in SHOWN:
             rollup = group.metrics.get(name)
@@ -88,13 +88,13 @@ def rows(found: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line[sort] or 0, reverse=True)
 
 
-def _once(invocation: command.Invocation, found: columns.SystemReport, sort: str) -> None:
+def _once(invocation: command.Invocation, system: columns.SystemReport, sort: str) -> None:
     import msgspec
 
     if not invocation.printer.for_people:
-        invocation.printer.facts(msgspec.to_builtins(found))
+        invocation.printer.facts(msgspec.to_builtins(system))
         return
-    shown = [{key: _cell(value) for key, value in line.items()} for line in rows(found, sort)]
+    shown = [{key: _cell(value) for key, value in line.items()} for line in rows(system, sort)]
     invocation.printer.rows(shown, ("group", "machines", "stale", *SHOWN), empty="no group has reported")
 
 
@@ -109,7 +109,7 @@ async def _resources(fleet: client.ManageClient, where: str, lines: int) -> Any:
 
 
 async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
-    """``look`` draws what fits into so many lines."""
+    """Refresh the screen; ``look`` renders at most the given number of lines."""
     import rich.console
     import rich.live
 
@@ -121,24 +121,24 @@ async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
             try:
                 drawn = await look(max(1, console.size.height - 4))
             except (errors.NotFound, errors.Unavailable) as error:
-                live.update(f"{error.message}; looking again every {every_s:g} s", refresh=True)
+                live.update(f"{error.message}; retrying every {every_s:g} s", refresh=True)
             else:
                 live.update(drawn, refresh=True)
             await asyncio.sleep(every_s)
 
 
-def render_screen(found: columns.SystemReport, sort: str, lines_max: int) -> Any:
+def render_screen(system: columns.SystemReport, sort: str, lines_max: int) -> Any:
     import rich.table
 
-    states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items()))
-    title = f"{found.machines:,} machines   {states}   {found.stale:,} stale"
-    if found.partial:
-        title += "   (partial: something is missing)"
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(system.states.items()))
+    title = f"{system.machines:,} machines   {states}   {system.stale:,} stale"
+    if system.partial:
+        title += "   (partial: data is missing)"
     table = rich.table.Table(title=title, box=None, title_justify="left", pad_edge=False)
     table.add_column("group")
     for name in ("machines", "stale", *(f"{name} (p95)" for name in SHOWN)):
         table.add_column(name, justify="right")
-    lines = rows(found, sort)
+    lines = rows(system, sort)
     for line in lines[:lines_max]:
         figures = (f"{_cell(line[name])} ({_cell(line[f'{name}_p95'])})" for name in SHOWN)
         stale = f"[red]{line['stale']:,}[/red]" if line["stale"] else "0"

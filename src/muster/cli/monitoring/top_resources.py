@@ -1,4 +1,4 @@
-"""What ``muster top --resources`` shows: managed resources, the worst first."""
+"""The view of ``muster top --resources``: managed resources, sorted by severity."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _COLOURS = {"up": "green", "failed": "bold red", "down": "red", "unknown": "mage
 
 
 async def fetch_rows(fleet: client.ManageClient, where: str, lines: int) -> dict[str, Any]:
-    """The summary of all, and ``rows``: at most so many of those that ``where`` selects."""
+    """The summary of all resources, and ``rows``: at most ``lines`` resources selected by ``where``."""
     from muster.core import health
 
-    found = await fleet.summary()
+    summary = await fleet.summary()
     rows: list[dict[str, Any]] = []
     for state in reversed(health.SEVERITY):
-        if len(rows) < lines and state.value in found["states"]:
+        if len(rows) < lines and state.value in summary["states"]:
             of_state = f"state = '{state.value}'"
-            wanted = f"({where}) AND {of_state}" if where else of_state
-            rows += (await fleet.enumerate(where=wanted, limit=lines - len(rows))).items
+            predicate = f"({where}) AND {of_state}" if where else of_state
+            rows += (await fleet.enumerate(where=predicate, limit=lines - len(rows))).items
     now_ms = time.time() * 1000
     for row in rows:
         row["for"] = age(now_ms - row["since_ms"]) if row["since_ms"] else ""
-    return {**found, "rows": rows}
+    return {**summary, "rows": rows}
 
 
 def age(ms: float) -> str:
-    """In the two units that matter: 42s, 3m10s, 5h02m, 12d03h."""
+    """Format a duration in two units: 42s, 3m10s, 5h02m, 12d03h."""
     seconds = max(0, int(ms / 1000))
     if seconds < 60:
         return f"{seconds}s"
@@ -43,31 +43,31 @@ def age(ms: float) -> str:
     return f"{seconds // 86400}d{seconds % 86400 // 3600:02}h"
 
 
-def print_once(invocation: command.Invocation, found: dict[str, Any]) -> None:
+def print_once(invocation: command.Invocation, summary: dict[str, Any]) -> None:
     if not invocation.printer.for_people:
-        invocation.printer.facts(found)
+        invocation.printer.facts(summary)
         return
-    invocation.printer.note(title(found))
-    invocation.printer.rows(found["rows"], COLUMNS, of="resource", empty="no resources")
+    invocation.printer.note(title(summary))
+    invocation.printer.rows(summary["rows"], COLUMNS, of="resource", empty="no resources")
 
 
-def title(found: dict[str, Any]) -> str:
-    states = ", ".join(f"{count:,} {state}" for state, count in sorted(found["states"].items()))
-    managers = sum(1 for name in found["managers"] if name)
-    text = f"{found['resources']:,} resources   {states or 'none'}"
-    text += f"   {managers} managers, {found['agents']} agents"
-    return f"{text}   {found['not_applied']:,} not as applied" if found["not_applied"] else text
+def title(summary: dict[str, Any]) -> str:
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(summary["states"].items()))
+    managers = sum(1 for name in summary["managers"] if name)
+    text = f"{summary['resources']:,} resources   {states or 'none'}"
+    text += f"   {managers} managers, {summary['agents']} agents"
+    return f"{text}   {summary['not_applied']:,} not in the desired state" if summary["not_applied"] else text
 
 
-def render_screen(found: dict[str, Any]) -> Any:
+def render_screen(summary: dict[str, Any]) -> Any:
     import rich.markup
     import rich.table
 
-    table = rich.table.Table(title=title(found), box=None, title_justify="left", pad_edge=False)
+    table = rich.table.Table(title=title(summary), box=None, title_justify="left", pad_edge=False)
     for name in COLUMNS:
         right = name in ("for", "restarts")
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for row in found["rows"]:
+    for row in summary["rows"]:
         cells = [rich.markup.escape(str(row[name] if row[name] is not None else "")) for name in COLUMNS]
         colour = _COLOURS.get(row["state"], "yellow")
         cells[COLUMNS.index("state")] = f"[{colour}]{row['state']}[/{colour}]"

@@ -1,4 +1,4 @@
-"""``muster authority``: grant restricted attributes, and take them back."""
+"""``muster authority``: grant and revoke restricted attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 by_option = click.option(
     "--by",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An authority's file (see `appoint`); default: the domain's root.",
+    help="File of an authority (see `appoint`); default: the root authority of the domain.",
 )
 
 
@@ -25,7 +25,7 @@ by_option = click.option(
     examples=[("muster authority grant controller-nw _command_region=northwest _trust_level=4", "")],
 )
 def authority() -> None:
-    """Grant restricted attributes, and take them back."""
+    """Grant and revoke restricted attributes."""
 
 
 def _authority(invocation: command.Invocation, by: Path | None) -> grants.Authority:
@@ -41,7 +41,7 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
         kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
         return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise errors.InvalidInput(f"{by} is no authority's file: {error}") from None
+        raise errors.InvalidInput(f"{by} is not the file of an authority: {error}") from None
 
 
 @authority.command(
@@ -50,16 +50,14 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
 )
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
-@command.duration("--lifetime", "30d", "How long it holds.")
+@click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Tier of the grant.")
+@command.duration("--lifetime", "30d", "Lifetime.")
 @click.option(
-    "--participant", "prefix", default="", help="Only for this participant of the holder, or those below it."
+    "--participant", "prefix", default="", help="Only for this sender name of the holder, or names below it."
 )
+@click.option("--region", default="", help="Only for receivers whose state has this region, or one below it.")
 @click.option(
-    "--region", default="", help="Only with receivers whose state has this region, or one below it."
-)
-@click.option(
-    "--audience", multiple=True, metavar="PROCESS[/NAME]", help="Only with these receivers; may be repeated."
+    "--audience", multiple=True, metavar="PROCESS[/NAME]", help="Only for these receivers; may be repeated."
 )
 @by_option
 @connection.options
@@ -76,9 +74,9 @@ def grant(
     by: Path | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Grant restricted attributes to HOLDER, an identity of the bus.
+    """Grant restricted attributes to the identity HOLDER.
 
-    Names of restricted attributes begin with an underscore.
+    The names of restricted attributes begin with an underscore.
     """
     import time
 
@@ -91,7 +89,7 @@ def grant(
     for name in values:
         if not models.restricted(name):
             raise errors.InvalidInput(
-                f"{name[:80]!r} is not restricted, so nobody needs a grant for it",
+                f"{name[:80]!r} is not restricted and needs no grant",
                 hint="names of restricted attributes begin with an underscore",
             )
         models.require_finite(name, (values[name],))
@@ -108,29 +106,35 @@ def grant(
 
     command.run(work())
     serial = documents.serial_of(chain[0])
-    told = {"serial": serial, "holder": holder, "attributes": values, "tier": tier}
-    invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
+    facts = {"serial": serial, "holder": holder, "attributes": values, "tier": tier}
+    invocation.printer.item(facts, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
 
 
 class SerialParam(command.MusterCommand):
-    """A serial may begin with a hyphen, and is no option then."""
+    """A serial number may begin with a hyphen; it is not an option then."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from muster.trust import documents
 
         options = {name for option in self.get_params(ctx) for name in option.opts}
-        serials = [one for one in args if one[0:1] == "-" and one not in options and documents.is_serial(one)]
-        others = [one for one in args if one not in serials and one != "--"]  # that stands below
+        serials = [
+            argument
+            for argument in args
+            if argument[0:1] == "-" and argument not in options and documents.is_serial(argument)
+        ]
+        others = [
+            argument for argument in args if argument not in serials and argument != "--"
+        ]  # declared below
         return super().parse_args(ctx, [*others, "--", *serials] if serials else others)
 
 
 @authority.command(
     cls=SerialParam,
     acts=("revoke-grant", "{serials}"),
-    examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
+    examples=[("muster authority revoke SERIAL", "`list` prints the serial numbers")],
 )
 @click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
-@click.option("--unseen", is_flag=True, help="Also an authority that has granted nothing yet.")
+@click.option("--unseen", is_flag=True, help="Accept serial numbers of authorities without grants.")
 @by_option
 @connection.options
 @command.pass_invocation
@@ -141,9 +145,9 @@ def revoke(
     by: Path | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Take grants back. When this returns, no notifier believes them any more.
+    """Revoke grants. When the command returns, all notifiers have stopped accepting them.
 
-    SERIAL is a grant's, or an appointed authority's: then all that it has granted goes with it.
+    SERIAL is the serial number of a grant, or of an authority: then all its grants are revoked too.
     """
     import time
 
@@ -152,7 +156,9 @@ def revoke(
 
     for serial in serials:
         if not documents.is_serial(serial):
-            raise errors.InvalidInput(f"{serial[:80]!r} is no serial", hint="see `muster authority list`")
+            raise errors.InvalidInput(
+                f"{serial[:80]!r} is not a serial number", hint="see `muster authority list`"
+            )
     signer = _authority(invocation, by)
 
     async def work() -> dict[str, str]:
@@ -160,11 +166,13 @@ def revoke(
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             listed = await queries.granted(bus)
-            there = {serial for one in listed for serial in (one["serial"], *one.get("mandates", ()))}
+            there = {
+                serial for issued in listed for serial in (issued["serial"], *issued.get("mandates", ()))
+            }
             if not unseen and (missing := [serial for serial in serials if serial not in there]):
                 raise errors.NotFound(
-                    f"nobody was granted anything under {', '.join(missing)}",
-                    hint="see `muster authority list`; --unseen for an authority that granted nothing yet",
+                    f"there is no grant with the serial number {', '.join(missing)}",
+                    hint="see `muster authority list`; use --unseen for an authority without grants",
                 )
             while True:
                 number, before = await queries.revoked(bus, signer.key.public)
@@ -172,15 +180,16 @@ def revoke(
                     await mine.revoke(signer.revoke({*before, *serials}, number=number + 1, now=time.time()))
                     break
                 except errors.Refused:
-                    # Somebody else revoked something in the same moment: that is to stay revoked too.
+                    # A concurrent revocation has to be kept.
                     if (await queries.revoked(bus, signer.key.public))[0] == number:
                         raise
-            return {one["serial"]: one["status"] for one in await queries.granted(bus)}
+            return {issued["serial"]: issued["status"] for issued in await queries.granted(bus)}
 
     known = command.run(work())
     if still := [serial for serial in serials if known.get(serial) == "valid"]:
         raise errors.Forbidden(
-            f"another authority granted {', '.join(still)}", hint="let that one or the root revoke it (--by)"
+            f"another authority granted {', '.join(still)}",
+            hint="revoke it as that authority or as the root (--by)",
         )
     invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
 
@@ -189,7 +198,7 @@ def revoke(
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List grants, and whether they are believed."""
+    """List grants and whether they are in force."""
 
     async def work() -> Any:
         from muster.notify import queries
@@ -201,9 +210,9 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 
     listed = command.run(work())
     if invocation.printer.for_people:
-        listed = [{**one, "until": notify.format_time(one["expires_at"])} for one in listed]
+        listed = [{**issued, "until": notify.format_time(issued["expires_at"])} for issued in listed]
     columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
-    invocation.printer.rows(listed, columns, empty="nothing is granted")
+    invocation.printer.rows(listed, columns, empty="there are no grants")
 
 
 @authority.command(
@@ -213,18 +222,27 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
     ],
 )
 @click.argument("name")
-@click.option("--tier", type=click.IntRange(1, 98), required=True, help="Below the tier of who appoints.")
+@click.option(
+    "--tier",
+    type=click.IntRange(1, 98),
+    required=True,
+    help="Tier; lower than the tier of the appointing authority.",
+)
 @click.option(
     "--may",
     "rules",
     multiple=True,
     required=True,
     metavar="NAME[=VALUE,…]",
-    help="May grant this attribute: one of these values, or LOW..HIGH, or anything.",
+    help="An attribute it may grant: with these values, with LOW..HIGH, or with any value.",
 )
-@command.duration("--lifetime", "365d", "How long it holds.")
+@command.duration("--lifetime", "365d", "Lifetime.")
 @click.option(
-    "--to", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Its file (secret)."
+    "--to",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="File for its key and mandates (secret).",
 )
 @by_option
 @command.pass_invocation
@@ -237,7 +255,7 @@ def appoint(
     path: Path,
     by: Path | None,
 ) -> None:
-    """Appoint an authority of a lower tier: its key and mandates are written to a file."""
+    """Appoint an authority of a lower tier and write its key and mandates to a file."""
     import time
 
     import msgspec
@@ -258,7 +276,7 @@ def appoint(
     serial = documents.serial_of(mandates[0])
     invocation.printer.item(
         {"name": name, "tier": tier, "file": str(path), "serial": serial},
-        f"{name} may grant; its key: {path} (serial {serial})",
+        f"{name} was appointed; its key: {path} (serial {serial})",
     )
 
 

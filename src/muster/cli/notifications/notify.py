@@ -1,4 +1,4 @@
-"""``muster notify``: send events to those they are meant for, and see who that is."""
+"""``muster notify``: send events to receivers selected by their state, and query receivers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from muster.predicates import types
 
 LEAVE_S = 2.0
-PARTICIPANT = "cli"  # as which a person sends and listens, unless another name is given
+PARTICIPANT = "cli"  # the default name of a sender or receiver
 
 name_option = click.option(
-    "--as", "name", default=PARTICIPANT, show_default=True, help="The name of the sender or receiver."
+    "--as", "name", default=PARTICIPANT, show_default=True, help="Name of the sender or receiver."
 )
 
 
@@ -27,39 +27,40 @@ name_option = click.option(
     cls=command.MusterGroup,
     examples=[
         ("muster notify send --to \"application = 'IIS' AND load > 0.8\" --event alert threat_level=4", ""),
-        ('muster notify who "load > 0.8"', "who would be reached"),
+        ('muster notify who "load > 0.8"', "the receivers an event would reach"),
     ],
 )
 def notify() -> None:
-    """Send events to those they are meant for, and see who that is."""
+    """Send events to receivers selected by state; query receivers."""
 
 
 def values_of(pairs: tuple[str, ...]) -> dict[str, types.Value]:
-    """``threat_level=4 text='a b' services={docs,cgi}``: numbers, true, false, sets; all else is a string."""
+    """Parse ``threat_level=4 text='a b' services={docs,cgi}``: numbers, booleans, sets and strings."""
     from muster.core import errors
     from muster.notify import documents
 
-    found: dict[str, types.Value] = {}
+    values: dict[str, types.Value] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise errors.InvalidInput(f"{pair[:80]!r} is not NAME=VALUE", hint="for example threat_level=4")
-        found[name] = documents.value(text)
-    return found
+        values[name] = documents.value(text)
+    return values
 
 
-def _sender(bus: api.Bus, given: str | None) -> str:
-    """Whose event it would be."""
+def _sender(bus: api.Bus, sender: str | None) -> str:
+    """The full ID of the sender."""
     from muster.core import errors
 
-    if given is None:
+    if sender is None:
         return f"{bus.identity}/{PARTICIPANT}"
-    process, _, name = given.partition("/")
+    process, _, name = sender.partition("/")
     if not process or not name:
         raise errors.InvalidInput(
-            f"{given[:80]!r} is no sender: PROCESS/NAME", hint=f"for example {bus.identity}/{PARTICIPANT}"
+            f"{sender[:80]!r} is not a sender: write PROCESS/NAME",
+            hint=f"for example {bus.identity}/{PARTICIPANT}",
         )
-    return given
+    return sender
 
 
 def _event(kind: str, pairs: tuple[str, ...], to: str, name: str, durable: bool) -> protocol.SendEvent:
@@ -81,12 +82,18 @@ def _event(kind: str, pairs: tuple[str, ...], to: str, name: str, durable: bool)
     acts=("notify", "{kind} to {address}"),
     examples=[
         ("muster notify send --to \"application = 'IIS'\" --event alert threat_level=4", ""),
-        ("muster notify send --event command --durable action=restart", "kept until acknowledged"),
+        ("muster notify send --event command --durable action=restart", "stored until acknowledged"),
     ],
 )
-@click.option("--to", "address", default="TRUE", metavar="EXPR", help="Whom it is meant for (default: all).")
+@click.option(
+    "--to",
+    "address",
+    default="TRUE",
+    metavar="EXPR",
+    help="Predicate over receivers' states (default: all receivers).",
+)
 @click.option("--event", "kind", required=True, metavar="TYPE", help="The event's type.")
-@click.option("--durable", is_flag=True, help="Keep it until each receiver has acknowledged it.")
+@click.option("--durable", is_flag=True, help="Store the event until each receiver has acknowledged it.")
 @click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
 @name_option
 @connection.options
@@ -102,7 +109,7 @@ def send(
 ) -> None:
     """Send an event.
 
-    The event reaches a receiver if EXPR is true of its state, and its policy of the event and of the sender.
+    A receiver gets the event if its state matches EXPR and its policy accepts the event and the sender.
     """
     values = values_of(content)
 
@@ -113,8 +120,8 @@ def send(
             sent = await mine.send(name, kind, values, to=address, durable=durable, timeout_s=10.0)
             return {"id": sent, "type": kind, "sender": f"{bus.identity}/{name}", "durable": durable}
 
-    told = command.run(work())
-    invocation.printer.item(told, f"sent {kind} as {told['sender']} ({told['id']})")
+    sent = command.run(work())
+    invocation.printer.item(sent, f"sent {kind} as {sent['sender']} ({sent['id']})")
 
 
 @notify.command(
@@ -125,12 +132,14 @@ def send(
         )
     ]
 )
-@click.option("--model", required=True, help="The model of this receiver's state.")
-@click.option("--state", "state", multiple=True, metavar="NAME=VALUE", help="Its state; may be repeated.")
-@click.option("--policy", required=True, metavar="EXPR", help="What it accepts, from whom.")
-@click.option("--durable", is_flag=True, help="Durable events wait for this receiver while it is away.")
-@click.option("-n", "--count", type=click.IntRange(1), help="End after so many events.")
-@command.duration("--timeout", None, "How long to wait for each event.", may_be_zero=True)
+@click.option("--model", required=True, help="Model of the receiver's state.")
+@click.option(
+    "--state", "state", multiple=True, metavar="NAME=VALUE", help="A value of its state; may be repeated."
+)
+@click.option("--policy", required=True, metavar="EXPR", help="Which events it accepts, from which senders.")
+@click.option("--durable", is_flag=True, help="Store durable events while the receiver is disconnected.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of events.")
+@command.duration("--timeout", None, "Time limit for each event.", may_be_zero=True)
 @name_option
 @connection.options
 @command.pass_invocation
@@ -145,7 +154,7 @@ def listen(
     name: str,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Be a receiver, and print the events that reach it."""
+    """Register a receiver and print its events."""
     values = values_of(state)
 
     async def work() -> None:
@@ -174,7 +183,7 @@ def listen(
                 me.acknowledge()
             finally:
                 if not durable:
-                    # Whoever presses Ctrl-C does not wait for a domain that is gone.
+                    # After Ctrl-C do not wait for a domain that is unavailable.
                     with contextlib.suppress(TimeoutError, errors.Unavailable):
                         async with asyncio.timeout(LEAVE_S):
                             await me.leave()
@@ -184,15 +193,15 @@ def listen(
 
 @notify.command(
     acts=("leave", "{receiver}"),
-    examples=[("muster notify leave web-1", "nothing is kept for it any more")],
+    examples=[("muster notify leave web-1", "its stored events are discarded")],
 )
 @click.argument("receiver")
 @connection.options
 @command.pass_invocation
 def leave(invocation: command.Invocation, receiver: str, to: connection.ConnectionOptions) -> None:
-    """End a receiver of yours whose process is gone, and throw away what waits for it.
+    """Remove one of your receivers and discard its stored events.
 
-    A durable one stays until it is ended; so does any whose process was killed.
+    Durable receivers, and receivers whose process was killed, stay registered until they are removed.
     """
 
     async def ask(bus: api.Bus) -> str:
@@ -202,7 +211,7 @@ def leave(invocation: command.Invocation, receiver: str, to: connection.Connecti
         name = receiver.removeprefix(f"{bus.identity}/")
         full = protocol.participant_id(bus.identity, name)
         if full not in [
-            one["receiver"] for one in (await queries.list_receivers(bus, prefix=full)).receivers
+            known["receiver"] for known in (await queries.list_receivers(bus, prefix=full)).receivers
         ]:
             raise errors.NotFound(f"there is no receiver {full[:160]}", hint="see `muster notify receivers`")
         async with client.NotifyClient(bus) as mine:
@@ -210,7 +219,7 @@ def leave(invocation: command.Invocation, receiver: str, to: connection.Connecti
         return full
 
     left = command.run(_with(invocation, to, ask))
-    invocation.printer.done({"receiver": left}, f"there is no receiver {left} any more")
+    invocation.printer.done({"receiver": left}, f"the receiver {left} was removed")
 
 
 def format_time(seconds: float) -> str:
@@ -232,7 +241,7 @@ def _pairs(values: Any, between: str = " ") -> str:
 
 
 def _value(value: Any) -> str:
-    """As one would write it on the command line."""
+    """The notation of the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return "{" + ", ".join(value) + "}" if isinstance(value, list | tuple) else str(value)
@@ -244,8 +253,12 @@ async def _with(invocation: command.Invocation, to: connection.ConnectionOptions
 
 
 @notify.command(examples=[('muster notify receivers --where "load > 0.8"', "")])
-@click.option("--where", default="", metavar="EXPR", help="Only those of whom this is true.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--where", default="", metavar="EXPR", help="Only receivers whose state matches this predicate."
+)
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of receivers."
+)
 @connection.options
 @command.pass_invocation
 def receivers(
@@ -258,24 +271,28 @@ def receivers(
 
         return await queries.list_receivers(bus, where=where, limit=limit)
 
-    found = command.run(_with(invocation, to, ask))
-    listed = found.receivers
+    result = command.run(_with(invocation, to, ask))
+    listed = result.receivers
     if invocation.printer.for_people:
-        listed = [{**one, "state": _pairs(one["state"], ", ")} for one in listed]
+        listed = [{**receiver, "state": _pairs(receiver["state"], ", ")} for receiver in listed]
     columns = ["receiver", "model", "state", "policy", "delivery"]
     invocation.printer.rows(
-        listed, columns, empty="no such receiver is there" if where else "no receiver is there"
+        listed, columns, empty="no receiver matches" if where else "there are no receivers"
     )
-    if found.count > len(found.receivers):
-        invocation.printer.note(f"{len(found.receivers)} of {found.count}")
+    if result.count > len(result.receivers):
+        invocation.printer.note(f"{len(result.receivers)} of {result.count}")
 
 
 @notify.command(examples=[('muster notify who "load > 0.8" --event alert threat_level=4', "")])
 @click.argument("expression", metavar="EXPR")
 @click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option("--event", "kind", metavar="TYPE", help="Only those who would accept this event.")
-@click.option("--from", "sender", metavar="PROCESS/NAME", help="…from this sender (default: yourself).")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Show so many.")
+@click.option(
+    "--event", "kind", metavar="TYPE", help="Only receivers that would accept an event of this type."
+)
+@click.option("--from", "sender", metavar="PROCESS/NAME", help="Sender of the event (default: yourself).")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of receivers."
+)
 @connection.options
 @command.pass_invocation
 def who(
@@ -287,13 +304,11 @@ def who(
     limit: int,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Say who would be reached, how many, and why the near misses would not."""
+    """Show which receivers would be reached, and why near misses would not."""
     from muster.core import errors
 
     if kind is None and (content or sender):
-        raise errors.InvalidInput(
-            "content and --from are of an event: which one?", hint="name its type with --event"
-        )
+        raise errors.InvalidInput("content and --from require an event type", hint="add --event TYPE")
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
@@ -302,20 +317,20 @@ def who(
         event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
         return await queries.match_receivers(bus, expression, event=event, sender=by, limit=limit)
 
-    found = command.run(_with(invocation, to, ask))
+    result = command.run(_with(invocation, to, ask))
     printer = invocation.printer
-    told = {
-        "count": found.count,
-        "receivers": [one["receiver"] for one in found.receivers],
-        "near": found.near,
+    facts = {
+        "count": result.count,
+        "receivers": [receiver["receiver"] for receiver in result.receivers],
+        "near": result.near,
     }
     if not printer.for_people:
-        printer.item(told, "")
+        printer.item(facts, "")
         return
-    printer.item(told, f"{found.count} would be reached" + (":" if found.receivers else ""))
-    for name in told["receivers"]:
+    printer.item(facts, f"matching receivers: {result.count}")
+    for name in facts["receivers"]:
         printer.item({}, f"  {name}")
-    for miss in found.near:
+    for miss in result.near:
         printer.item({}, f"near miss: {miss['receiver']}: {'; '.join(miss['why'])}")
 
 
@@ -325,7 +340,7 @@ def who(
 @click.argument("event", metavar="EVENT")
 @click.argument("receiver")
 @click.option("--to", "address", default="TRUE", metavar="EXPR", help="The event's address.")
-@click.option("--from", "sender", metavar="PROCESS/NAME", help="Its sender (default: yourself).")
+@click.option("--from", "sender", metavar="PROCESS/NAME", help="Sender of the event (default: yourself).")
 @connection.options
 @command.pass_invocation
 def explain(
@@ -336,9 +351,9 @@ def explain(
     sender: str | None,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Say why an event would reach a receiver, or which side keeps it away.
+    """Explain why an event would or would not reach a receiver.
 
-    EVENT is its type and content in one word: 'alert threat_level=4'. RECEIVER is PROCESS/NAME.
+    EVENT is its type and content in one argument: 'alert threat_level=4'. RECEIVER is PROCESS/NAME.
     """
     import shlex
 
@@ -349,7 +364,9 @@ def explain(
     except ValueError as error:
         raise errors.InvalidInput(f"{event[:80]!r}: {str(error).lower()}") from None
     if not words:
-        raise errors.InvalidInput("an event has a type", hint="for example 'alert threat_level=4'")
+        raise errors.InvalidInput(
+            "the type of the event is missing", hint="for example 'alert threat_level=4'"
+        )
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
@@ -358,20 +375,22 @@ def explain(
         sent = _event(words[0], tuple(words[1:]), address, by.partition("/")[2], False)
         return await queries.explain(bus, sent, sender=by, receiver=receiver)
 
-    told = command.run(_with(invocation, to, ask))
-    lines = ["it is delivered" if told["delivered"] else "it is not delivered"]
+    explanation = command.run(_with(invocation, to, ask))
+    lines = ["delivered" if explanation["delivered"] else "not delivered"]
     for side in ("address", "event", "sender"):
-        found = told[side]
-        lines.append(f"  {side}: {'holds' if found['holds'] else 'fails'}")
-        lines += [f"    {why}" for why in found["because"]]
+        verdict = explanation[side]
+        lines.append(f"  {side}: {'holds' if verdict['holds'] else 'fails'}")
+        lines += [f"    {why}" for why in verdict["because"]]
     for whose in ("granted", "receiver_granted"):
         lines += [
             f"  {'the receiver has ' if whose == 'receiver_granted' else ''}{_grant(grant)}"
-            for grant in told[whose].values()
+            for grant in explanation[whose].values()
         ]
-    if told.get("since_ms"):
-        lines.append(f"  the receiver's state is as it is since {format_time(told['since_ms'] / 1000)}")
-    invocation.printer.item(told, "\n".join(lines))
+    if explanation.get("since_ms"):
+        lines.append(
+            f"  the receiver's state is unchanged since {format_time(explanation['since_ms'] / 1000)}"
+        )
+    invocation.printer.item(explanation, "\n".join(lines))
 
 
 @notify.command(examples=[("muster notify check 'alert AND threat_level >= 4'", "")])
@@ -379,18 +398,18 @@ def explain(
 @connection.options
 @command.pass_invocation
 def check(invocation: command.Invocation, policy: str, to: connection.ConnectionOptions) -> None:
-    """Type a policy against the domain's models, and say what it costs."""
+    """Check a policy against the domain's models and show its cost."""
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
 
         return await queries.check(bus, policy)
 
-    told = command.run(_with(invocation, to, ask))
+    checked = command.run(_with(invocation, to, ask))
     invocation.printer.item(
-        told,
-        f"{told['canonical']}\n  {told['clauses']} clauses, cost {told['cost']}, "
-        + (f"indexed as {told['conjunctions']}" if told["indexed"] else "asked one by one"),
+        checked,
+        f"{checked['canonical']}\n  {checked['clauses']} clauses, cost {checked['cost']}, "
+        + (f"indexed as {checked['conjunctions']}" if checked["indexed"] else "not indexed"),
     )
 
 
@@ -401,9 +420,9 @@ def check(invocation: command.Invocation, policy: str, to: connection.Connection
 @connection.options
 @command.pass_invocation
 def define(invocation: command.Invocation, file: Path, to: connection.ConnectionOptions) -> None:
-    """Make models of receivers and events known to the domain.
+    """Define models of receivers and events.
 
-    Policies in the file are checked against them.
+    Policies in the file are checked against the models.
     """
     from muster.notify import documents
 
@@ -425,12 +444,12 @@ def define(invocation: command.Invocation, file: Path, to: connection.Connection
 
 
 @notify.command(
-    examples=[("muster notify models", ""), ("muster notify models --form xml", "as a document of this form")]
+    examples=[("muster notify models", ""), ("muster notify models --form xml", "as an XML document")]
 )
 @click.option(
     "--form",
     type=click.Choice(["yaml", "json", "notation", "xml"]),
-    help="Write them as a document that `define` reads.",
+    help="Print a document in this format, which `define` reads.",
 )
 @connection.options
 @command.pass_invocation
@@ -442,13 +461,15 @@ def models(invocation: command.Invocation, form: Any, to: connection.ConnectionO
 
         return await queries.defined(bus)
 
-    found = command.run(_with(invocation, to, ask))
+    definitions = command.run(_with(invocation, to, ask))
     if form is None:
-        invocation.printer.rows(found, ["name", "of", "attributes"], empty="no model is defined")
+        invocation.printer.rows(definitions, ["name", "of", "attributes"], empty="no model is defined")
         return
     import msgspec
 
     from muster.notify import authorities, documents, protocol
 
-    listed = (authorities.model_of(msgspec.convert(one, protocol.DefineModel)) for one in found)
+    listed = (
+        authorities.model_of(msgspec.convert(definition, protocol.DefineModel)) for definition in definitions
+    )
     click.echo(documents.write(documents.NotifyDocument(tuple(listed)), form), nl=False)

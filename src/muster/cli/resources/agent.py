@@ -1,4 +1,4 @@
-"""``muster agent``: host adapters on a machine; let machines in."""
+"""``muster agent``: the agent of a machine, and the enrolment of machines."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RETRY_S = 2.0
     cls=command.MusterGroup,
     invoke_without_command=True,
     examples=[
-        ("muster agent --join-file TOKEN.txt", "the first time; the machine's key stays on the machine"),
-        ("muster agent --join - < TOKEN.txt", "… with the token from stdin; `ps` shows no part of it"),
-        ("muster agent", "from then on"),
-        ("muster agent token host-b", "on the domain's machine: let host-b in"),
+        ("muster agent --join-file TOKEN.txt", "enrol; the private key stays on this machine"),
+        ("muster agent --join - < TOKEN.txt", "read the token from stdin, so that `ps` does not show it"),
+        ("muster agent", "after the enrolment"),
+        ("muster agent token host-b", "on the domain's machine: create a token for host-b"),
     ],
 )
 @click.option(
@@ -40,7 +40,7 @@ RETRY_S = 2.0
     metavar="TOKEN",
     envvar="MUSTER_JOIN_TOKEN",
     show_envvar=True,
-    help="Enrol with this one-time token; '-' reads it from stdin. Other users of the machine see arguments.",
+    help="Enrol with this one-time token; '-' reads it from stdin. Arguments are visible to other users.",
 )
 @click.option(
     "--join-file",
@@ -53,23 +53,25 @@ RETRY_S = 2.0
     type=click.Path(file_okay=False, path_type=Path),
     default=FOLDER,
     show_default=True,
-    help="Where it keeps its credentials and what it hosts.",
+    help="Folder for the credentials and the data of resources.",
 )
 @click.option(
     "--proxy",
     metavar="URL",
-    help="An HTTP proxy (http://HOST:PORT) by way of which the domain is reached; it is remembered.",
+    help="Connect through this HTTP proxy (http://HOST:PORT); stored at the enrolment.",
 )
 @click.option(
     "--direct",
     "managers",
     multiple=True,
     metavar="HOST:PORT",
-    help="Connect to this manager without a broker; name all of the domain's managers.",
+    help="Connect to this manager without a broker; list all managers of the domain.",
 )
-@click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
-@command.duration("--beat", "5s", "Between two heartbeats.")
+@click.option("--zone", default="default", show_default=True, help="Zone: machines that fail together.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for predicates; may be repeated."
+)
+@command.duration("--beat", "5s", "Interval between heartbeats.")
 @click.pass_context
 def agent(
     context: click.Context,
@@ -82,20 +84,20 @@ def agent(
     labels: tuple[str, ...],
     beat_s: float,
 ) -> None:
-    """Host resources on this machine, and let machines into a domain.
+    """Run the agent of this machine; enrol machines in a domain.
 
-    It needs no open port: it connects outwards, by TLS or WebSocket, through an HTTP proxy if need be. It
-    asks the domain's locator for the best broker, and turns to others when that one fails.
+    The agent needs no open port: it makes outgoing connections with TLS or WebSocket, through an HTTP proxy
+    if configured. It uses the broker that the domain's locator recommends, and fails over to others.
     """
     if context.invoked_subcommand is not None:
         return
     invocation = context.ensure_object(command.Invocation)
-    given = foreground.parse_pairs(labels, "--label")
+    label_values = foreground.parse_pairs(labels, "--label")
     if token_file is not None:
         token = token_file.read_text()
     elif token == "-":
         token = sys.stdin.read()
-    command.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, given, beat_s))
+    command.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, label_values, beat_s))
 
 
 async def _run(
@@ -121,7 +123,7 @@ async def _run(
             road = await stack.enter_async_context(await _lines(folder, managers))
         else:
             road = await stack.enter_async_context(await _connect(folder, proxy, measure))
-        asked = await stack.enter_async_context(
+        stop = await stack.enter_async_context(
             foreground.serve_until_signal(
                 invocation,
                 None if managers else road,
@@ -142,11 +144,11 @@ async def _run(
             invocation.printer.item(
                 {"agent": running.name, "folder": str(folder)}, f"agent {running.name} is up; Ctrl-C ends it"
             )
-            await asked.wait()
+            await stop.wait()
 
 
 async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy: str | None) -> None:
-    """Spend the token: the machine's key is made here, and only its public half leaves."""
+    """Enrol with a one-time token. The key pair is created here; only the public key is sent."""
     import ssl
 
     import msgspec
@@ -172,12 +174,14 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
                     answer = await management.request_bootstrap(
                         bus, "enrol", public_key=key.public, machine=machine
                     )
-                except errors.Unavailable as error:  # also in doubt: it is asked again with the same key
+                except (
+                    errors.Unavailable
+                ) as error:  # the outcome may be unknown: repeating the request with the same key is safe
                     if token.has_expired:
                         raise
                     if error.message != noted:
                         noted = error.message
-                        invocation.printer.note(f"{error.message}; {error.hint or 'asking again'}")
+                        invocation.printer.note(f"{error.message}; {error.hint or 'retrying'}")
                     await asyncio.sleep(RETRY_S)
     except (errors.Unauthorized, errors.Unavailable) as error:
         if token.has_expired:
@@ -189,7 +193,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
 
 
 async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentials, ssl.SSLContext | None]:
-    """Where the domain is, who this machine is in it, and whom it believes."""
+    """The location of the domain, the machine's credentials and the TLS context, from the enrolment."""
     import ssl
 
     import msgspec
@@ -201,7 +205,7 @@ async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentia
         where = msgspec.json.decode(await asyncio.to_thread((folder / "domain.json").read_bytes))
     except OSError as error:
         raise errors.NotFound(
-            f"this machine is not enrolled: nothing in {folder}", hint="`muster agent --join TOKEN`"
+            f"this machine is not enrolled: {folder} has no credentials", hint="`muster agent --join TOKEN`"
         ) from error
     creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
     return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
@@ -219,7 +223,7 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
 
     where, creds, tls = await _enrolled(folder)
     proxy = proxy or where.get("proxy")
-    # Who needs a proxy does not reach the locator either.
+    # Behind a proxy the locator is not reachable.
     locator = None if proxy else where.get("locator") or None
     return await muster_connection.connect(
         where["servers"], locator=locator, creds=creds, tls=tls, proxy=proxy, measure=measure
@@ -228,14 +232,20 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
 
 @agent.command(
     examples=[
-        ("muster agent token host-b", "prints the token; it can be used once, within an hour"),
-        ("muster agent token host-b --approval --for 24h", "… and somebody has to approve"),
+        ("muster agent token host-b", "valid once, within an hour"),
+        ("muster agent token host-b --approval --for 24h", "the enrolment has to be approved"),
     ],
 )
 @click.argument("name")
-@click.option("--approval", is_flag=True, help="Whoever uses it has to be approved.")
-@command.duration("--for", "1h", "How long it can be used.", dest="lifetime_s")
-@click.option("--address", "addresses", multiple=True, metavar="URL", help="Where the machine finds brokers.")
+@click.option("--approval", is_flag=True, help="The enrolment has to be approved.")
+@command.duration("--for", "1h", "Lifetime of the token.", dest="lifetime_s")
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="URL",
+    help="URL of a broker for the machine; may be repeated.",
+)
 @connection.options
 @command.pass_invocation
 def token(
@@ -246,7 +256,7 @@ def token(
     addresses: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
-    """Make a one-time token that lets a machine in as NAME."""
+    """Create a one-time token for the enrolment of the machine NAME."""
     made = registry_calls.ask_domain(
         invocation,
         to,
@@ -264,9 +274,9 @@ def token(
 @connection.options
 @command.pass_invocation
 def approve(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Let a machine in that waits for it."""
+    """Approve the enrolment of a machine."""
     done = registry_calls.ask_domain(invocation, to, "approve", name=name)
-    invocation.printer.done(done, f"{name} may come in")
+    invocation.printer.done(done, f"the enrolment of {name} was approved")
 
 
 @agent.command(examples=[("muster agent waiting", "")])
@@ -282,14 +292,16 @@ def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) ->
             return await management.waiting(bus)
 
     rows = command.run(ask())
-    invocation.printer.rows(rows, ("name", "machine", "token"), of="machine", empty="nobody waits")
+    invocation.printer.rows(
+        rows, ("name", "machine", "token"), of="machine", empty="no machine waits for approval"
+    )
 
 
-@agent.command(examples=[("muster agent forget host-b", "it will not come back")])
+@agent.command(examples=[("muster agent forget host-b", "for a machine that will not return")])
 @click.argument("name")
 @connection.options
 @command.pass_invocation
 def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Forget a lost agent and its resources, without asking it."""
+    """Remove a lost agent and its resources without contacting it."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name))
-    invocation.printer.done(done, f"{name} and {done['count']} resources are forgotten")
+    invocation.printer.done(done, f"{name} and {done['count']} resources were removed")

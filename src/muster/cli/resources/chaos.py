@@ -1,4 +1,4 @@
-"""``muster chaos``: drills. What is killed here comes back, or it was no good."""
+"""``muster chaos``: failure drills. Killed processes are restarted by the domain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.cli import command, connection, registry_calls
 
 @click.group(cls=command.MusterGroup, examples=[("muster chaos kill manager-2", "")])
 def chaos() -> None:
-    """Kill parts of a domain, for drills."""
+    """Kill processes of a domain, for failure drills."""
 
 
 @chaos.command(
@@ -19,7 +19,7 @@ def chaos() -> None:
 @connection.options
 @command.pass_invocation
 def kill(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Kill one of the domain's processes as a crash would (SIGKILL)."""
+    """Kill a process of the domain with SIGKILL, like a crash."""
     done = registry_calls.ask_domain(invocation, to, "kill", name=name)
     invocation.printer.done(done, f"killed {name} (pid {done['pid']})")
 

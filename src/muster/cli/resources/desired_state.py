@@ -1,4 +1,4 @@
-"""What should be: ``muster apply``, ``plan``, ``diff``, ``delete``, ``drain``, ``rollout``."""
+"""Commands for the desired state: ``apply``, ``plan``, ``diff``, ``delete``, ``drain``, ``rollout``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PLAN = ("wave", "act", "name", "type")
     cls=command.MusterCommand,
     examples=[
         ("muster apply -f fleet.yaml", ""),
-        ("muster apply -f fleet.yaml --wait 60s", "return when all of it is in its desired state"),
+        ("muster apply -f fleet.yaml --wait 60s", "return when all resources are in the desired state"),
     ],
 )
 @registry_calls.file_option
-@command.duration("--wait", None, "Wait so long for everything to be in its desired state.")
+@command.duration("--wait", None, "Wait up to this time until all resources are in the desired state.")
 @connection.options
 @command.pass_invocation
 def apply(
     invocation: command.Invocation, path: Path, wait_s: float | None, to: connection.ConnectionOptions
 ) -> None:
-    """Make what a manifest says be so, and keep it so."""
+    """Apply a manifest and keep the resources in the declared state."""
     text = registry_calls.read_text(path)
 
     async def work(fleet: client.ManageClient) -> Any:
@@ -42,13 +42,13 @@ def apply(
 
 
 @click.command(
-    cls=command.MusterCommand, examples=[("muster plan -f fleet.yaml", "in waves: each goes at once")]
+    cls=command.MusterCommand, examples=[("muster plan -f fleet.yaml", "the steps of a wave run in parallel")]
 )
 @registry_calls.file_option
 @connection.options
 @command.pass_invocation
 def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
-    """Say what an apply would do, and do nothing."""
+    """Show the steps of an apply without executing them."""
     lines = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
     )
@@ -60,7 +60,7 @@ def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 @connection.options
 @command.pass_invocation
 def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
-    """Say field by field what an apply would change."""
+    """Show field by field what an apply would change."""
     lines = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
     )
@@ -70,7 +70,7 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
         for field, (before, after) in (line["changes"] or {}).items()
     ]
     rows += [
-        {"name": line["name"], "field": "", "is": "absent", "would_be": "there"}
+        {"name": line["name"], "field": "", "is": "absent", "would_be": "present"}
         for line in lines
         if line["act"] == "create"
     ]
@@ -83,11 +83,11 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 )
 @click.argument("names", nargs=-1)
 @click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@command.duration("--wait", None, "Wait so long for everything to be gone.")
+@command.duration("--wait", None, "Wait up to this time until the resources are deleted.")
 @click.option(
     "--force",
     is_flag=True,
-    help="Where a machine is lost: remove them at once, without their agents. What still runs there goes on.",
+    help="For lost machines: delete without contacting the agents. Processes that still run there continue.",
 )
 @connection.options
 @command.pass_invocation
@@ -99,9 +99,9 @@ def delete(
     force: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Take resources down and forget them, those that depend on others first."""
+    """Stop resources and delete them, dependent ones first."""
     if bool(names) == bool(path):
-        raise click.UsageError("give names or -f FILE, one of them")
+        raise click.UsageError("give either names or -f FILE")
 
     async def work(fleet: client.ManageClient) -> Any:
         if path is not None:
@@ -120,28 +120,30 @@ def delete(
 @click.command(
     cls=command.MusterCommand,
     examples=[
-        ("muster drain host-a", "stop all of an agent's resources, and give it no more"),
+        ("muster drain host-a", "stop all resources of an agent and assign no new ones"),
         ("muster drain web-1", ""),
         ("muster drain host-a --undo", ""),
     ],
 )
 @click.argument("name")
-@click.option("--undo", is_flag=True, help="Want it up again.")
+@click.option("--undo", is_flag=True, help="Return it to service.")
 @connection.options
 @command.pass_invocation
 def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.ConnectionOptions) -> None:
-    """Let a resource, or all of an agent's, finish and stop."""
+    """Drain a resource, or all resources of an agent."""
     done = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name)
     )
-    invocation.printer.done(done, f"{done['count']} resources {'up again' if undo else 'draining'}")
+    invocation.printer.done(
+        done, f"{done['count']} resources {'returned to service' if undo else 'draining'}"
+    )
 
 
 @click.group(
     cls=command.MusterGroup, examples=[("muster rollout start restart --where \"group = 'web'\"", "")]
 )
 def rollout() -> None:
-    """Do the same to many resources, some at a time."""
+    """Run an operation on many resources in batches."""
 
 
 _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
@@ -155,12 +157,20 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
 )
 @click.argument("operation")
 @click.argument("names", nargs=-1)
-@click.option("--where", default="", metavar="PREDICATE", help="On the resources of which this is true.")
-@click.option("--batch", default="1", show_default=True, help="How many at a time: a count, or a part (10%).")
-@command.duration("--pause", None, "Between two batches.")
-@click.option("--max-errors", type=click.IntRange(0), default=0, show_default=True, help="Stop after more.")
-@click.option("--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="For the operation.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is over.")
+@click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
+@click.option("--batch", default="1", show_default=True, help="Batch size: a number, or a percentage (10%).")
+@command.duration("--pause", None, "Pause between batches.")
+@click.option(
+    "--max-errors",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Stop the rollout after more errors than this.",
+)
+@click.option(
+    "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end of the rollout.")
 @connection.options
 @command.pass_invocation
 def start(
@@ -176,8 +186,8 @@ def start(
     wait: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Begin a rollout of OPERATION."""
-    wanted = {
+    """Start a rollout of OPERATION."""
+    plan_ = {
         "operation": operation,
         "arguments": registry_calls.key_values(arguments),
         "batch": batch,
@@ -188,19 +198,19 @@ def start(
     async def work(fleet: client.ManageClient) -> Any:
         import asyncio
 
-        found = await fleet.rollout(wanted, *names, where=where)
-        while wait and found["state"] == "running":
-            all_ = sum(found["counts"].values()) or 1
-            over = all_ - sum(found["counts"].get(state, 0) for state in ("pending", "running"))
+        progress = await fleet.rollout(plan_, *names, where=where)
+        while wait and progress["state"] == "running":
+            all_ = sum(progress["counts"].values()) or 1
+            over = all_ - sum(progress["counts"].get(state, 0) for state in ("pending", "running"))
             say(f"{over:,} of {all_:,}", over / all_)
             await asyncio.sleep(0.2)
-            found = (await fleet.rollouts(found["id"]))[0]
-        return found
+            progress = (await fleet.rollouts(progress["id"]))[0]
+        return progress
 
     with invocation.printer.progress(f"rolling out {operation}") as say:
-        found = registry_calls.call_registry(invocation, to, work)
-    invocation.printer.rows([found], _ROLLOUT, of="rollout")
-    if found["state"] == "stopped":
+        result = registry_calls.call_registry(invocation, to, work)
+    invocation.printer.rows([result], _ROLLOUT, of="rollout")
+    if result["state"] == "stopped":
         raise click.exceptions.Exit(1)
 
 
@@ -208,7 +218,7 @@ def start(
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List rollouts and how they went."""
+    """List rollouts and their results."""
     rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollouts())
     invocation.printer.rows(rows, _ROLLOUT, of="rollout", empty="no rollouts")
 
@@ -228,7 +238,7 @@ def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptio
 @connection.options
 @command.pass_invocation
 def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Begin no further batch."""
+    """Pause a rollout after the current batch."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.pause(id))
     invocation.printer.done(done, f"rollout {id} is {done['state']}")
 
@@ -238,6 +248,6 @@ def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOpti
 @connection.options
 @command.pass_invocation
 def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
-    """Go on with a rollout that was paused or stopped."""
+    """Resume a paused or stopped rollout."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.resume(id))
     invocation.printer.done(done, f"rollout {id} is {done['state']}")

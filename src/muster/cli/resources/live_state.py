@@ -1,4 +1,4 @@
-"""What is: ``muster get``, ``describe``, ``watch``, ``targets``, ``logs``, ``exec``, ``events``."""
+"""Commands for the live state: ``get``, ``describe``, ``watch``, ``targets``, ``logs``, ``exec``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, registry_calls
-from muster.cli.domain import audit
 
 if TYPE_CHECKING:
     from muster.manage import client
@@ -26,13 +25,13 @@ def _rows(invocation: command.Invocation, rows: list[dict[str, Any]]) -> None:
     examples=[
         ("muster get", ""),
         ("muster get web-1 -o json", ""),
-        ("muster get --where \"state <> 'up'\"", "what needs looking at"),
+        ("muster get --where \"state <> 'up'\"", "resources that need attention"),
         ("muster get --agents", ""),
         ("muster get --managers", ""),
     ],
 )
 @click.argument("names", nargs=-1)
-@click.option("--where", default="", metavar="PREDICATE", help="Those of which this is true.")
+@click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @click.option("--agents", is_flag=True, help="List agents instead.")
 @click.option("--managers", is_flag=True, help="List managers instead.")
 @connection.options
@@ -45,7 +44,7 @@ def get(
     managers: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """List resources and how they are."""
+    """List resources and their states."""
     if agents:
         rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
         columns = ("name", "zone", "resources", "labels", "cordoned")
@@ -66,55 +65,57 @@ def get(
 @connection.options
 @command.pass_invocation
 def describe(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Tell all there is to tell of one resource."""
-    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(name))
+    """Show the details of a resource."""
+    details = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(name))
     if invocation.printer.for_people:
-        found["since_ms"] = registry_calls.format_time(found["since_ms"])
-        found = {"since" if fact == "since_ms" else fact: value for fact, value in found.items()}
-    invocation.printer.facts(found)
+        details["since_ms"] = registry_calls.format_time(details["since_ms"])
+        details = {"since" if fact == "since_ms" else fact: value for fact, value in details.items()}
+    invocation.printer.facts(details)
 
 
 @click.command(
     cls=command.MusterCommand,
-    examples=[("muster targets \"zone = 'east' AND type = 'process'\"", "nothing is done")],
+    examples=[
+        ("muster targets \"zone = 'east' AND type = 'process'\"", "the resources an operation would affect")
+    ],
 )
 @click.argument("expression", metavar="PREDICATE")
 @connection.options
 @command.pass_invocation
 def targets(invocation: command.Invocation, expression: str, to: connection.ConnectionOptions) -> None:
-    """List the resources that a predicate selects, and do nothing."""
+    """List the resources that a predicate selects."""
     _rows(invocation, registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression)))
 
 
-@click.command(cls=command.MusterCommand, examples=[("muster watch", "each change of a state, as it comes")])
+@click.command(cls=command.MusterCommand, examples=[("muster watch", "until Ctrl-C")])
 @connection.options
 @command.pass_invocation
 def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """Print each change of a resource's state as it comes."""
+    """Print each change of a resource's state as it happens."""
 
     async def work(fleet: client.ManageClient) -> None:
-        async for one in fleet.watch():
+        async for change in fleet.watch():
             facts = {
-                "resource": one.resource,
-                "state": one.state.value,
-                "reason": one.reason,
-                "since_ms": one.since_ms,
-                "manager": one.manager,
-                "epoch": one.epoch,
+                "resource": change.resource,
+                "state": change.state.value,
+                "reason": change.reason,
+                "since_ms": change.since_ms,
+                "manager": change.manager,
+                "epoch": change.epoch,
             }
-            since = registry_calls.format_time(one.since_ms)
-            line = f"{since}  {one.resource:<20}  {one.state.value:<9}  {one.reason}"
+            since = registry_calls.format_time(change.since_ms)
+            line = f"{since}  {change.resource:<20}  {change.state.value:<9}  {change.reason}"
             invocation.printer.item(facts, line)
 
     registry_calls.call_registry(invocation, to, work)
 
 
-@click.command(cls=command.MusterCommand, examples=[("muster logs web-1", "the end of what it wrote")])
+@click.command(cls=command.MusterCommand, examples=[("muster logs web-1", "")])
 @click.argument("name")
 @connection.options
 @command.pass_invocation
 def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Print the end of what a resource wrote."""
+    """Print the last lines of a resource's log."""
     text = registry_calls.call_registry(invocation, to, lambda fleet: fleet.logs(name))
     invocation.printer.item({"resource": name, "output": text}, text.rstrip("\n"))
 
@@ -125,13 +126,15 @@ def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
     examples=[
         ("muster exec web-1 restart", ""),
         ("muster exec web-1 signal --argument number=1", ""),
-        ("muster exec --where \"group = 'web'\" restart", "all of them at once"),
-        ("muster exec web-1 enumerate", "its operations"),
+        ("muster exec --where \"group = 'web'\" restart", "on all selected resources in parallel"),
+        ("muster exec web-1 enumerate", "list its operations"),
     ],
 )
 @click.argument("words", nargs=-1, required=True, metavar="[RESOURCE] OPERATION")
-@click.option("--where", default="", metavar="PREDICATE", help="On the resources of which this is true.")
-@click.option("--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="For the operation.")
+@click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
+@click.option(
+    "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
+)
 @connection.options
 @command.pass_invocation
 def exec(
@@ -141,10 +144,10 @@ def exec(
     arguments: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
-    """Have an operation of a resource carried out."""
+    """Run an operation of a resource."""
     *names, operation = words
     if bool(names) == bool(where):
-        raise click.UsageError("give a resource or --where PREDICATE, one of them")
+        raise click.UsageError("give either a resource or --where PREDICATE")
     rows = registry_calls.call_registry(
         invocation,
         to,
@@ -154,22 +157,6 @@ def exec(
     )
     columns = ["resource", "outcome", "result", "reason"]
     columns += ["truncated"] if any(row["truncated"] for row in rows) else []
-    invocation.printer.rows(rows, columns, of="resource", empty="no resource is selected: nothing was done")
+    invocation.printer.rows(rows, columns, of="resource", empty="the predicate selects no resource")
     if any(row["outcome"] != "done" for row in rows):
         raise click.exceptions.Exit(1)
-
-
-@click.command(
-    cls=command.MusterCommand,
-    examples=[
-        ("muster events", "who did what, when, and what became of it"),
-        ("muster events --last 500", ""),
-    ],
-)
-@click.option("--last", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many.")
-@connection.options
-@command.pass_invocation
-def events(invocation: command.Invocation, last: int, to: connection.ConnectionOptions) -> None:
-    """List the latest decisions: the audit."""
-    found = registry_calls.call_registry(invocation, to, lambda fleet: fleet.decisions(last=last))
-    invocation.printer.rows([audit.audit_row(one) for one in found], audit.COLUMNS, of="decision")

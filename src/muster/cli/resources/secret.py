@@ -1,4 +1,4 @@
-"""``muster secret``: values that resources need and nobody reads."""
+"""``muster secret``: secret values for resources."""
 
 from __future__ import annotations
 
@@ -13,48 +13,51 @@ from muster.cli import command, connection, registry_calls
 @click.group(
     cls=command.MusterGroup,
     examples=[
-        ("muster secret set db-password < password.txt", "a manifest refers to it as store:db-password"),
+        ("muster secret set db-password < password.txt", "manifests refer to it as store:db-password"),
         ("muster secret list", ""),
     ],
 )
 def secret() -> None:
-    """Keep secrets in the domain's store.
+    """Manage the secrets in the domain's store.
 
-    They are sealed before they leave this command, and told to nobody but the agents whose resources refer
-    to them, {secret: "store:NAME"}. What runs already takes a new value when it is restarted.
+    This command encrypts a secret before sending it. Only the agents of resources that refer to it with
+    {secret: "store:NAME"} receive it. A running resource uses a new value after a restart.
     """
 
 
 @secret.command(
     "set",
     examples=[
-        ("muster secret set db-password", "asks for it, and does not show it"),
+        ("muster secret set db-password", "prompts for the value"),
         ("muster secret set db-password < password.txt", ""),
         ("muster secret set tls-key --file key.pem", ""),
     ],
 )
 @click.argument("name")
 @click.option(
-    "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read it from here."
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read the value from this file.",
 )
 @connection.options
 @command.pass_invocation
 def set_(
     invocation: command.Invocation, name: str, path: Path | None, to: connection.ConnectionOptions
 ) -> None:
-    """Keep a value, from standard input or a file, without the newline it ends with."""
+    """Store a value from standard input or a file, without the final newline."""
     value = _value(name, path)
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.set_secret(name, value))
     more = done["used_by_count"] - len(done["used_by"])
     names = ", ".join(done["used_by"]) + (f" and {more:,} more" if more else "")
-    using = f"; restart what uses it: {names}" if names else ""
-    invocation.printer.done(done, f"{name} is kept{using}")
+    using = f"; restart the resources that use it: {names}" if names else ""
+    invocation.printer.done(done, f"{name} was stored{using}")
 
 
 def _value(name: str, path: Path | None) -> str:
     if path is None and sys.stdin.isatty():
-        asked: str = click.prompt(name, hide_input=True, confirmation_prompt=True, err=True)
-        return asked
+        entered: str = click.prompt(name, hide_input=True, confirmation_prompt=True, err=True)
+        return entered
     try:
         text = path.read_text() if path is not None else sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -66,7 +69,7 @@ def _value(name: str, path: Path | None) -> str:
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
-    """List the names of secrets, and what uses them."""
+    """List the names of secrets and the resources that use them."""
     rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.secrets())
     for row in rows:
         row["at"] = registry_calls.format_time(row["at_ms"])
@@ -78,6 +81,6 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 @connection.options
 @command.pass_invocation
 def delete(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
-    """Delete a secret that nothing refers to."""
+    """Delete a secret that no resource refers to."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.delete_secret(name))
-    invocation.printer.done(done, f"{name} is deleted")
+    invocation.printer.done(done, f"{name} was deleted")

@@ -1,4 +1,4 @@
-"""``muster demo``: a domain on this machine, at work: a short tour, or the whole loop against a worm."""
+"""``muster demo``: a demonstration domain on this machine: a short tour, or the containment of a worm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HOME = Path(".muster") / "demo"
 _SETTINGS = """\
-# Made by `muster demo`, which also removes it: keep nothing of your own in this folder.
+# Created by `muster demo`, which also deletes this folder: store no files of your own here.
 [domain]
 name = "demo"
 data_dir = "."
@@ -32,9 +32,9 @@ data_dir = "."
 @click.command(
     cls=cli_command.MusterCommand,
     examples=[
-        ("muster demo", "a tour in ten seconds; leaves the domain up until Ctrl-C"),
-        ("muster demo worm", "the whole loop: 10,000 servers, a worm among them, and Spark"),
-        ("muster demo worm --fleet 100000 --once", "ten times as many; stops by itself"),
+        ("muster demo", "a tour in ten seconds; the domain runs until Ctrl-C"),
+        ("muster demo worm", "10,000 simulated servers, a worm, and Spark"),
+        ("muster demo worm --fleet 100000 --once", "ten times as many servers; stops at the end"),
     ],
 )
 @click.argument("story", type=click.Choice(["tour", "worm"]), default="tour")
@@ -45,19 +45,22 @@ data_dir = "."
     show_default=True,
     envvar="FLEET",
     show_envvar=True,
-    help="Simulated servers of the worm's story.",
+    help="Number of simulated servers of `worm`.",
 )
-@click.option("--once", is_flag=True, help="Stop when everything has been shown, as without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Stop at the end of the demonstration; the default without a terminal."
+)
 @cli_command.pass_invocation
 def demo(invocation: cli_command.Invocation, story: str, fleet: int, once: bool) -> None:
-    """Start a domain on this machine and show it at work.
+    """Start a demonstration domain on this machine.
 
-    The tour sends, asks, selects, stores and takes over. The worm's story is the whole of Muster: a fleet of
-    simulated web servers reports, Spark sees a worm spread among them, controllers command exactly those at
-    risk, managers isolate and patch; and a manager and a broker are killed meanwhile.
+    The tour shows messages, requests, notifications, stored messages and failover. The scenario `worm` uses
+    all services: a fleet of simulated web servers sends reports, Spark detects a spreading worm, controllers
+    send commands to exactly the servers at risk, and managers isolate and patch them. A manager and a broker
+    are killed meanwhile.
 
-    Makes a fresh home in ./.muster/demo (or where --home says), on free ports of loopback, and removes it at
-    the end; where something failed it stays, with its logs, until the next demo.
+    Creates a home in ./.muster/demo (or --home) with free ports on loopback, and deletes it at the end. After
+    a failure the home and its logs are kept until the next demo.
     """
     from muster.app import home
 
@@ -71,18 +74,18 @@ def demo(invocation: cli_command.Invocation, story: str, fleet: int, once: bool)
 
 
 def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
-    """A new home in the place of an earlier demo's; anything else that is there is left alone."""
+    """Replace the home of an earlier demo. Any other folder is left alone."""
     from muster.app import home
     from muster.app import settings as app_settings
     from muster.core.settings import loader
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
         with home.DomainFolder(place.root / "demo").hold():
-            pass  # refused while an earlier demo still runs
+            pass  # fails while an earlier demo still runs
         _clear(place)
     elif place.root.exists() and any(place.root.iterdir()):
         raise errors.AlreadyExists(
-            f"{place.root} is there, and not from a demo", hint="name another folder with --home"
+            f"{place.root} exists and was not created by a demo", hint="choose another folder with --home"
         )
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.settings_file.write_text(_SETTINGS)
@@ -90,14 +93,14 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
 
 
 def _clear(place: home.Home) -> None:
-    """The settings go last: if this is cut short, what is left is still known for a demo's."""
+    """Delete the settings last, so that an interrupted deletion still leaves a recognizable demo."""
     import shutil
 
-    for one in place.root.iterdir():
-        if one.is_dir():
-            shutil.rmtree(one)
-        elif one != place.settings_file:
-            one.unlink()
+    for path in place.root.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != place.settings_file:
+            path.unlink()
     place.settings_file.unlink()
     place.root.rmdir()
 
@@ -105,7 +108,7 @@ def _clear(place: home.Home) -> None:
 def _remove(place: home.Home) -> None:
     _clear(place)
     if place.root == HOME.absolute():
-        with contextlib.suppress(OSError):  # something else is in it
+        with contextlib.suppress(OSError):  # it contains other files
             place.root.parent.rmdir()
 
 
@@ -145,11 +148,11 @@ def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str],
     if stay:
         option = f"--home {cli_command.display_path(place.root)}"
         lines = [
-            "It stays up until Ctrl-C. What to try next, in another terminal:",
+            "The domain runs until Ctrl-C. Try these commands in another terminal:",
             *(f"  {muster} {command} {option}" for command in commands),
         ]
     else:
-        lines = ["What to try next, a domain of your own:", f"  {muster} init && {muster} up --detach"]
+        lines = ["Next, create a domain of your own:", f"  {muster} init && {muster} up --detach"]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
 
@@ -190,7 +193,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
         async with outbreak.Outbreak(running, wishes, show) as story:
             summary = await story.run()
             _summarise(printer, summary)
-            _suggest(printer, place, ("top", "get --managers", "alert list", "audit"), stay=stay)
+            _suggest(printer, place, ("top", "get --managers", "alert list", "activity"), stay=stay)
             if stay:
                 await asyncio.get_running_loop().create_future()
 
@@ -198,16 +201,16 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
 
 
 def _expect_spark() -> None:
-    """Complain now, not when the fleet waits for it."""
+    """Fail early if Spark is not available."""
     import importlib.util
     import tempfile
 
     from muster.pipeline.source import java_runtime
 
-    tour = "`muster demo` alone shows what needs no Spark"
+    tour = "`muster demo` without `worm` needs no Spark"
     if importlib.util.find_spec("pyspark") is None:
         raise errors.MissingDependency(
-            "the worm's story needs Spark, which is not installed",
+            "the scenario `worm` needs Spark, which is not installed",
             hint=f"pip install 'muster-fabric[spark]'; {tour}",
         )
     with tempfile.TemporaryDirectory() as folder:
@@ -230,22 +233,22 @@ async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> 
 def _summarise(printer: output.Printer, summary: outbreak.OutbreakSummary) -> None:
     from dataclasses import asdict
 
-    found = summary
-    record = {"scene": "summary", **asdict(found), "saved": found.saved}
+    record = {"scene": "summary", **asdict(summary), "saved": summary.saved}
     lines = [
         "",
-        f"to detect     {found.detect_s:6.1f} s   from the worm's release to Spark's alert",
-        f"to notify     {found.notify_s:6.1f} s   from the alert to the first server that accepted it",
-        f"to contain    {found.contain_s:6.1f} s   from the release until nothing spreads",
-        f"to heal       {found.heal_s:6.1f} s   until every server is patched and reported so",
-        f"infected      {found.fallen:6,} of {found.servers:,} servers; "
-        f"without Muster {found.unhindered:,}: {found.saved:,} saved",
-        f"commands      {found.commands:6,}, accepted {found.deliveries:,} times, "
-        f"carried out {found.operations:,} times",
-        f"missed        {found.not_done:6,}, repeated {found.repeated:,}, "
-        f"dropped {found.dropped:,} messages or reports",
-        f"reports       {found.reports:6,} taken in by Spark",
-        f"forged        {found.forged_reached:6,} servers obeyed the impostor",
-        f"killed        {', '.join(found.killed) or 'nothing'}; {found.failovers:,} servers changed managers",
+        f"to detect     {summary.detect_s:6.1f} s   from the worm's release to Spark's alert",
+        f"to notify     {summary.notify_s:6.1f} s   from the alert to the first server that accepted it",
+        f"to contain    {summary.contain_s:6.1f} s   from the release until nothing spreads",
+        f"to heal       {summary.heal_s:6.1f} s   until every server has reported that it is patched",
+        f"infected      {summary.fallen:6,} of {summary.servers:,} servers; "
+        f"without Muster {summary.unhindered:,}: {summary.saved:,} saved",
+        f"commands      {summary.commands:6,}, accepted {summary.deliveries:,} times, "
+        f"executed {summary.operations:,} times",
+        f"missed        {summary.not_done:6,}, repeated {summary.repeated:,}, "
+        f"dropped {summary.dropped:,} messages or reports",
+        f"reports       {summary.reports:6,} processed by Spark",
+        f"forged        {summary.forged_reached:6,} servers accepted a forged command",
+        f"killed        {', '.join(summary.killed) or 'nothing'}; "
+        f"{summary.failovers:,} servers changed managers",
     ]
     printer.item(record, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""``muster init``: make a home."""
+"""``muster init``: create a home."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ _HEAD = """\
     cls=command.MusterCommand,
     examples=[
         ("muster init", "a home in ~/.muster"),
-        ("muster init --home ./.muster --name lab", "one that this folder's commands find by themselves"),
+        ("muster init --home ./.muster --name lab", "found by commands that run in this folder"),
         ("muster init --brokers 3 --port 4222", "three brokers on ports 4222 to 4224"),
     ],
 )
 @click.option("--name", default="local", show_default=True, help="The domain's name.")
-@click.option("--brokers", type=click.IntRange(1, 64), default=1, show_default=True, help="How many brokers.")
+@click.option(
+    "--brokers", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of brokers."
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=4222,
     show_default=True,
-    help="Port of the first broker; 0: free ones, new at each start.",
+    help="Port of the first broker; 0: free ports, chosen at each start.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address the brokers listen on.")
 @config_.set_option
@@ -36,10 +38,10 @@ _HEAD = """\
 def init(
     invocation: command.Invocation, name: str, brokers: int, port: int, host: str, overrides: tuple[str, ...]
 ) -> None:
-    """Make a home: identities, certificates and settings.
+    """Create a home: identities, certificates and settings.
 
-    A home is a folder with muster.toml and, below it, the domain's keys and data. Keep a copy of its
-    keys somewhere else: who has them is the domain. `--set KEY=VALUE` puts further settings into the file.
+    A home is a folder with muster.toml and the domain's keys and data. Keep a copy of the keys in a safe
+    place: they are the root of trust of the domain. `--set KEY=VALUE` writes further settings to the file.
     """
     from muster.app import certificates, home, identities
     from muster.app import settings as app_settings
@@ -49,7 +51,7 @@ def init(
     place = home.Home.find(invocation.home)
     if place.settings_file.exists():
         raise errors.AlreadyExists(
-            f"{place.root} is a home already", hint="start it with `muster up`, or name another with --home"
+            f"{place.root} is already a home", hint="start it with `muster up`, or choose another with --home"
         )
     values: dict[str, object] = {
         "domain.name": name,
@@ -69,7 +71,7 @@ def init(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    # Last of all: a home is a home when this file is there, so a half-made one can be made again.
+    # Last: this file makes the folder a home, so an interrupted `init` can be repeated.
     draft.rename(place.settings_file)
     files.sync_folder(place.root)
     facts = {
@@ -84,7 +86,7 @@ def init(
         facts,
         f"{place.root} is the home of the domain {name}\n"
         f"  settings  {facts['settings']}\n"
-        f"  keys      {facts['keys']} (keep a copy elsewhere)\n"
+        f"  keys      {facts['keys']} (keep a copy in a safe place)\n"
         f"next: {command.program()} up{option}",
     )
 

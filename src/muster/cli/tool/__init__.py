@@ -1,1 +1,1 @@
-"""Help section "This command": profiles, completion, version."""
+"""Help section "Tool": profiles, completion, version."""

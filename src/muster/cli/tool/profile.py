@@ -1,4 +1,4 @@
-"""``muster profile``: see, make and choose named connection settings (`muster.cli.profiles`)."""
+"""``muster profile``: manage named connection settings (`muster.cli.profiles`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.core import errors
 
 @click.group(cls=command.MusterGroup, examples=[("muster profile list", "")])
 def profile() -> None:
-    """Named connection settings."""
+    """Manage named connection settings."""
 
 
 @profile.command("list", examples=[("muster profile list -o json", "")])
@@ -26,17 +26,17 @@ def list_(invocation: command.Invocation) -> None:
         {
             "name": name,
             "current": name == now,
-            "servers": list(found.servers),
-            "locator": found.locator or None,
-            "home": found.home or None,
+            "servers": list(loaded.servers),
+            "locator": loaded.locator or None,
+            "home": loaded.home or None,
         }
         for name in profiles.names()
-        for found in [profiles.load(name)]
+        for loaded in [profiles.load(name)]
     ]
     invocation.printer.rows(
         rows,
         ("name", "current", "servers", "locator", "home"),
-        empty="no profiles yet: make one with `muster profile add NAME --server URL --creds FILE`",
+        empty="there are no profiles; create one with `muster profile add NAME --server URL --creds FILE`",
     )
 
 
@@ -49,10 +49,10 @@ def list_(invocation: command.Invocation) -> None:
 )
 @click.argument("name")
 @click.option("--server", "servers", multiple=True, metavar="URL", help="A broker; may be repeated.")
-@click.option("--locator", default="", metavar="URL", help="A locator to ask for the best broker.")
+@click.option("--locator", default="", metavar="URL", help="A locator, which recommends a broker.")
 @click.option("--creds", type=click.Path(dir_okay=False, path_type=Path), help="File of credentials.")
 @click.option(
-    "--ca", type=click.Path(dir_okay=False, path_type=Path), help="Authority of the brokers' certificates."
+    "--ca", type=click.Path(dir_okay=False, path_type=Path), help="Certificate authority of the brokers."
 )
 @command.pass_invocation
 def add(
@@ -63,13 +63,13 @@ def add(
     creds: Path | None,
     ca: Path | None,
 ) -> None:
-    """Make a profile, or replace the one of that name."""
+    """Create or replace a profile."""
     from muster.cli import profiles
 
     home = None if servers or locator else invocation.home
     if not (servers or locator or home):
         raise errors.InvalidInput(
-            "a profile needs something to connect to", hint="give --server, --locator or --home"
+            "a profile needs a server, a locator or a home", hint="give --server, --locator or --home"
         )
     made = profiles.Profile(
         servers=servers,
@@ -79,39 +79,39 @@ def add(
         home=str(home.absolute()) if home else "",
     )
     path = profiles.save(name, made)
-    invocation.printer.done({"name": name, "file": str(path)}, f"profile {name} is in {path}")
+    invocation.printer.done({"name": name, "file": str(path)}, f"profile {name} was written to {path}")
 
 
 @profile.command(examples=[("muster profile use prod", "")])
 @click.argument("name", shell_complete=command.complete_profiles)
 @command.pass_invocation
 def use(invocation: command.Invocation, name: str) -> None:
-    """Make a profile the one used when none is named."""
+    """Make a profile the default."""
     from muster.cli import profiles
 
     profiles.use(name)
     invocation.printer.done({"current": name}, f"{name} is now the current profile")
 
 
-@profile.command(examples=[("muster profile show", "the current one"), ("muster profile show prod", "")])
+@profile.command(examples=[("muster profile show", "the current profile"), ("muster profile show prod", "")])
 @click.argument("name", required=False, shell_complete=command.complete_profiles)
 @command.pass_invocation
 def show(invocation: command.Invocation, name: str | None) -> None:
-    """Show one profile."""
+    """Show a profile."""
     from muster.cli import profiles
 
     chosen = name or invocation.profile or profiles.current()
     if chosen is None:
         raise errors.NotFound("no profile is in use", hint="choose one with `muster profile use NAME`")
-    found = profiles.load(chosen)
+    loaded = profiles.load(chosen)
     invocation.printer.facts(
         {
             "name": chosen,
-            "servers": list(found.servers),
-            "locator": found.locator,
-            "creds": found.creds,
-            "ca": found.ca,
-            "home": found.home,
+            "servers": list(loaded.servers),
+            "locator": loaded.locator,
+            "creds": loaded.creds,
+            "ca": loaded.ca,
+            "home": loaded.home,
         }
     )
 
@@ -120,8 +120,8 @@ def show(invocation: command.Invocation, name: str | None) -> None:
 @click.argument("name", shell_complete=command.complete_profiles)
 @command.pass_invocation
 def delete(invocation: command.Invocation, name: str) -> None:
-    """Forget a profile."""
+    """Delete a profile."""
     from muster.cli import profiles
 
     profiles.remove(name)
-    invocation.printer.done({"deleted": name}, f"profile {name} is gone")
+    invocation.printer.done({"deleted": name}, f"profile {name} was deleted")

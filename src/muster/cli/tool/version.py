@@ -1,4 +1,4 @@
-"""What is installed: the first thing a report of a fault should hold."""
+"""``muster version``: installed versions, for bug reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _version_of(distribution: str) -> str | None:
 @click.command(cls=command.MusterCommand, examples=[("muster version -o json", "")])
 @command.pass_invocation
 def version(invocation: command.Invocation) -> None:
-    """Print the versions of Muster and what it stands on."""
+    """Print the versions of Muster and its dependencies."""
     invocation.printer.facts(
         {
             "muster": muster.__version__,

@@ -1,11 +1,12 @@
-"""Logins that were ended before they expired, in one file that all web processes of the domain share.
+"""Revocation list of sessions, in a file that all web processes of the domain share.
 
-A session is valid by its seal alone (`muster.web.auth.sessions`), so the end of one has to be remembered
-until it would have expired.  No end is ever dropped to save space: a name with too many of them cannot begin
-another session until some expire.  The file is changed under a lock and replaced atomically; it is read again
-when another process replaced it.  A damaged file is an error and never means that no login was ended.
+The signature of a session makes it valid (`muster.web.auth.sessions`), so a session that ends early is listed
+here until it would have expired.  Entries are never dropped to save space: a login with too many entries
+cannot start another session until some expire.  The file is changed under a lock and replaced atomically; a
+process reads it again after another process replaced it.  A damaged file is an error and is never treated as
+empty.
 
-All of this blocks: call it in a thread.
+All functions block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from muster.web.auth import sessions
 
 PER_NAME_MAX = 10_000
 
-Ends = dict[str, dict[str, int]]  # name: session id: when the session would have expired, in seconds
+Ends = dict[str, dict[str, int]]  # name: session id: expiry of the session, in seconds
 _Stamp = tuple[int, int, int]
 
 
@@ -39,7 +40,7 @@ class EndedLogins:
         return sum(until > now_s for until in self.read().get(name, {}).values()) >= PER_NAME_MAX
 
     def add(self, session: sessions.LoginSession) -> None:
-        """When this returns, the end is on disk, and holds for all web processes."""
+        """End a session for all web processes. The entry is on disk when this returns."""
         with files.locked(self._lock):
             now_s = time.time()
             ends = {
@@ -63,8 +64,8 @@ class EndedLogins:
             return {}
         except msgspec.MsgspecError as error:
             raise errors.Refused(
-                f"{self._path} is damaged, so it is unknown which logins were ended: {error}",
-                hint="remove it and the file `key` beside it, and restart: everyone has to log in again",
+                f"{self._path} is damaged, so ended sessions cannot be recognized: {error}",
+                hint="delete it and the file `key` beside it, and restart; all users have to log in again",
             ) from error
         self._loaded = (stamp, ends)
         return ends

@@ -1,7 +1,7 @@
-"""Sessions and tokens of the web: begun with a password, recognised with each request, and ended.
+"""Sessions and tokens: created with a password, verified with each request, and ended.
 
-Passwords are checked and throttled by `muster.trust.login.password_checker`.  That a login still exists is
-looked up again every few seconds: a removed or changed password ends its sessions soon.
+`muster.trust.login.password_checker` verifies passwords and throttles attempts.  The existence of a login is
+checked again every few seconds, so a removed login or a changed password ends its sessions soon.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class LoginService:
         self._born: dict[str, tuple[float, int, sessions.WebRole]] = {}
 
     async def open(self) -> None:
-        """Read, or make, the key that seals sessions."""
+        """Read or create the key that signs sessions."""
         self._key = await asyncio.to_thread(self._read_key)
-        await asyncio.to_thread(self._ended.read)  # refused where it is damaged
+        await asyncio.to_thread(self._ended.read)  # raises if the file is damaged
 
     def _read_key(self) -> bytes:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / "key"
         if not path.exists():
-            with contextlib.suppress(FileExistsError):  # another web process was quicker: its key counts
+            with contextlib.suppress(FileExistsError):  # another web process created the key first
                 files.create(path, secrets.token_bytes(32))
         return path.read_bytes()
 
@@ -59,9 +59,9 @@ class LoginService:
         return not await asyncio.to_thread(self._known.names)
 
     async def check(self, name: str, password: str, address: str) -> tuple[sessions.WebRole, int]:
-        """The login's role here and when its password was set; `errors.Unauthorized`, or told to wait."""
-        found = await self._passwords.verified(name, password, address)
-        return sessions.role_of(found.role, administers=found.administers), found.created_at
+        """Create a session or token. Raises `errors.Unauthorized`, or `errors.Overloaded` while throttled."""
+        login = await self._passwords.verified(name, password, address)
+        return sessions.role_of(login.role, administers=login.administers), login.created_at
 
     async def begin(
         self,
@@ -74,7 +74,7 @@ class LoginService:
     ) -> tuple[str, sessions.LoginSession]:
         role, born = await self.check(name, password, address)
         if await asyncio.to_thread(self._ended.is_full, name):
-            raise errors.Overloaded(f"{name} ended too many sessions that have not expired yet")
+            raise errors.Overloaded(f"{name} has too many ended sessions that have not expired yet")
         longest_s = self._session_s if kind is sessions.TokenKind.COOKIE else self._token_s
         session = sessions.LoginSession(
             id=secrets.token_urlsafe(12),
@@ -87,10 +87,10 @@ class LoginService:
         return sessions.seal(session, self._key), session
 
     async def recognise(self, text: str, kind: sessions.TokenKind) -> sessions.LoginSession:
-        """Whose it is: `errors.Unauthorized` unless it is sealed by us, not ended, and its login still is."""
+        """Verify a session. Raises `errors.Unauthorized` if it is invalid, ended, or its login is gone."""
         session = sessions.unseal(text, self._key, kind=kind, now_s=time.time())
         if await asyncio.to_thread(self._ended.has, session):
-            raise errors.Unauthorized("this login was ended", hint="log in again")
+            raise errors.Unauthorized("this session was ended", hint="log in again")
         looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.WebRole.VIEWER))
         if time.monotonic() - looked_s > KNOWN_S or born < session.born:
             born, role = await asyncio.to_thread(self._look, session.name)
@@ -98,20 +98,20 @@ class LoginService:
                 self._born.clear()
             self._born[session.name] = (time.monotonic(), born, role)
         if born != session.born:
-            raise errors.Unauthorized("the password was changed since", hint="log in again")
+            raise errors.Unauthorized("the password was changed", hint="log in again")
         return msgspec.structs.replace(session, role=role)
 
     def _look(self, name: str) -> tuple[int, sessions.WebRole]:
         try:
-            found = self._known.get(name)
-            if found.expires_at and found.expires_at <= time.time():
+            cached = self._known.get(name)
+            if cached.expires_at and cached.expires_at <= time.time():
                 raise errors.Unauthorized("expired")
-            return found.created_at, sessions.role_of(found.role, administers=found.administers)
+            return cached.created_at, sessions.role_of(cached.role, administers=cached.administers)
         except errors.MusterError:
             return -1, sessions.WebRole.VIEWER
 
     async def end(self, session: sessions.LoginSession) -> None:
-        """The session is over, for every web process of the domain, when this returns."""
+        """End a session for all web processes of the domain."""
         await asyncio.to_thread(self._ended.add, session)
 
     def form_token(self, session: sessions.LoginSession) -> str:

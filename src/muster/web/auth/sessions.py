@@ -1,9 +1,9 @@
-"""Logins as sealed text: who, which role, until when. Pure.
+"""Sessions as signed text: name, role and expiry. Pure.
 
-A session (in a cookie) and a bearer token are the same thing: a small JSON document and its HMAC under a key
-that only this domain's web processes have.  So they outlive a restart, and no list of those who are logged in
-has to be kept; only of those who have logged out before their time.  ``born`` is when the password was set:
-another password ends what was begun with the old one.
+A session (in a cookie) and a bearer token have the same format: a small JSON document and its HMAC, with a
+key that only the domain's web processes have.  They survive a restart, and no list of sessions is stored;
+only a list of those that ended before their expiry.  ``born`` is the time when the password was set: a new
+password ends all sessions of the old one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 2048
 
 
 class WebRole(enum.StrEnum):
-    """What a person may do here; each may all that the one before may."""
+    """The roles of people; each includes the permissions of the one before."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -49,13 +49,13 @@ class LoginSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def role_of(role: roles.Role, *, administers: bool) -> WebRole:
-    """The place of a login's role of the bus here."""
+    """The web role of a login, from its role on the bus."""
     if role is roles.Role.OPERATOR:
         return WebRole.ADMIN if administers else WebRole.OPERATOR
     if role is roles.Role.VIEWER:
         return WebRole.VIEWER
     raise errors.Forbidden(
-        f"logins of the role {role} have no place here", hint="viewer, operator and admin do"
+        f"logins with the role {role} cannot use the dashboard", hint="use the role viewer, operator or admin"
     )
 
 
@@ -65,23 +65,23 @@ def seal(session: LoginSession, key: bytes) -> str:
 
 
 def unseal(text: str, key: bytes, *, kind: TokenKind, now_s: float) -> LoginSession:
-    """`errors.Unauthorized` for whatever is not whole, ours, of this kind and still valid."""
+    """Verify signed text. Raises `errors.Unauthorized` if it is damaged, of another kind or expired."""
     body, _, mac = text.partition(".")
     try:
         if len(text) > MAX_BYTES or not hmac.compare_digest(_bytes(mac), _mac(body, key)):
             raise ValueError
         session = msgspec.json.decode(_bytes(body), type=LoginSession)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise errors.Unauthorized("this login is not one of ours", hint="log in again") from None
+        raise errors.Unauthorized("this session is not valid", hint="log in again") from None
     if session.kind is not kind:
-        raise errors.Unauthorized("a cookie is not a token, and a token is no cookie")
+        raise errors.Unauthorized("a cookie cannot be used as a token, nor a token as a cookie")
     if session.until <= now_s:
-        raise errors.Unauthorized("this login has expired", hint="log in again")
+        raise errors.Unauthorized("this session has expired", hint="log in again")
     return session
 
 
 def form_token(session: LoginSession, key: bytes) -> str:
-    """What a form of this session's pages carries, which no other site can know."""
+    """The CSRF token of the forms of this session."""
     return _text(hmac.digest(key, b"form:" + session.id.encode(), hashlib.sha256))
 
 

@@ -1,6 +1,6 @@
-"""Pictures in SVG, drawn here: no script, no library, the colours of the page. Pure.
+"""Charts as SVG, without scripts or libraries. Pure.
 
-Each has a name for those who cannot see it, and says its figures in words as well.
+Each chart has an accessible name and repeats its figures as text.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ChartLine:
 
 
 def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
-    """Values over time. A gap stays a gap."""
-    series = [one for one in series if any(_is_known(y) for _, y in one.points)]
-    known = [(x, y) for one in series for x, y in one.points if y is not None and math.isfinite(y)]
+    """A line chart over time. Gaps are shown as gaps."""
+    series = [line for line in series if any(_is_known(y) for _, y in line.points)]
+    known = [(x, y) for line in series for x, y in line.points if y is not None and math.isfinite(y)]
     if len({x for x, _ in known}) < 2:
-        return widgets.empty("Not enough measured yet.", "Points appear as they come.")
+        return widgets.empty("Not enough data yet.", "Points appear when measurements arrive.")
     low_x, high_x = min(x for x, _ in known), max(x for x, _ in known)
     high_y = _nice(max(max(y for _, y in known), least))
     span_x = max(high_x - low_x, 1e-9)
@@ -54,13 +54,13 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: flo
     for at, anchor in ((low_x, "start"), ((low_x + high_x) / 2, "middle"), (high_x, "end")):
         x = LEFT + (at - low_x) / span_x * (WIDTH - LEFT - RIGHT)
         drawn.append(tag("text", _clock(at, span_x), x=f"{x:.1f}", y=HEIGHT - 4, cls=f"axis {anchor}"))
-    gaps = sorted({gap for one in series for gap in _gaps(one.points)})
+    gaps = sorted({gap for line in series for gap in _gaps(line.points)})
     for begin, end in gaps:
         left, right = (float(place(x, 0.0).partition(",")[0]) for x in (begin, end))
         drawn.append(
             tag(
                 "rect",
-                tag("title", f"Nothing measured, {_clock(begin, span_x)} to {_clock(end, span_x)}"),
+                tag("title", f"No data, {_clock(begin, span_x)} to {_clock(end, span_x)}"),
                 x=f"{left:.1f}",
                 y=TOP,
                 width=f"{right - left:.1f}",
@@ -68,22 +68,24 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: flo
                 cls="gap",
             )
         )
-    for one in series:
+    for line in series:
         run: list[str] = []
-        for x, value in (*one.points, (high_x, None)):
+        for x, value in (*line.points, (high_x, None)):
             if value is not None and _is_known(value):
                 run.append(place(x, value))
             elif run:
-                drawn.append(tag("polyline", points=" ".join(run if len(run) > 1 else run * 2), cls=one.look))
+                drawn.append(
+                    tag("polyline", points=" ".join(run if len(run) > 1 else run * 2), cls=line.look)
+                )
                 run = []
     last = [
-        f"{one.name}: {_short([y for _, y in one.points if y is not None and _is_known(y)][-1])}{unit}"
-        for one in series
+        f"{line.name}: {_short([y for _, y in line.points if y is not None and _is_known(y)][-1])}{unit}"
+        for line in series
     ]
     legend = tag(
         "div",
-        *(tag("span", words, cls=f"key {one.look}") for words, one in zip(last, series, strict=True)),
-        tag("span", "nothing measured", cls="key gap") if gaps else None,
+        *(tag("span", words, cls=f"key {line.look}") for words, line in zip(last, series, strict=True)),
+        tag("span", "no data", cls="key gap") if gaps else None,
         cls="legend",
     )
     picture = tag(
@@ -98,15 +100,15 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: flo
 
 
 def split_gaps(points: Sequence[tuple[float, float]]) -> list[Point]:
-    """Of what comes at some pace: where it stayed away for several paces, nothing was measured."""
+    """Insert a gap where points of a regular series are missing for several intervals."""
     paces = sorted(later - sooner for (sooner, _), (later, _) in itertools.pairwise(points))
     most_s = max(GAP_S_MIN, GAP_PACES * paces[len(paces) // 2]) if paces else 0.0
-    found: list[Point] = []
+    drawn: list[Point] = []
     for at_s, value in points:
-        if found and at_s - found[-1][0] > most_s:
-            found.append((at_s, None))
-        found.append((at_s, value))
-    return found
+        if drawn and at_s - drawn[-1][0] > most_s:
+            drawn.append((at_s, None))
+        drawn.append((at_s, value))
+    return drawn
 
 
 def _is_known(value: float | None) -> bool:
@@ -114,7 +116,7 @@ def _is_known(value: float | None) -> bool:
 
 
 def _gaps(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
-    """From the last that is known before a gap to the first that is known behind it."""
+    """Yield each gap: from the last value before it to the first value after it."""
     known: float | None = None
     missing = False
     for x, y in points:
@@ -127,10 +129,10 @@ def _gaps(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
 
 
 def shares(counts: Mapping[str, int], *, label: str) -> Markup:
-    """How a whole divides into states: one bar, and the counts in words."""
+    """A stacked bar of the shares of states, with the counts as text."""
     total = sum(counts.values())
     if not total:
-        return widgets.empty("Nothing to count yet.")
+        return widgets.empty("No data yet.")
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     x, drawn = 0.0, []
     for name, count in ordered:
@@ -165,7 +167,7 @@ def shares(counts: Mapping[str, int], *, label: str) -> Markup:
 
 
 def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
-    """A small bar within a table, beside the figure that it shows."""
+    """A small bar in a table cell, beside its value."""
     width = max(0.0, min(1.0, share)) * 100
     return tag(
         "svg",
@@ -184,8 +186,8 @@ def bar(share: float, *, look: str = "calm", label: str = "") -> Markup:
 class GraphNode:
     name: str
     look: str
-    words: str  # below the name
-    weight: float = 0.0  # 0 to 1: how large
+    words: str  # text below the name
+    weight: float = 0.0  # relative size, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +200,19 @@ class GraphEdge:
 
 
 def graph(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], *, label: str) -> Markup:
-    """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
+    """Brokers in a ring, with links: a thicker link carries more traffic, a dashed link is down."""
     height = 360 if len(nodes) > 2 else 150
     middle_x, middle_y = WIDTH / 2, height / 2 - 4
-    across, down = WIDTH / 2 - 110, height / 2 - 78  # room for words, larger on a phone, above and below
+    across, down = WIDTH / 2 - 110, height / 2 - 78  # room for text above and below, larger on a phone
     places: dict[str, tuple[float, float]] = {}
-    for index, one in enumerate(nodes):
+    for index, node in enumerate(nodes):
         angle = 2 * math.pi * index / len(nodes) - math.pi / 2
         if len(nodes) == 1:
-            places[one.name] = (middle_x, middle_y)
+            places[node.name] = (middle_x, middle_y)
         elif len(nodes) == 2:
-            places[one.name] = (middle_x + (index * 2 - 1) * across * 0.7, middle_y)
+            places[node.name] = (middle_x + (index * 2 - 1) * across * 0.7, middle_y)
         else:
-            places[one.name] = (middle_x + across * math.cos(angle), middle_y + down * math.sin(angle))
+            places[node.name] = (middle_x + across * math.cos(angle), middle_y + down * math.sin(angle))
     drawn: list[Markup] = []
     for edge in edges:
         if edge.near not in places or edge.far not in places:
@@ -231,21 +233,21 @@ def graph(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], *, label: str)
         x, y = x1 + (x2 - x1) * 0.5, y1 + (y2 - y1) * 0.5
         if len(edges) <= 12:
             drawn.append(tag("text", edge.words, x=f"{x:.1f}", y=f"{y - 6:.1f}", cls="axis middle halo"))
-    for one in nodes:
-        x, y = places[one.name]
-        # Outside of the ring, where no link is.
+    for node in nodes:
+        x, y = places[node.name]
+        # Outside of the ring, where no links are drawn.
         name_y, words_y = (y - 52, y - 34) if len(nodes) > 2 and y < middle_y else (y + 44, y + 64)
         drawn += [
             tag(
                 "circle",
-                tag("title", f"{one.name}: {one.words}"),
+                tag("title", f"{node.name}: {node.words}"),
                 cx=f"{x:.1f}",
                 cy=f"{y:.1f}",
-                r=f"{12 + 14 * one.weight:.1f}",
-                cls=f"node {one.look}",
+                r=f"{12 + 14 * node.weight:.1f}",
+                cls=f"node {node.look}",
             ),
-            tag("text", one.name, x=f"{x:.1f}", y=f"{name_y:.1f}", cls="name middle halo"),
-            tag("text", one.words, x=f"{x:.1f}", y=f"{words_y:.1f}", cls="axis middle halo"),
+            tag("text", node.name, x=f"{x:.1f}", y=f"{name_y:.1f}", cls="name middle halo"),
+            tag("text", node.words, x=f"{x:.1f}", y=f"{words_y:.1f}", cls="axis middle halo"),
         ]
     return tag(
         "svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart graph"
@@ -263,7 +265,7 @@ class TimelineMark:
 def timeline(
     lanes: Sequence[str], marks: Sequence[TimelineMark], *, from_s: float, to_s: float, label: str
 ) -> Markup:
-    """Things that happened, each in its lane."""
+    """Events over time, each in its lane."""
     step = 26
     height = step * len(lanes) + 24
     left = 120

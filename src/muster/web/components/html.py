@@ -1,9 +1,9 @@
-"""Markup in which text is escaped and only markup is not. Pure.
+"""HTML markup with escaped text. Pure.
 
     tag("td", name, cls="name")     →  Markup('<td class="name">&lt;b&gt;</td>')
 
-Whatever comes from the domain is a plain string, and becomes text; there is no way to make markup of it but
-to say so (`Markup`), which only this package does, with constants.
+Data of the domain is a plain string and is escaped.  Only `Markup` is not escaped, and only this package
+creates it, from constants.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def join(*children: Child) -> Markup:
 
 
 def tag(name: str, /, *children: Child, cls: str = "", **attributes: Value) -> Markup:
-    """``aria_label`` becomes aria-label; a trailing underscore goes; True is a bare attribute, None none."""
+    """An element. ``aria_label`` becomes aria-label; a trailing underscore is removed; True is an attribute
+    without a value; None omits the attribute."""
     parts = [name]
     if cls:
         parts.append(f'class="{escape(cls)}"')

@@ -1,4 +1,4 @@
-"""The frame around every page, and the page where one logs in. Pure."""
+"""The frame of all pages, and the login page. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from muster.web.components import html, widgets
 from muster.web.components import page as components_page
 from muster.web.components.html import Markup, join, tag
 
-#: The ways through the dashboard: where, what it is called, and under which heading.
+#: The menu: headings with paths and titles.
 MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Fleet", (("/", "Overview"), ("/tree", "Reports"), ("/alerts", "Alerts"), ("/history", "History"))),
     (
@@ -25,7 +25,7 @@ MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("/brokers", "Brokers"),
             ("/pipeline", "Pipeline"),
             ("/capacity", "Staleness"),
-            ("/audit", "Audit"),
+            ("/activity", "Activity"),
         ),
     ),
 )
@@ -33,7 +33,7 @@ THEMES = ("auto", "light", "dark")
 
 
 def document(title: str, body: Markup, *, theme: str, live: str = "") -> str:
-    """``live``: where the script hears of changes."""
+    """``live``: the URL of the event stream with updates."""
     head = join(
         tag("meta", charset="utf-8"),
         tag("title", f"{title} · Muster"),
@@ -50,14 +50,16 @@ def document(title: str, body: Markup, *, theme: str, live: str = "") -> str:
 
 
 def page(
-    seen: components_page.PageRequest,
+    request: components_page.PageRequest,
     made: components_page.DashboardPage,
     sections: list[Markup],
     *,
     theme: str,
     note: str,
 ) -> str:
-    current = next((path for _, some in MENU for path, _ in some if path == seen.path), _parent(seen.path))
+    current = next(
+        (path for _, entries in MENU for path, _ in entries if path == request.path), _parent(request.path)
+    )
     groups = [
         tag(
             "div",
@@ -74,22 +76,22 @@ def page(
                             aria_current="page" if path == current else None,
                         ),
                     )
-                    for path, label in some
+                    for path, label in entries
                 ),
             ),
         )
-        for heading, some in MENU
+        for heading, entries in MENU
     ]
-    if seen.administers:
+    if request.administers:
         logins = tag("a", "Logins", href="/logins", aria_current="page" if current == "/logins" else None)
         groups.append(tag("div", tag("h2", "Access"), tag("ul", tag("li", logins))))
-    brand = tag("a", tag("b", "Muster"), " ", tag("span", seen.known.source.domain), href="/", cls="brand")
+    brand = tag("a", tag("b", "Muster"), " ", tag("span", request.web.source.domain), href="/", cls="brand")
     who = tag(
         "div",
-        tag("span", seen.person.name, " ", tag("span", seen.person.role.value, cls="badge calm")),
+        tag("span", request.person.name, " ", tag("span", request.person.role.value, cls="badge calm")),
         tag(
             "form",
-            tag("input", type="hidden", name="form", value=seen.form_token),
+            tag("input", type="hidden", name="form", value=request.form_token),
             tag("button", "Log out", type="submit", cls="quiet"),
             method="post",
             action="/logout",
@@ -116,33 +118,36 @@ def page(
         made.head,
         tag("div", *sections, cls="sections"),
         made.foot,
-        tag("p", "Times are UTC.", cls="hint times"),
+        tag("p", "Times are UTC. The glossary is docs/glossary.md.", cls="hint times"),
         id="main",
         tabindex=-1,
     )
     body = join(tag("a", "Skip to the content", href="#main", cls="skip"), header, main)
     return document(
-        made.title, body, theme=theme, live=components_page.link_to("/live", page=seen.path, **_nested(seen))
+        made.title,
+        body,
+        theme=theme,
+        live=components_page.link_to("/live", page=request.path, **_nested(request)),
     )
 
 
 def _parent(path: str) -> str:
-    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/contexts/one": "/contexts"}.get(
+    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/context": "/contexts"}.get(
         path, {"/queue": "/queues", "/logins": "/logins"}.get(path, "")
     )
 
 
-def _nested(seen: components_page.PageRequest) -> dict[str, str]:
-    return {name: value for name, value in seen.query.items() if name != "page"}
+def _nested(request: components_page.PageRequest) -> dict[str, str]:
+    return {name: value for name, value in request.query.items() if name != "page"}
 
 
-def section(one: components_page.PageSection, inside: Markup) -> Markup:
+def section(part: components_page.PageSection, inside: Markup) -> Markup:
     return tag(
         "section",
-        tag("h2", one.title, id=f"{one.id}-title") if one.title else None,
-        tag("div", inside, id=one.id, cls="live"),
-        cls="card wide" if one.wide else "card",
-        aria_labelledby=f"{one.id}-title" if one.title else None,
+        tag("h2", part.title, id=f"{part.id}-title") if part.title else None,
+        tag("div", inside, id=part.id, cls="live"),
+        cls="card wide" if part.wide else "card",
+        aria_labelledby=f"{part.id}-title" if part.title else None,
     )
 
 
@@ -156,12 +161,12 @@ def login(
     advice: html.Child = None
     if nobody:
         advice = widgets.empty(
-            "Nobody can log in yet.", join("Run ", tag("code", "muster web password"), ".")
+            "There are no logins yet.", join("Run ", tag("code", "muster web password"), ".")
         )
     body = tag(
         "main",
         tag("h1", "Muster"),
-        tag("p", f"The domain {domain}", cls="lead"),
+        tag("p", f"Domain {domain}", cls="lead"),
         advice,
         tag(
             "div",
@@ -191,7 +196,7 @@ def failure(title: str, detail: str, hint: str, *, theme: str) -> str:
         "main",
         tag("h1", title),
         widgets.problem(detail, hint),
-        tag("p", tag("a", "To the overview", href="/")),
+        tag("p", tag("a", "Go to the overview", href="/")),
         cls="login",
         id="main",
     )

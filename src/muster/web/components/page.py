@@ -1,4 +1,4 @@
-"""What a page is made with: who looks, what was asked for, and the sections it is made of."""
+"""Pages: the request (person, path, parameters) and the sections of a page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PARAMETER_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    known: request_state.WebState
+    web: request_state.WebState
     person: sessions.LoginSession
     path: str
     query: Mapping[str, str]
     form_token: str
 
-    def asked(self, name: str, default: str = "") -> str:
+    def parameter(self, name: str, default: str = "") -> str:
         return self.query.get(name, default)[:PARAMETER_MAX]
 
     @property
@@ -42,7 +42,7 @@ Make = Callable[[], Awaitable[html.Markup]]
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """``tags``: of what it shows; it is made again when one of them is touched, and every ``every_s``."""
+    """Rendered again when data with one of its ``tags`` changes, and every ``every_s``."""
 
     id: str
     title: str
@@ -54,7 +54,7 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class DashboardPage:
-    """``head`` does not change while the page is open: forms stand there, so that nobody's typing is lost."""
+    """``head`` is not updated while the page is open, so that input in its forms is not lost."""
 
     title: str
     sections: tuple[PageSection, ...] = ()

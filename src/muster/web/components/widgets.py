@@ -1,4 +1,4 @@
-"""The few shapes that all pages are made of. Pure."""
+"""Widgets: badges, tables, tiles, fields, buttons. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from muster.web.components import html, page
 from muster.web.components.html import Child, Markup, join, tag
 
-#: How a state looks; what is not listed looks neutral.
+#: The style of a state; others are neutral.
 TONES = {
     "up": "good",
     "running": "good",
@@ -50,7 +50,7 @@ def severity_class(state: str) -> str:
 
 
 def badge(state: str) -> Markup:
-    """A state in words, with a mark; never by colour alone."""
+    """A state as text with a mark; the colour is not the only distinction."""
     return tag("span", state, cls=f"badge {severity_class(state)}")
 
 
@@ -59,9 +59,9 @@ def empty(what: str, hint: Child = "") -> Markup:
 
 
 def problem(what: str, hint: str | None) -> Markup:
-    """An error of ours; what it quotes in `…` is a command."""
-    said = tag("p", _quoting(hint), cls="hint") if hint else None
-    return tag("div", tag("p", _quoting(what)), said, cls="problem", role="note")
+    """An error message; text in backquotes is shown as a command."""
+    advice = tag("p", _quoting(hint), cls="hint") if hint else None
+    return tag("div", tag("p", _quoting(what)), advice, cls="problem", role="note")
 
 
 def _quoting(text: str) -> Markup:
@@ -70,9 +70,9 @@ def _quoting(text: str) -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, none: Child = "") -> Markup:
-    """A cell that is a number stands to the right. A head that begins with ``#`` is one of numbers."""
+    """Numbers are aligned to the right. A heading that begins with ``#`` marks a column of numbers."""
     if not rows:
-        return none if isinstance(none, Markup) else empty(html.text(none) or "Nothing yet.")
+        return none if isinstance(none, Markup) else empty(html.text(none) or "No data yet.")
     numeric = [name.startswith("#") for name in head]
     top = [
         tag("th", name.removeprefix("#"), scope="col", cls="num" if right else "") if name else tag("td", "")
@@ -89,7 +89,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, n
 
 
 def _look(cell: Child, right: bool) -> str:
-    """A short name is not broken at its hyphens, and a sentence is not squeezed into a column of words."""
+    """Short names are not wrapped at hyphens, and sentences get a wide column."""
     if right or not isinstance(cell, str):
         return "num" if right else ""
     return "word" if len(cell) <= WORD_MAX and " " not in cell else "text"
@@ -120,13 +120,13 @@ def more_link(label: str, href: str) -> Markup:
     return tag("p", tag("a", label, href=href), cls="more")
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def count(number: int, singular: str, many: str = "") -> str:
     """``1 channel``, ``2 channels``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {singular if number == 1 else many or singular + 's'}"
 
 
 def unit(metric: str) -> str:
-    """What the name of a metric says of its unit, to stand behind a figure."""
+    """The unit of a metric, from its name."""
     units = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
     return next((text for end, text in units.items() if metric.endswith(end)), "")
 
@@ -140,7 +140,7 @@ def percent(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration as people say it."""
+    """A duration for people."""
     if value is None:
         return "–"
     if value < 0.1:
@@ -163,7 +163,7 @@ def size(value: float | None) -> str:
 
 
 def moment(at_ms: int | None) -> Markup:
-    """When: the time of the day here, the whole moment for machines and for whoever hovers."""
+    """A time: short as text, complete in the attributes."""
     if not at_ms:
         return Markup("–")
     at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
@@ -191,22 +191,24 @@ def field(
     hint: str = "",
     auto: str = "",
 ) -> Markup:
-    """A labelled field of a form."""
+    """A form field with a label."""
     id = f"f-{name}"
-    told: dict[str, Any] = {"id": id, "name": name, "required": required or None}
+    attributes: dict[str, Any] = {"id": id, "name": name, "required": required or None}
     if auto:
-        told["autocomplete"] = auto
+        attributes["autocomplete"] = auto
     if options:
         control = tag(
             "select",
             *(tag("option", shown, value=own, selected=own == value or None) for own, shown in options),
-            **told,
+            **attributes,
         )
     elif rows:
-        text = f"\n{value}"  # a browser leaves out the first line break
-        control = tag("textarea", text, rows=rows, spellcheck="false", placeholder=placeholder, **told)
+        text = f"\n{value}"  # a browser omits the first line break
+        control = tag("textarea", text, rows=rows, spellcheck="false", placeholder=placeholder, **attributes)
     else:
-        control = tag("input", type=kind, value=value, spellcheck="false", placeholder=placeholder, **told)
+        control = tag(
+            "input", type=kind, value=value, spellcheck="false", placeholder=placeholder, **attributes
+        )
     return tag(
         "div",
         tag("label", label, for_=id),
@@ -231,7 +233,7 @@ def search(path: str, *fields: Markup, button: str = "Show", **kept: str) -> Mar
 
 
 def action_button(
-    seen: page.PageRequest,
+    request: page.PageRequest,
     what: str,
     button: str,
     *fields: Markup,
@@ -239,10 +241,10 @@ def action_button(
     look: str = "",
     **values: str | int,
 ) -> Markup:
-    """A button that does something, for those who may; for others nothing is shown."""
-    if not seen.may_act:
+    """A button that runs an operation; empty if the person's role does not permit it."""
+    if not request.may_act:
         return Markup("")
-    hidden = {**values, "form": seen.form_token, "back": seen.here}
+    hidden = {**values, "form": request.form_token, "back": request.here}
     return tag(
         "form",
         *(tag("input", type="hidden", name=name, value=value) for name, value in hidden.items()),
@@ -256,17 +258,19 @@ def action_button(
 
 
 def pages(
-    seen: page.PageRequest, next_: str | int | None, *, total: int | None = None, shown: int = 0
+    request: page.PageRequest, next_: str | int | None, *, total: int | None = None, shown: int = 0
 ) -> Markup:
-    """Where one is in a long list."""
-    if not shown and not seen.asked("after") and next_ is None:
+    """The navigation of a paginated list."""
+    if not shown and not request.parameter("after") and next_ is None:
         return Markup("")
-    told = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
-    query = {name: value for name, value in seen.query.items() if name != "after"}
-    first = tag("a", "First", href=page.link_to(seen.path, **query)) if seen.asked("after") else None
+    summary = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
+    query = {name: value for name, value in request.query.items() if name != "after"}
+    first = (
+        tag("a", "First", href=page.link_to(request.path, **query)) if request.parameter("after") else None
+    )
     following = (
-        tag("a", "Next", href=page.link_to(seen.path, **{**query, "after": str(next_)}), rel="next")
+        tag("a", "Next", href=page.link_to(request.path, **{**query, "after": str(next_)}), rel="next")
         if next_ is not None
         else None
     )
-    return tag("nav", tag("span", told), first, following, cls="pages", aria_label="Pages")
+    return tag("nav", tag("span", summary), first, following, cls="pages", aria_label="Pages")

@@ -1,1 +1,1 @@
-"""The read model: one copy of bus data for all requests of the process."""
+"""The read model: data of the bus, cached for all requests of the process."""

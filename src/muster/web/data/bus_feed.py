@@ -1,8 +1,8 @@
-"""What comes by on the bus, kept for every page and every request of this process, each within a bound.
+"""Subscriptions of the web process, with bounded buffers for all pages and requests.
 
-What services announce is taken as it comes (reports in columns, alerts, decisions, the pipeline's progress,
-changes of state).  What has to be asked for is asked through one cache (`muster.web.data.read_model`), whose
-tags the announcements touch: a thousand open pages ask a service no more often than one.
+Services publish reports, alerts, decisions, the pipeline's progress and changes of state.  Other data is
+requested through one cache (`muster.web.data.read_model`), whose entries these messages invalidate by tag.  A
+thousand open pages therefore cause no more requests than one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from muster.web.data import cache, connections, latest_reports, recent
 
 T = TypeVar("T")
 
-READ_S = 4.0  # how long a page waits for a service
+READ_S = 4.0  # time limit of a request to a service
 CHANGES_KEPT = 500
 DECISIONS_KEPT = 2_000
 PROGRESS_KEPT = 600
@@ -44,12 +44,12 @@ WATCHED = (
 )
 
 
-Point = tuple[float, columns.Rollups]  # when, in s, and the fleet's metrics
+Point = tuple[float, columns.Rollups]  # time in s, and the fleet's metrics
 
 
-def decision_key(one: messages.Decision) -> str:
-    """A decision and its outcome are two records with one id."""
-    return f"{one.id}-{one.outcome.value}"
+def decision_key(record: messages.Decision) -> str:
+    """A decision and its outcome are two records with the same id."""
+    return f"{record.id}-{record.outcome.value}"
 
 
 def _system(data: bytes) -> Point:
@@ -84,20 +84,20 @@ class BusFeed:
             group.create_task(self.link.run())
             group.create_task(self._sample())
 
-    # What comes by
+    # Subscriptions
 
     async def _begin(self, bus: api.Bus) -> None:
-        """Listen first and then read what was before, so that nothing is missed in between."""
+        """Subscribe first and then read older messages, so that none is missed."""
         self.cache.clear()
         decisions, systems = self.decisions.take(), self.systems.take()
         for subject in WATCHED:
-            await bus.subscribe(subject, handler=self._heard, max_pending=4096)
+            await bus.subscribe(subject, handler=self._receive, max_pending=4096)
         with contextlib.suppress(errors.MusterError):
             decisions = await manage_client.ManageClient(bus).decisions(last=DECISIONS_KEPT)
         self.decisions.put_before(decisions)
         with contextlib.suppress(errors.MusterError):
-            for one in await monitor_client.recent(bus, window_s=30.0):
-                self.machines.add(one.batch)
+            for batch in await monitor_client.recent(bus, window_s=30.0):
+                self.machines.add(batch.batch)
         with contextlib.suppress(errors.MusterError):
             systems = [_system(data) async for data in monitor_client.results(bus, "system")]
         self.systems.put_before(systems)
@@ -107,9 +107,9 @@ class BusFeed:
         self.cache.clear()
         self._touch("link")
 
-    def _heard(self, message: api.Message) -> None:
+    def _receive(self, message: api.Message) -> None:
         part = message.subject.split(".")
-        with contextlib.suppress(errors.MusterError):  # rubbish changes nothing here
+        with contextlib.suppress(errors.MusterError):  # malformed messages are ignored
             match part[1], part[2], part[4] if len(part) > 4 else part[3]:
                 case "monitor", _, _:
                     self.machines.take(message.data, at_s=time.time())
@@ -119,7 +119,7 @@ class BusFeed:
                     self._touch("manage")
                 case _, "log", _:
                     self.decisions.add(messages.decode(message.data, messages.Decision))
-                    self._touch("audit")
+                    self._touch("activity")
                     self._touch("manage")
                 case "pipeline", _, "alert":
                     self._touch("alerts")
@@ -129,7 +129,7 @@ class BusFeed:
                     self._touch("reports")
                 case "pipeline", _, "progress":
                     progress = messages.decode(message.data, pipeline_protocol.BatchProgress)
-                    if progress.at_ms:  # before its first batch it has nothing to draw
+                    if progress.at_ms:  # no data before the first batch
                         self.batches.append(progress)
                     self._touch("pipeline")
                 case "bus", _, _:
@@ -141,8 +141,8 @@ class BusFeed:
             event.set()
 
     @contextlib.contextmanager
-    def hearing(self, *tags: str) -> Any:
-        """An event that is set when something with one of these tags changes."""
+    def changes_of(self, *tags: str) -> Any:
+        """An event that is set when data with one of these tags changes."""
         event = asyncio.Event()
         for tag in tags:
             self._listeners.setdefault(tag, set()).add(event)
@@ -153,7 +153,7 @@ class BusFeed:
                 self._listeners[tag].discard(event)
 
     async def _sample(self) -> None:
-        """Messages and bytes in a second, from the brokers' counters."""
+        """Messages and bytes per second, from the brokers' counters."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             if self.machines.is_due:
@@ -162,8 +162,8 @@ class BusFeed:
                 brokers = await self.brokers()
                 now_s = time.time()
                 counts = {
-                    f"{one['name']} {way}": int(one.get(f"{way}_messages") or 0)
-                    for one in brokers
+                    f"{broker['name']} {way}": int(broker.get(f"{way}_messages") or 0)
+                    for broker in brokers
                     for way in ("in", "out")
                 }
                 before_s, before = self._counted
@@ -175,7 +175,9 @@ class BusFeed:
                     }
                     self.load.append((now_s, rates))
 
-    async def _ask(self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]) -> T:
+    async def _query(
+        self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]
+    ) -> T:
         async def make() -> T:
             async with asyncio.timeout(READ_S * 2):
                 return await ask(self.link.bus)
@@ -183,7 +185,7 @@ class BusFeed:
         try:
             return await self.cache.get(key, tag, kept_s, make)
         except TimeoutError as error:
-            raise errors.TimedOut("no answer in time") from error
+            raise errors.TimedOut("no reply in time") from error
 
     # The domain's process
 
@@ -191,14 +193,15 @@ class BusFeed:
         async def ask(bus: api.Bus) -> list[dict[str, Any]]:
             subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
             try:
-                found: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
+                rows: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
             except errors.TimedOut as error:
                 raise errors.TimedOut(
-                    f"the domain's process did not answer within {READ_S:g} s", hint="it is asked again"
+                    f"the domain's process did not reply within {READ_S:g} s",
+                    hint="the request is repeated automatically",
                 ) from error
-            return found
+            return rows
 
-        return await self._ask(("brokers", verb), tag, 2.0, ask)
+        return await self._query(("brokers", verb), tag, 2.0, ask)
 
     async def brokers(self) -> list[dict[str, Any]]:
         return await self._control("list")

@@ -1,11 +1,11 @@
-"""One answer for everybody who asks the same: what is asked often is asked once.
+"""A cache with request coalescing: concurrent readers of a key share one request.
 
-An entry is kept until its time is over or its tag is touched, whichever is first; the bus touches tags as
-things change.  Readers that come while it is being made wait for the same making, unless the tag was touched
-since it began: it may have read the state before the change.  They wait for the next one, which begins when
-the present one ends, so there is never more than one at a time for a key.  What could not be made is
-kept too, for a moment, so that a service that is away is not asked by every page.  The number of entries is
-bounded: the one that was asked for longest ago goes.
+An entry is valid until it expires or its tag is touched; messages from the bus touch tags when data changes.
+Readers that arrive during a request wait for its result, unless the tag was touched after the request began:
+it may have read the state before the change.  They wait for the next request, which begins when the current
+one ends, so each key has at most one request at a time.  Errors are cached for a short time, so that not
+every page sends requests to an unavailable service.  The number of entries is bounded; the least recently
+used is evicted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Entry:
     made_at_s: float
     kept_s: float
     future: asyncio.Future[Any]
-    turn: int | None = None  # of its tag when its making began; None: it has not begun
+    turn: int | None = None  # version of its tag when the request began; None: not begun
 
 
 class TaggedCache:
@@ -53,11 +53,11 @@ class TaggedCache:
         return cast(T, await asyncio.shield(entry.future))
 
     def touch(self, tag: str) -> None:
-        """What has this tag is made again when it is next asked for."""
+        """Invalidate the entries with this tag."""
         self._turns[tag] += 1
 
     def turn(self, tag: str) -> int:
-        """Grows with every touch: whoever shows what has this tag can see that it is old."""
+        """The version of a tag. It grows with every touch."""
         return self._turns[tag]
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class TaggedCache:
         make: Callable[[], Awaitable[T]],
         after: asyncio.Future[Any] | None,
     ) -> _Entry:
-        """``after``: the making before it, which may still be going on."""
+        """``after``: the previous request, which may still be running."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry = self._entries[key] = _Entry(tag, self._now(), kept_s, future)
         while len(self._entries) > self._max:
@@ -104,18 +104,18 @@ class TaggedCache:
             if after is not None and not after.done():
                 await asyncio.wait([after])
             entry.turn = self._turns[entry.tag]
-            found = await make()
+            value = await make()
         except asyncio.CancelledError:
             entry.future.cancel()
             raise
         except errors.MusterError as error:
             entry.future.set_exception(error)
-        except Exception as error:  # noqa: BLE001  (whoever waits must hear of a bug of ours)
+        except Exception as error:  # noqa: BLE001  (waiting readers must receive the error)
             broken = errors.InvariantViolation(f"{type(error).__name__}: {error}")
             broken.__cause__ = error
             entry.future.set_exception(broken)
         else:
-            entry.future.set_result(found)
+            entry.future.set_result(value)
         if not entry.future.cancelled():
-            entry.future.exception()  # taken note of, should everybody have gone
+            entry.future.exception()  # retrieved, in case all readers are gone
         entry.made_at_s = self._now()

@@ -1,8 +1,9 @@
-"""The web's connections to the bus: its own, and one for each person who acts or reads contexts.
+"""The bus connections of the web: its own, and one for each active person.
 
-The web process outlives the domain it shows: a domain that restarts may come back on other ports, so the link
-asks anew where it is, for as long as it takes.  People act under their own identities, so that every service
-sees, and writes down, who it was; those connections are few, and closed when nobody used them for a while.
+The web process survives restarts of the domain.  A restarted domain may use other ports, so the link looks up
+the location again until it is connected.  Operations of people, and their reads of contexts, use their own
+identities, so that every service can authorize and record them.  These connections are few and are closed
+when they are idle.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ events = log.EventLog("web")
 
 
 class DomainLocation(Protocol):
-    """How to reach the domain: `muster.app` gives one."""
+    """The location of the domain; `muster.app` provides one."""
 
     async def connect(self, identity: str, role: roles.Role) -> api.Bus: ...
     async def place(self) -> Hashable:
-        """Where the domain is now: another value means that it was restarted. None: it does not run."""
+        """The current location. It changes when the domain restarts; None if it does not run."""
         ...
 
 
@@ -59,14 +60,14 @@ class BusConnections:
     def bus(self) -> api.Bus:
         if self._bus is None or not self.is_up:
             raise errors.NotConnected(
-                f"the domain is not there: {self.reason}",
+                f"the domain is not available: {self.reason}",
                 retry_after_s=2.0,
-                hint="start it with `muster up`; this page goes on by itself",
+                hint="start it with `muster up`; this page reconnects automatically",
             )
         return self._bus
 
     async def run(self) -> None:
-        """Be connected, for as long as this runs."""
+        """Keep the connection open until cancelled."""
         while True:
             try:
                 place = await self._door.place()
@@ -93,14 +94,14 @@ class BusConnections:
         while bus.state is not api.ConnectionState.CLOSED:
             await asyncio.sleep(RETRY_S)
             if bus.state is not api.ConnectionState.CONNECTED:
-                self.reason = "the connection is lost, and being made again"
+                self.reason = "the connection was lost; reconnecting"
                 if await self._door.place() != place:
                     return
             await self._forget_idle()
 
     async def as_person(self, name: str, role: roles.Role) -> api.Bus:
-        """A connection under the person's own identity."""
-        _ = self.bus  # complains if the domain is away
+        """A connection with the person's own identity."""
+        _ = self.bus  # raises if the domain is not available
         async with self._joining:
             kept = self._people.pop((name, role), None)
             bus = kept[0] if kept else None
@@ -120,8 +121,8 @@ class BusConnections:
 
     async def _leave(self, bus: api.Bus) -> None:
         people, self._people = self._people, collections.OrderedDict()
-        for one in (*(one for one, _ in people.values()), bus):
-            await _close(one)
+        for connected in (*(connected for connected, _ in people.values()), bus):
+            await _close(connected)
 
 
 async def _close(bus: api.Bus) -> None:

@@ -1,8 +1,8 @@
-"""The latest report of every machine, in columns, as the batches come by on the bus.
+"""The latest report of every machine, as columns.
 
-Batches are kept as they came until somebody looks, or there are many; then only the last row of each machine
-stays.  A hundred thousand machines are some tens of megabytes; there are at most `ROWS_MAX`, of which the
-longest silent are left out, and counted.
+Batches are stored as received until a reader needs them or there are many; then only the last row of each
+machine is kept.  A hundred thousand machines need some tens of megabytes.  There are at most `ROWS_MAX` rows;
+machines with the oldest reports are dropped and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
 
 @dataclass(frozen=True, slots=True)
 class ArrivalSecond:
-    """What reached the top within one second: how many rows, and how old they were."""
+    """Statistics of the rows that arrived within one second: number and age."""
 
     at_s: int
     rows: int
@@ -48,10 +48,10 @@ class LatestReports:
         self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
         self.rows_total = 0
         self.left_out = 0
-        self.levels: dict[int, float] = {}  # of channels: level -> when it was last heard, in s
+        self.levels: dict[int, float] = {}  # level of channels -> time of the last batch, in s
 
     def take(self, data: bytes, *, at_s: float) -> None:
-        """One batch from the bus; rubbish is the pipeline's to count. A second's worth of rows costs 1 ms."""
+        """Ingest a batch; malformed ones are ignored here and counted by the pipeline."""
         try:
             batch, facts = reports_columns.decode(data)
         except errors.MusterError:
@@ -70,13 +70,13 @@ class LatestReports:
         self.rows_total += batch.num_rows
 
     def _measure(self, second: int, ages_s: np.ndarray[Any, Any]) -> None:
-        current, found = self._this_second
-        if second != current and found:
-            ages = np.concatenate(found)
+        current, current_ages = self._this_second
+        if second != current and current_ages:
+            ages = np.concatenate(current_ages)
             self._ages.append(ArrivalSecond(current, len(ages), float(np.median(ages)), float(ages.max())))
-            found = []
-        found.append(ages_s)
-        self._this_second = (second, found)
+            current_ages = []
+        current_ages.append(ages_s)
+        self._this_second = (second, current_ages)
 
     @property
     def is_due(self) -> bool:
@@ -87,10 +87,10 @@ class LatestReports:
 
     def rows_per_s(self, *, over_s: int = 10) -> float:
         now_s = int(time.time())
-        return sum(one.rows for one in self._ages if now_s - over_s <= one.at_s < now_s) / over_s
+        return sum(second.rows for second in self._ages if now_s - over_s <= second.at_s < now_s) / over_s
 
     async def table(self) -> pa.Table:
-        """One row for each machine."""
+        """One row per machine."""
         if self._pending_rows or self._table is None:
             await asyncio.to_thread(self._settle)
         assert self._table is not None
@@ -108,7 +108,7 @@ class LatestReports:
             self._table = table.combine_chunks()
 
     async def summary(self) -> dict[str, Any]:
-        """Counts by state, by group, and how stale: all of a page in one pass over columns."""
+        """Counts by state and group, and staleness, in one pass over the columns."""
         table = await self.table()
         return await asyncio.to_thread(_summary, table, time.time())
 
@@ -125,10 +125,10 @@ class LatestReports:
         if not members.num_rows:
             return None
         now_ms = int(time.time() * 1000)
-        found = await asyncio.to_thread(
+        rows = await asyncio.to_thread(
             live_view.group_reports, members, from_ms=now_ms - 60_000, to_ms=now_ms
         )
-        return found[0]
+        return rows[0]
 
     async def node(self, machine: str) -> messages.NodeReport | None:
         return live_view.node(await self.table(), machine)
@@ -136,7 +136,7 @@ class LatestReports:
     async def page(
         self, *, group: str = "", state: str = "", after: str = "", limit: int = 50
     ) -> tuple[list[dict[str, Any]], int, str | None]:
-        """Machines by name after ``after``; rows as plain values, how many there are, and what is next."""
+        """A page of machines after the name ``after``: rows, total number, and the next cursor."""
         table = await self.table()
         return await asyncio.to_thread(_page, table, group, state, after, limit)
 
@@ -153,22 +153,22 @@ def _summary(table: pa.Table, now_s: float) -> dict[str, Any]:
     age_s, is_stale = _stale(table, now_s)
     state = pc.if_else(is_stale, "stale", table.column("state"))
     small = pa.table({"group": table.column("group"), "state": state, "age_s": age_s})
-    by_state = {one["values"]: one["counts"] for one in pc.value_counts(state).to_pylist()}
+    by_state = {counted["values"]: counted["counts"] for counted in pc.value_counts(state).to_pylist()}
     groups: dict[str, dict[str, Any]] = {}
     for row in (
         small.group_by(["group", "state"]).aggregate([("age_s", "max"), ("age_s", "count")]).to_pylist()
     ):
-        one = groups.setdefault(row["group"], {"group": row["group"], "machines": 0, "states": {}})
-        one["machines"] += row["age_s_count"]
-        one["states"][row["state"]] = row["age_s_count"]
-        one["oldest_s"] = max(one.get("oldest_s", 0.0), row["age_s_max"])
+        group = groups.setdefault(row["group"], {"group": row["group"], "machines": 0, "states": {}})
+        group["machines"] += row["age_s_count"]
+        group["states"][row["state"]] = row["age_s_count"]
+        group["oldest_s"] = max(group.get("oldest_s", 0.0), row["age_s_max"])
     for row in table.group_by("group").aggregate([(name, "mean") for name in METRICS]).to_pylist():
         groups[row["group"]] |= {name: row[f"{name}_mean"] for name in METRICS}
     return {
         "machines": table.num_rows,
         "stale": by_state.get("stale", 0),
         "states": by_state,
-        "groups": sorted(groups.values(), key=lambda one: str(one["group"])),
+        "groups": sorted(groups.values(), key=lambda group: str(group["group"])),
         "oldest_s": pc.max(age_s).as_py(),
         "median_s": float(np.median(age_s.to_numpy())),
     }
@@ -182,23 +182,23 @@ def _page(
         table = table.filter(pc.equal(table.column("group"), group))
     if state and table.num_rows:
         _, is_stale = _stale(table, now_s)
-        wanted = (
+        names = (
             is_stale
             if state == "stale"
             else pc.and_(pc.equal(table.column("state"), state), pc.invert(is_stale))
         )
-        table = table.filter(wanted)
+        table = table.filter(names)
     total = table.num_rows
     if after:
         table = table.filter(pc.greater(table.column("machine"), after))
     rest = table.num_rows
-    some = table.slice(0, limit)  # the table is in the order of names
-    if not some.num_rows:
+    selected = table.slice(0, limit)  # the table is sorted by name
+    if not selected.num_rows:
         return [], total, None
-    age_s, is_stale = _stale(some, now_s)
+    age_s, is_stale = _stale(selected, now_s)
     rows = []
-    columns = some.select(["machine", "group", "zone", "state", "period_s", *METRICS]).to_pylist()
-    services = some.column("services").to_pylist()
+    columns = selected.select(["machine", "group", "zone", "state", "period_s", *METRICS]).to_pylist()
+    services = selected.column("services").to_pylist()
     for row, age, stale, own in zip(columns, age_s.to_pylist(), is_stale.to_pylist(), services, strict=True):
         row["state"] = "stale" if stale else row["state"]
         rows.append({**row, "age_s": round(max(0.0, age), 3), "services": len(own or ())})

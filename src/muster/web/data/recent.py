@@ -1,4 +1,4 @@
-"""The latest items of a feed, oldest first, each once: what was read from its history and what came since."""
+"""The latest items of a feed, oldest first, without repeats: read from its history or received since."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class RecentItems(Generic[T]):
-    """At most ``kept`` items. One with the key of an item that is there already is a repeat, and ignored."""
+    """At most ``kept`` items. An item whose key is already present is ignored."""
 
     def __init__(self, key: Callable[[T], Hashable], kept: int) -> None:
         self._key = key
@@ -31,12 +31,12 @@ class RecentItems(Generic[T]):
             del self._items[next(iter(self._items))]
 
     def take(self) -> list[T]:
-        """All items; none are left."""
+        """Remove and return all items."""
         items, self._items = self._items, {}
         return list(items.values())
 
     def put_before(self, older: Iterable[T]) -> None:
-        """``older`` came before what was added since; what is in both stands where ``older`` has it."""
+        """Insert ``older`` items before those added since; items in both keep the position of ``older``."""
         newer = self.take()
         for item in (*older, *newer):
             self.add(item)

@@ -1,4 +1,4 @@
-"""What services answer, as JSON can say it. Pure."""
+"""Converts replies of services to JSON values. Pure."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ from muster.message import protocol as message_protocol
 
 
 def decode_value(value: bytes) -> dict[str, str]:
-    """Bytes as JSON can say them: text where it is text."""
+    """Bytes as JSON: text if valid UTF-8, else base64."""
     try:
         return {"value": value.decode()}
     except UnicodeDecodeError:
         return {"value_base64": base64.b64encode(value).decode()}
 
 
-def context_row(one: inform_protocol.Context) -> dict[str, Any]:
+def context_row(context: inform_protocol.Context) -> dict[str, Any]:
     return {
-        "key": one.key,
-        **decode_value(one.value),
-        "attributes": dict(one.attributes),
-        "version": one.version,
-        "stamp": one.stamp,
-        "writer": one.writer,
-        "source": one.source,
-        "copy": one.copy,
-        "age_s": round(one.age_s, 6),
-        "expires_at_ms": one.expires_at_ns // 1_000_000 or None,
+        "key": context.key,
+        **decode_value(context.value),
+        "attributes": dict(context.attributes),
+        "version": context.version,
+        "stamp": context.stamp,
+        "writer": context.writer,
+        "source": context.source,
+        "copy": context.copy,
+        "age_s": round(context.age_s, 6),
+        "expires_at_ms": context.expires_at_ns // 1_000_000 or None,
     }
 
 
-def entry_row(one: service_entries.ServiceEntry) -> dict[str, Any]:
-    row = msgspec.structs.asdict(one)
+def entry_row(entry: service_entries.ServiceEntry) -> dict[str, Any]:
+    row = msgspec.structs.asdict(entry)
     row.pop("description")
     return {
         **row,
-        **{f"description{k.removeprefix('value')}": v for k, v in decode_value(one.description).items()},
+        **{f"description{k.removeprefix('value')}": v for k, v in decode_value(entry.description).items()},
     }
 
 
-def message_row(one: message_protocol.MessageDelivery, queue: str) -> dict[str, Any]:
-    meta, place = jms.decode_meta(one.meta), destinations.queue(queue)
+def message_row(delivery: message_protocol.MessageDelivery, queue: str) -> dict[str, Any]:
+    meta, place = jms.decode_meta(delivery.meta), destinations.queue(queue)
     try:
-        found = jms.message_from_meta(meta, one.data, place)
-    except errors.MusterError:  # a message that no reader understands must not hide those beside it
-        found = jms.message_from_meta(jms.unreadable(meta), one.data, place)
-    body = found.body()
+        message = jms.message_from_meta(meta, delivery.data, place)
+    except errors.MusterError:  # an unreadable message must not hide the others
+        message = jms.message_from_meta(jms.unreadable(meta), delivery.data, place)
+    body = message.body()
     return {
-        "sequence": one.sequence,
-        "id": found.message_id,
-        "type": type(found).__name__,
-        "priority": found.priority,
-        "timestamp_ms": found.timestamp_ms,
-        "expiration_ms": found.expiration_ms,
-        "redelivered": found.redelivered,
-        "properties": {name: to_json(value) for name, value in found.properties.items()},
+        "sequence": delivery.sequence,
+        "id": message.message_id,
+        "type": type(message).__name__,
+        "priority": message.priority,
+        "timestamp_ms": message.timestamp_ms,
+        "expiration_ms": message.expiration_ms,
+        "redelivered": message.redelivered,
+        "properties": {name: to_json(value) for name, value in message.properties.items()},
         "body": to_json(body),
     }
 
 
 def to_json(value: Any) -> Any:
-    """As JSON can say it."""
+    """Convert a value to JSON types."""
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -79,9 +79,9 @@ def to_json(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {str(name): to_json(one) for name, one in value.items()}
+            return {str(name): to_json(item) for name, item in value.items()}
         case list() | tuple():
-            return [to_json(one) for one in value]
+            return [to_json(item) for item in value]
         case None | str() | bool() | int():
             return value
     return str(value)

@@ -1,6 +1,5 @@
-"""The dashboard: pages made on the server, whole, readable without a script; a small script keeps them live.
+"""The dashboard: pages rendered on the server and readable without a script; a small script updates them.
 
-A page is a list of *sections*; each is made from `muster.web.data.read_model`, and made again when what it
-shows changed.  `html` makes markup in which everything is escaped unless it is markup already; `charts` draws
-SVG.
+A page is a list of *sections*.  Each is rendered from `muster.web.data.read_model`, and again when its data
+changes.
 """

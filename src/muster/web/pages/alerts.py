@@ -1,4 +1,4 @@
-"""Alerts: what is wrong, who has it in hand, and what nobody is to be told of."""
+"""The page of alerts and silences."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from muster.web.components import page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 
-async def alert_table(seen: page.PageRequest, found: Sequence[messages.Alert]) -> Markup:
-    if not found and not await seen.known.source.judged():
-        hint = join("No pipeline judges rules: ", tag("code", "muster pipeline run"), ".")
-        return widgets.empty("Every budget has room.", hint)
+async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]) -> Markup:
+    if not shown and not await request.web.source.judged():
+        hint = join("No pipeline evaluates rules: ", tag("code", "muster pipeline run"), ".")
+        return widgets.empty("All budgets have free space.", hint)
     rows: list[list[Child]] = [
         [
-            widgets.badge(one.severity.value),
-            widgets.badge(one.state.value),
-            one.rule,
-            _about(one.about),
-            join(widgets.moment(one.since_ms), f" ({widgets.relative_time(one.since_ms)})"),
-            widgets.number(one.value, 2),
-            one.reason,
-            widgets.action_button(seen, "acknowledge", "Acknowledge", rule=one.rule, about=one.about)
-            if one.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+            widgets.badge(alert.severity.value),
+            widgets.badge(alert.state.value),
+            alert.rule,
+            _about(alert.about),
+            join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})"),
+            widgets.number(alert.value, 2),
+            alert.reason,
+            widgets.action_button(request, "acknowledge", "Acknowledge", rule=alert.rule, about=alert.about)
+            if alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
             else "",
         ]
-        for one in found
+        for alert in shown
     ]
     return widgets.table(
         ["Severity", "State", "Rule", "About", "Since", "#Value", "Reason", ""],
         rows,
         label="Alerts",
-        none=widgets.empty("Nothing is wrong.", "Rules are judged by the pipeline, budgets by the domain."),
+        none=widgets.empty(
+            "There are no alerts.", "The pipeline evaluates rules; the domain checks budgets."
+        ),
     )
 
 
@@ -43,38 +45,38 @@ def _about(about: str) -> Child:
     return about
 
 
-def alerts(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def alerts(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def firing() -> Markup:
-        return await alert_table(seen, (await source.alerts())[:200])
+        return await alert_table(request, (await source.alerts())[:200])
 
     async def silences() -> Markup:
         rows: list[list[Child]] = [
             [
-                tag("code", one["covers"]),
-                widgets.moment(one["from_ms"]),
-                widgets.moment(one["until_ms"]),
-                one["by"],
-                one["reason"],
-                widgets.action_button(seen, "unsilence", "End it", id=one["id"]),
+                tag("code", silence["covers"]),
+                widgets.moment(silence["from_ms"]),
+                widgets.moment(silence["until_ms"]),
+                silence["by"],
+                silence["reason"],
+                widgets.action_button(request, "unsilence", "End", id=silence["id"]),
             ]
-            for one in (await source.silences())[:200]
+            for silence in (await source.silences())[:200]
         ]
         return widgets.table(
             ["Covers", "From", "Until", "By", "Reason", ""],
             rows,
             label="Silences",
-            none="Nothing is silenced.",
+            none="There are no silences.",
         )
 
     form = Markup("")
-    if seen.may_act:
+    if request.may_act:
         form = tag(
             "details",
-            tag("summary", "Silence some alerts"),
+            tag("summary", "Silence alerts"),
             widgets.action_button(
-                seen,
+                request,
                 "silence",
                 "Silence",
                 widgets.field(
@@ -84,7 +86,7 @@ def alerts(seen: page.PageRequest) -> page.DashboardPage:
                     placeholder="group = 'web'",
                     hint="A predicate over rule, about, scope, severity and group.",
                 ),
-                widgets.field("How long", "for", "1h", required=True),
+                widgets.field("Duration", "for", "1h", required=True),
                 widgets.field("Why", "reason"),
             ),
             cls="panel",
@@ -92,9 +94,9 @@ def alerts(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Alerts",
         (
-            page.PageSection("alerts", "Not resolved", firing, ("alerts",), 5.0),
+            page.PageSection("alerts", "Unresolved alerts", firing, ("alerts",), 5.0),
             page.PageSection("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
-        lead="What the pipeline's rules and the streams' budgets find wrong, the worst first.",
+        lead="Alerts of the pipeline's rules and of the streams' budgets, the most severe first.",
         head=form,
     )

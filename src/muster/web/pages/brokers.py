@@ -1,4 +1,4 @@
-"""The broker network as a picture: who is there, what joins them, and how much goes over it."""
+"""The page of the broker network: brokers, links and traffic."""
 
 from __future__ import annotations
 
@@ -6,59 +6,60 @@ from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
 
-def brokers(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def brokers(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     def rates() -> dict[str, float]:
         return source.load[-1][1] if source.load else {}
 
     async def picture() -> Markup:
-        found, links = await source.brokers(), await source.links()
+        running, links = await source.brokers(), await source.links()
         now = rates()
         through = {
-            one["name"]: now.get(f"{one['name']} in", 0.0) + now.get(f"{one['name']} out", 0.0)
-            for one in found
+            broker["name"]: now.get(f"{broker['name']} in", 0.0) + now.get(f"{broker['name']} out", 0.0)
+            for broker in running
         }
         most = max(through.values(), default=0.0) or 1.0
-        carried = {one["id"]: one["in_messages"] + one["out_messages"] for one in links}
+        carried = {link["id"]: link["in_messages"] + link["out_messages"] for link in links}
         heaviest = max(carried.values(), default=0) or 1
         nodes = [
             charts.GraphNode(
-                one["name"],
-                widgets.severity_class(one["state"]),
-                f"{widgets.count(one.get('connections') or 0, 'client')}, {through[one['name']]:,.0f}/s",
-                through[one["name"]] / most,
+                broker["name"],
+                widgets.severity_class(broker["state"]),
+                f"{widgets.count(broker.get('connections') or 0, 'client')}, "
+                f"{through[broker['name']]:,.0f}/s",
+                through[broker["name"]] / most,
             )
-            for one in found
+            for broker in running
         ]
         edges = [
             charts.GraphEdge(
-                one["near"],
-                one["far"],
-                one["up"],
-                f"{one['kind']}, {one['round_trip_ms']} ms" if one["up"] else f"{one['kind']}, down",
-                carried[one["id"]] / heaviest,
+                link["near"],
+                link["far"],
+                link["up"],
+                f"{link['kind']}, {link['round_trip_ms']} ms" if link["up"] else f"{link['kind']}, down",
+                carried[link["id"]] / heaviest,
             )
-            for one in links
+            for link in links
         ]
-        up = f"{sum(one['up'] for one in links)} of {len(links)} links up"
-        return charts.graph(nodes, edges, label=f"{widgets.count(len(found), 'broker')}, {up}")
+        up = f"{sum(link['up'] for link in links)} of {len(links)} links up"
+        return charts.graph(nodes, edges, label=f"{widgets.count(len(running), 'broker')}, {up}")
 
     async def listed() -> Markup:
         now = rates()
         rows: list[list[Child]] = [
             [
-                one["name"],
-                widgets.badge(one["state"]),
-                one["url"],
-                one.get("connections"),
-                f"{now.get(one['name'] + ' in', 0.0):,.0f}/s",
-                f"{now.get(one['name'] + ' out', 0.0):,.0f}/s",
-                widgets.percent(one.get("cpu_percent")),
-                widgets.size(one.get("memory_bytes")),
-                one["restarts"],
+                broker["name"],
+                widgets.badge(broker["state"]),
+                broker["url"],
+                broker.get("connections"),
+                f"{now.get(broker['name'] + ' in', 0.0):,.0f}/s",
+                f"{now.get(broker['name'] + ' out', 0.0):,.0f}/s",
+                widgets.percent(broker.get("cpu_percent")),
+                widgets.size(broker.get("memory_bytes")),
+                broker["restarts"],
             ]
-            for one in await source.brokers()
+            for broker in await source.brokers()
         ]
         return widgets.table(
             ["Broker", "State", "Address", "#Clients", "#In", "#Out", "#CPU", "#Memory", "#Restarts"],
@@ -70,40 +71,40 @@ def brokers(seen: page.PageRequest) -> page.DashboardPage:
     async def links() -> Markup:
         rows: list[list[Child]] = [
             [
-                f"{one['near']} – {one['far']}",
-                one["kind"],
-                widgets.badge("up" if one["up"] else "down"),
-                "–" if one["round_trip_ms"] is None else f"{one['round_trip_ms']} ms",
-                f"{one['in_messages']:,}",
-                f"{one['out_messages']:,}",
+                f"{link['near']} – {link['far']}",
+                link["kind"],
+                widgets.badge("up" if link["up"] else "down"),
+                "–" if link["round_trip_ms"] is None else f"{link['round_trip_ms']} ms",
+                f"{link['in_messages']:,}",
+                f"{link['out_messages']:,}",
             ]
-            for one in (await source.links())[:200]
+            for link in (await source.links())[:200]
         ]
         return widgets.table(
             ["Link", "Kind", "State", "#Round trip", "#Messages in", "#Messages out"],
             rows,
             label="Links",
             none=widgets.empty(
-                "Nothing joins these brokers."
+                "There are no links."
                 if len(await source.brokers()) > 1
-                else "One broker needs no links.",
-                join("Link two: ", tag("code", "muster broker link A B"), "."),
+                else "A single broker needs no links.",
+                join("Link two brokers: ", tag("code", "muster broker link A B"), "."),
             ),
         )
 
     async def load() -> Markup:
-        names = sorted({name for _, some in source.load for name in some if name.endswith(" in")})[:3]
+        names = sorted({name for _, measured in source.load for name in measured if name.endswith(" in")})[:3]
         return join(
             charts.lines(
                 [
                     charts.ChartLine(
                         name.removesuffix(" in"),
-                        [(at, some.get(name)) for at, some in source.load],
+                        [(at, measured.get(name)) for at, measured in source.load],
                         f"line-{index + 1}",
                     )
                     for index, name in enumerate(names)
                 ],
-                label="Messages into each broker in a second",
+                label="Messages into each broker per second",
                 unit="/s",
             )
         )
@@ -111,10 +112,10 @@ def brokers(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Brokers",
         (
-            page.PageSection("picture", "The network", picture, ("brokers",), 3.0),
+            page.PageSection("picture", "Network", picture, ("brokers",), 3.0),
             page.PageSection("listed", "Brokers", listed, ("brokers",), 3.0),
             page.PageSection("links", "Links", links, ("brokers",), 5.0),
             page.PageSection("load", "Messages into each broker", load, (), 5.0),
         ),
-        lead="Brokers carry every message. A larger circle has more traffic; a thicker link carries more.",
+        lead="Brokers carry all messages. Larger circles and thicker links mean more traffic.",
     )

@@ -1,4 +1,4 @@
-"""Contexts: what they hold, where their copies live, and how these move as demand does."""
+"""The pages of contexts: search, details, replicas and history."""
 
 from __future__ import annotations
 
@@ -15,67 +15,69 @@ SHOWN = 100
 PAST = 20
 
 
-def contexts(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
-    where = seen.asked("where")
+def contexts(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
+    where = request.parameter("where")
 
     async def nodes() -> Markup:
-        found = await source.information_nodes()
-        most = max((one["load"]["contexts"] + one["temporary"] for one in found), default=1) or 1
+        infos = await source.information_nodes()
+        most = max((node["load"]["contexts"] + node["temporary"] for node in infos), default=1) or 1
         rows: list[list[Child]] = [
             [
-                one["node"],
-                one["zone"],
-                f"{one['load']['contexts']:,}",
-                f"{one['temporary']:,}",
-                charts.bar((one["load"]["contexts"] + one["temporary"]) / most, look="busy"),
-                f"{one['load']['messages_per_s']:,.1f}/s",
-                f"{one['proximity_ms']:.2f} ms",
-                widgets.seconds(one["heard_s_ago"]),
-                widgets.size(one["memory_bytes"]),
+                node["node"],
+                node["zone"],
+                f"{node['load']['contexts']:,}",
+                f"{node['temporary']:,}",
+                charts.bar((node["load"]["contexts"] + node["temporary"]) / most, look="busy"),
+                f"{node['load']['messages_per_s']:,.1f}/s",
+                f"{node['proximity_ms']:.2f} ms",
+                widgets.seconds(node["heard_s_ago"]),
+                widgets.size(node["memory_bytes"]),
             ]
-            for one in found
+            for node in infos
         ]
         return widgets.table(
             ["Node", "Zone", "#Permanent", "#Temporary", "", "#Asked", "#Distance", "#Heard", "#Memory"],
             rows,
             label="Information nodes",
-            none="No information node is there.",
+            none="There is no information node.",
         )
 
     async def rows() -> Markup:
-        found = await source.contexts(seen.person, where, limit=SHOWN, after=seen.asked("after"))
+        result = await source.contexts(request.person, where, limit=SHOWN, after=request.parameter("after"))
         made: list[list[Child]] = [
             [
-                widgets.link(one["key"], "/contexts/one", key=one["key"]),
-                tag("code", _short(one)),
-                _attributes(one["attributes"]),
-                f"{one['version']:,}",
-                one["source"],
-                one["writer"],
+                widgets.link(item["key"], "/context", key=item["key"]),
+                tag("code", _short(item)),
+                _attributes(item["attributes"]),
+                f"{item['version']:,}",
+                item["source"],
+                item["writer"],
             ]
-            for one in found["items"]
+            for item in result["items"]
         ]
-        silent = found["silent"]
+        silent = result["silent"]
         return join(
-            widgets.problem(f"No answer from {', '.join(silent)}.", "What is primary there is not shown.")
+            widgets.problem(
+                f"No reply from {', '.join(silent)}.", "Contexts with their primary there are not shown."
+            )
             if silent
             else None,
             *(
                 widgets.problem(f"{name} could not be searched.", why)
-                for name, why in found["failed"].items()
+                for name, why in result["failed"].items()
             ),
             widgets.table(
                 ["Key", "Value", "Attributes", "#Version", "Primary", "Written by"],
                 made,
                 label="Contexts",
                 none=widgets.empty(
-                    "No context fits.", join("Write one: ", tag("code", "muster inform put key value"))
+                    "No context matches.", join("Write one: ", tag("code", "muster inform put key value"))
                 )
-                if found["next"] is None
-                else "None fits among the first keys: the search goes on with the next page.",
+                if result["next"] is None
+                else "No match among the first keys; the search continues on the next page.",
             ),
-            widgets.pages(seen, found["next"], shown=len(made)),
+            widgets.pages(request, result["next"], shown=len(made)),
         )
 
     return page.DashboardPage(
@@ -84,26 +86,27 @@ def contexts(seen: page.PageRequest) -> page.DashboardPage:
             page.PageSection("nodes", "Information nodes", nodes, ("inform",), 2.0),
             page.PageSection("rows", "Contexts", rows, ("inform",), 3.0),
         ),
-        lead="Pieces of metadata with a key. Permanent copies stay; temporary ones go where readers are.",
+        lead="Metadata with a key, a value and attributes. Permanent replicas always exist; temporary "
+        "replicas follow demand.",
         head=join(
             widgets.search(
                 "/contexts",
                 widgets.field(
-                    "Which contexts",
+                    "Filter",
                     "where",
                     where,
                     placeholder="floor = 2",
-                    hint="A predicate over their attributes.",
+                    hint="A predicate over attributes.",
                 ),
             ),
-            _writing(seen),
+            _writing(request),
         ),
     )
 
 
-def _writing(seen: page.PageRequest, current: inform_protocol.Context | None = None) -> Markup:
-    """A form for a new context, or for the next version of ``current``: with all that this version has."""
-    if not seen.may_act:
+def _writing(request: page.PageRequest, current: inform_protocol.Context | None = None) -> Markup:
+    """A form for a new context, or for the next version of ``current``."""
+    if not request.may_act:
         return Markup("")
     text, lines, hidden = "", "", dict[str, Any]()
     fields: list[Markup] = []
@@ -111,36 +114,34 @@ def _writing(seen: page.PageRequest, current: inform_protocol.Context | None = N
         fields.append(widgets.field("Key", "key", required=True, placeholder="printers/3"))
     else:
         text = current.value.decode(errors="replace")
-        if text.encode() != current.value or "\r" in text:  # a form would change it
-            return widgets.empty("The value is not plain text.", "Write it over REST.")
+        if text.encode() != current.value or "\r" in text:  # a form would alter it
+            return widgets.empty("The value is not plain text.", "Use the REST API to write it.")
         lines = "\n".join(f"{name}={_written(value)}" for name, value in current.attributes.items())
         hidden = {"key": current.key, "version": current.version}
         if current.expires_at_ns:
             hidden["expires_at_ms"] = current.expires_at_ns // 1_000_000
     fields += [
         widgets.field("Value", "value", text, rows=4),
-        widgets.field(
-            "Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One on a line."
-        ),
+        widgets.field("Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One per line."),
     ]
-    form = widgets.action_button(seen, "put-context", "Write", *fields, **hidden)
+    form = widgets.action_button(request, "put-context", "Write", *fields, **hidden)
     if current is not None:
         return form
     return tag("details", tag("summary", "Write a context"), form, cls="panel")
 
 
 def _written(value: Any) -> str:
-    """As `doing.pairs` reads it back, with its type."""
+    """The notation that `forms` parses, with the type of the value."""
     return documents.format_value(frozenset(value) if isinstance(value, list | tuple) else value)
 
 
-def context(seen: page.PageRequest) -> page.DashboardPage:
-    key = seen.asked("key")
-    source = seen.known.source
+def context(request: page.PageRequest) -> page.DashboardPage:
+    key = request.parameter("key")
+    source = request.web.source
 
     async def value() -> Markup:
-        found = await source.context(seen.person, key)
-        row = _row(found)
+        current = await source.context(request.person, key)
+        row = _row(current)
         return join(
             tag("pre", row.get("value", row.get("value_base64", ""))),
             widgets.facts(
@@ -149,94 +150,103 @@ def context(seen: page.PageRequest) -> page.DashboardPage:
                     "Version": f"{row['version']:,}",
                     "Written by": row["writer"] or "–",
                     "Stamp": tag("code", row["stamp"]),
-                    "Answered by": f"{row['source']}, a {row['copy']} copy",
+                    "Read from": f"{row['source']}, a {row['copy']} replica",
                     "Expires": widgets.moment(row["expires_at_ms"]),
                 }
             ),
         )
 
     async def copies() -> Markup:
-        found = await source.copies(key)
-        asked = max((sum(one["demand"].values()) for one in found), default=1) or 1
+        replicas = await source.copies(key)
+        demand_max = max((sum(replica["demand"].values()) for replica in replicas), default=1) or 1
         rows: list[list[Child]] = [
             [
-                one["node"],
-                widgets.badge(one["copy"]),
-                f"{one['version']:,}",
-                widgets.seconds(one["age_s"]),
-                f"{sum(one['demand'].values()):,}",
-                charts.bar(sum(one["demand"].values()) / asked, look="busy"),
-                ", ".join(f"{node} {count}" for node, count in one["demand"].items()),
+                replica["node"],
+                widgets.badge(replica["copy"]),
+                f"{replica['version']:,}",
+                widgets.seconds(replica["age_s"]),
+                f"{sum(replica['demand'].values()):,}",
+                charts.bar(sum(replica["demand"].values()) / demand_max, look="busy"),
+                ", ".join(f"{node} {count}" for node, count in replica["demand"].items()),
             ]
-            for one in found
+            for replica in replicas
         ]
         return join(
             widgets.table(
                 ["Node", "Copy", "#Version", "#Age", "#Requests", "", "From"],
                 rows,
                 label="Copies",
-                none="No node has a copy.",
+                none="No node has a replica.",
             ),
-            tag("p", "Copies go where readers are, and leave when they do.", cls="hint"),
+            tag(
+                "p",
+                "Temporary replicas are created close to readers and removed when demand ends.",
+                cls="hint",
+            ),
         )
 
     async def past() -> Markup:
         try:
-            version = (await source.context(seen.person, key)).version
-        except errors.NotFound:  # deleted: what it was is still there
+            version = (await source.context(request.person, key)).version
+        except errors.NotFound:  # deleted: its history still exists
             version = 0
-        found = await source.context_history(seen.person, key, after=max(0, version - PAST), limit=None)
+        history = await source.context_history(request.person, key, after=max(0, version - PAST), limit=None)
         rows: list[list[Child]] = [
             [
-                f"{one['version']:,}",
-                one["reason"],
-                one["writer"],
-                tag("code", _short(one)),
-                tag("code", one["stamp"]),
+                f"{change['version']:,}",
+                change["reason"],
+                change["writer"],
+                tag("code", _short(change)),
+                tag("code", change["stamp"]),
             ]
-            for one in reversed(found["items"][-PAST:])
+            for change in reversed(history["items"][-PAST:])
         ]
         return widgets.table(
-            ["#Version", "What", "By", "Value", "Stamp"], rows, label="History", none="Nothing is remembered."
+            ["#Version", "What", "By", "Value", "Stamp"],
+            rows,
+            label="History",
+            none="No versions are stored.",
         )
 
     async def anew() -> Markup:
-        current = await source.context(seen.person, key, max_staleness_s=0.0)
-        _row(current)  # refused where it is too long
-        return _writing(seen, current)
+        current = await source.context(request.person, key, max_staleness_s=0.0)
+        _row(current)  # raises if it is too long
+        return _writing(request, current)
 
-    writing = (page.PageSection("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
+    writing = (
+        (page.PageSection("anew", "Write a new version", anew, ("inform",), 30.0),) if request.may_act else ()
+    )
     return page.DashboardPage(
         f"Context {key}",
         (
-            page.PageSection("copies", "Where its copies live", copies, ("inform",), 2.0),
-            page.PageSection("value", "What it holds", value, ("inform",), 2.0, wide=False),
-            page.PageSection("past", "What it was", past, ("inform",), 5.0, wide=False),
+            page.PageSection("copies", "Replicas", copies, ("inform",), 2.0),
+            page.PageSection("value", "Value and attributes", value, ("inform",), 2.0, wide=False),
+            page.PageSection("past", "History", past, ("inform",), 5.0, wide=False),
             *writing,
         ),
         head=tag(
             "div",
             widgets.action_button(
-                seen, "delete-context", "Delete", key=key, sure=f"Delete the context {key}?", look="danger"
+                request, "delete-context", "Delete", key=key, sure=f"Delete the context {key}?", look="danger"
             ),
             cls="acts",
         )
-        if seen.may_act
+        if request.may_act
         else Markup(""),
     )
 
 
-def _row(found: Any) -> dict[str, Any]:
+def _row(shown: Any) -> dict[str, Any]:
     from muster.web.data import rows
 
-    row = rows.context_row(found)
+    row = rows.context_row(shown)
     if len(row.get("value", "")) > 20_000:
-        raise errors.LimitExceeded("the value is too long to be shown here", hint="read it over REST")
+        raise errors.LimitExceeded("the value is too long for this page", hint="read it with the REST API")
     return row
 
 
-def _attributes(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found.items())
+def _attributes(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in row.items())
 
 
 def _short(row: dict[str, Any]) -> str:

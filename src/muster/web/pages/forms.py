@@ -1,4 +1,4 @@
-"""What forms of the pages do: the same as REST does, by the same functions; here they are named and read."""
+"""Form handlers of the pages: they parse the fields and call the functions of the REST API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.core import errors, units
 from muster.notify import documents
 from muster.web import request_state
 from muster.web.auth import sessions
-from muster.web.rest import alerts, audit, contexts, notifications, queues, resources
+from muster.web.rest import access, alerts, contexts, notifications, queues, resources
 
 Given = dict[str, str]
 Act = Callable[[request_state.WebState, sessions.LoginSession, Given], Awaitable[str]]
@@ -20,16 +20,16 @@ B = TypeVar("B", bound=pydantic.BaseModel)
 
 
 async def run_form(
-    known: request_state.WebState, person: sessions.LoginSession, act: str, given: Given
+    web: request_state.WebState, person: sessions.LoginSession, act: str, fields: Given
 ) -> str:
-    """What was done, in words."""
-    found = ACTS.get(act)
-    if found is None:
-        raise errors.NotFound("there is no such act")
+    """Run a form handler and return a message about the result."""
+    handler = ACTS.get(act)
+    if handler is None:
+        raise errors.NotFound("there is no such operation")
     try:
-        return await found(known, person, given)
+        return await handler(web, person, fields)
     except KeyError as error:
-        raise errors.InvalidInput(f"the form has no {error.args[0]!r}") from error
+        raise errors.InvalidInput(f"the field {error.args[0]!r} is missing") from error
 
 
 def _body(kind: type[B], **values: Any) -> B:
@@ -41,8 +41,8 @@ def _body(kind: type[B], **values: Any) -> B:
 
 
 def pairs(text: str) -> dict[str, Any]:
-    """``level=4`` on each line, or with commas between; sets become lists."""
-    found: dict[str, Any] = {}
+    """Parse ``NAME=VALUE`` pairs, one per line or separated by commas; sets become lists."""
+    values: dict[str, Any] = {}
     for line in text.splitlines():
         if not line.strip():
             continue
@@ -50,106 +50,106 @@ def pairs(text: str) -> dict[str, Any]:
         if not equals or not name.strip():
             raise errors.InvalidInput(f"{line[:80]!r} is not NAME=VALUE", hint="for example level=4")
         read = documents.value(value)
-        found[name.strip()] = sorted(read) if isinstance(read, frozenset) else read
-    return found
+        values[name.strip()] = sorted(read) if isinstance(read, frozenset) else read
+    return values
 
 
-async def _acknowledge(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    body = _body(alerts.AcknowledgeBody, rule=given["rule"], about=given["about"])
-    await alerts.acknowledge(known, person, body)
+async def _acknowledge(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    body = _body(alerts.AcknowledgeBody, rule=fields["rule"], about=fields["about"])
+    await alerts.acknowledge(web, person, body)
     return f"Acknowledged: {body.rule} {body.about}"
 
 
-async def _silence(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    for_s = units.parse_duration_s(given["for"])
-    body = _body(alerts.SilenceBody, covers=given["covers"], for_s=for_s, reason=given.get("reason", ""))
-    await alerts.silence(known, person, body)
-    return f"Silenced for {given['for']}: {body.covers}"
+async def _silence(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    for_s = units.parse_duration_s(fields["for"])
+    body = _body(alerts.SilenceBody, covers=fields["covers"], for_s=for_s, reason=fields.get("reason", ""))
+    await alerts.silence(web, person, body)
+    return f"Silenced for {fields['for']}: {body.covers}"
 
 
-async def _unsilence(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await alerts.unsilence(known, person, given["id"])
-    return f"The silence {given['id']} is over"
+async def _unsilence(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await alerts.unsilence(web, person, fields["id"])
+    return f"Silence {fields['id']} ended"
 
 
-async def _drain(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await resources.drain(known, person, given["name"])
-    return f"{given['name']} finishes what it has, and stops"
+async def _drain(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await resources.drain(web, person, fields["name"])
+    return f"Draining {fields['name']}"
 
 
-async def _undrain(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await resources.undrain(known, person, given["name"])
-    return f"{given['name']} is to work again"
+async def _undrain(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await resources.undrain(web, person, fields["name"])
+    return f"{fields['name']} returned to service"
 
 
-async def _delete(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await resources.delete_resource(known, person, given["name"], None)
-    return f"{given['name']} is being taken down"
+async def _delete(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await resources.delete_resource(web, person, fields["name"], None)
+    return f"Deleting {fields['name']}"
 
 
-async def _execute(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
+async def _execute(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
     body = _body(
-        resources.ExecuteBody, operation=given["operation"], arguments=pairs(given.get("arguments", ""))
+        resources.ExecuteBody, operation=fields["operation"], arguments=pairs(fields.get("arguments", ""))
     )
-    told = await resources.execute(known, person, given["name"], body)
-    return f"{body.operation} on {given['name']}: {bytes(told.body).decode()[:600]}"
+    response = await resources.execute(web, person, fields["name"], body)
+    return f"{body.operation} on {fields['name']}: {bytes(response.body).decode()[:600]}"
 
 
-async def _apply(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    told = await resources.apply(known, person, _body(resources.ManifestBody, manifest=given["manifest"]))
-    return f"Applied: {bytes(told.body).decode()[:600]}"
+async def _apply(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    response = await resources.apply(web, person, _body(resources.ManifestBody, manifest=fields["manifest"]))
+    return f"Applied: {bytes(response.body).decode()[:600]}"
 
 
-async def _put_context(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    version, expires_at_ms = given.get("version", ""), given.get("expires_at_ms", "")
+async def _put_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    version, expires_at_ms = fields.get("version", ""), fields.get("expires_at_ms", "")
     lease_s = max(1.0, int(expires_at_ms) / 1000 - time.time()) if expires_at_ms.isdecimal() else 0.0
     body = _body(
         contexts.ContextBody,
-        value=given.get("value", "").replace("\r\n", "\n"),
-        attributes=pairs(given.get("attributes", "")),
+        value=fields.get("value", "").replace("\r\n", "\n"),
+        attributes=pairs(fields.get("attributes", "")),
         lease_s=lease_s,
     )
-    await contexts.put_context(known, person, given["key"], body, f'"{version}"' if version else None)
-    return f"Written: {given['key']}"
+    await contexts.put_context(web, person, fields["key"], body, f'"{version}"' if version else None)
+    return f"Written: {fields['key']}"
 
 
-async def _delete_context(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await contexts.delete_context(known, person, given["key"], None)
-    return f"Deleted: {given['key']}"
+async def _delete_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await contexts.delete_context(web, person, fields["key"], None)
+    return f"Deleted: {fields['key']}"
 
 
-async def _send(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    event = _body(notifications.EventBody, type=given["type"], content=pairs(given.get("content", "")))
+async def _send(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    event = _body(notifications.EventBody, type=fields["type"], content=pairs(fields.get("content", "")))
     body = _body(
         notifications.SendBody,
-        address=given.get("address") or "TRUE",
+        address=fields.get("address") or "TRUE",
         event=event,
-        durable="durable" in given,
+        durable="durable" in fields,
     )
-    await notifications.send(known, person, body)
+    await notifications.send(web, person, body)
     return f"Sent: {event.type} to {body.address}"
 
 
-async def _purge(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await queues.purge(known, person, given["name"], given.get("selector", ""))
-    return f"Emptied: {given['name']}"
+async def _purge(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await queues.purge(web, person, fields["name"], fields.get("selector", ""))
+    return f"Purged: {fields['name']}"
 
 
-async def _move(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    body = _body(queues.MoveBody, to=given.get("to") or None, limit=1000)
-    await queues.move(known, person, given["name"], body)
-    return f"Moved what waited in {given['name']} to {body.to or 'where it came from'}"
+async def _move(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    body = _body(queues.MoveBody, to=fields.get("to") or None, limit=1000)
+    await queues.move(web, person, fields["name"], body)
+    return f"Moved the messages of {fields['name']} to {body.to or 'their original destinations'}"
 
 
-async def _set_login(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    body = _body(audit.LoginBody, password=given["password"], role=given.get("role", "viewer"))
-    await audit.set_login(known, person, given["name"], body)
-    return f"{given['name']} can log in as {body.role.value}"
+async def _set_login(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    body = _body(access.LoginBody, password=fields["password"], role=fields.get("role", "viewer"))
+    await access.set_login(web, person, fields["name"], body)
+    return f"{fields['name']} can log in as {body.role.value}"
 
 
-async def _remove_login(known: request_state.WebState, person: sessions.LoginSession, given: Given) -> str:
-    await audit.remove_login(known, person, given["name"])
-    return f"{given['name']} can no longer log in"
+async def _remove_login(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await access.remove_login(web, person, fields["name"])
+    return f"Revoked the login of {fields['name']}"
 
 
 ACTS: dict[str, Act] = {

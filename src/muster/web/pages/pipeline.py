@@ -1,4 +1,4 @@
-"""The pipeline: how its job fares, what it wrote down, and whether the model of staleness holds."""
+"""The pages of the pipeline: progress, history and capacity."""
 
 from __future__ import annotations
 
@@ -20,48 +20,50 @@ LASTS = {
     "7d": "7 days",
     "30d": "30 days",
 }
-#: Spark's own words for the stages of a batch, in their order.
+#: Spark's names of the stages of a batch, in order.
 STAGES = {
-    "latestOffset": "look what is there",
-    "walCommit": "note what is to be read",
+    "latestOffset": "find new messages",
+    "walCommit": "record the offsets",
     "getBatch": "fetch",
     "queryPlanning": "plan",
-    "addBatch": "read, roll up, write",
-    "commitOffsets": "note what is done",
-    "triggerExecution": "in all",
+    "addBatch": "read, aggregate, write",
+    "commitOffsets": "commit the batch",
+    "triggerExecution": "total",
 }
 SCOPES = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
 ROWS_SHOWN = 50
 
 
-def progress(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def progress(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def now() -> Markup:
-        one = await source.progress()
-        if one.batch < 0:
-            state = widgets.tile("State", one.state, one.reason, look=widgets.severity_class(one.state))
-            hint = "Spark takes ten seconds to start, and on a busy machine a minute."
-            return join(widgets.tiles(state), widgets.empty("No batch is done yet.", hint))
+        latest = await source.progress()
+        if latest.batch < 0:
+            state = widgets.tile(
+                "State", latest.state, latest.reason, look=widgets.severity_class(latest.state)
+            )
+            hint = "Spark starts in about ten seconds, on a busy machine in a minute."
+            return join(widgets.tiles(state), widgets.empty("No batch is complete yet.", hint))
         tiles = widgets.tiles(
-            widgets.tile("State", one.state, one.reason, look=widgets.severity_class(one.state)),
-            widgets.tile("Batch", f"{one.batch:,}", f"took {widgets.seconds(one.batch_s)}"),
-            widgets.tile("Input", f"{one.rows_s:,.0f}/s", f"{one.rows:,} reports in the batch"),
+            widgets.tile("State", latest.state, latest.reason, look=widgets.severity_class(latest.state)),
+            widgets.tile("Batch", f"{latest.batch:,}", f"took {widgets.seconds(latest.batch_s)}"),
+            widgets.tile("Input", f"{latest.rows_s:,.0f}/s", f"{latest.rows:,} reports in the batch"),
             widgets.tile(
                 "Lag",
-                f"{one.lag_messages:,}",
-                f"messages; newest report {widgets.seconds(one.lag_s)} old",
-                look="warn" if one.lag_messages > 1000 else "good",
+                f"{latest.lag_messages:,}",
+                f"messages; newest report {widgets.seconds(latest.lag_s)} old",
+                look="warn" if latest.lag_messages > 1000 else "good",
             ),
-            widgets.tile("Machines", f"{one.machines:,}", "in its state"),
-            widgets.tile("Memory of state", widgets.size(one.state_bytes), f"{one.state_rows:,} rows"),
+            widgets.tile("Machines", f"{latest.machines:,}", "in the state store"),
+            widgets.tile("State size", widgets.size(latest.state_bytes), f"{latest.state_rows:,} rows"),
         )
         stages: list[list[Child]] = [
-            [STAGES.get(name, name), tag("code", name), f"{one.stages_ms[name]:,} ms"]
-            for name in sorted(one.stages_ms, key=[*STAGES, *one.stages_ms].index)
+            [STAGES.get(name, name), tag("code", name), f"{latest.stages_ms[name]:,} ms"]
+            for name in sorted(latest.stages_ms, key=[*STAGES, *latest.stages_ms].index)
         ]
         counts: list[list[Child]] = [
-            [tag("code", name), _counted(name), f"{count:,}"] for name, count in sorted(one.counts.items())
+            [tag("code", name), _counted(name), f"{count:,}"] for name, count in sorted(latest.counts.items())
         ]
         return join(
             tiles,
@@ -70,7 +72,7 @@ def progress(seen: page.PageRequest) -> page.DashboardPage:
                 tag(
                     "div",
                     tag("h3", "Stages of the batch"),
-                    widgets.table(["Stage", "Spark's word", "#Time"], stages, label="Stages"),
+                    widgets.table(["Stage", "Name in Spark", "#Time"], stages, label="Stages"),
                 ),
                 tag(
                     "div",
@@ -79,7 +81,7 @@ def progress(seen: page.PageRequest) -> page.DashboardPage:
                         ["Reason", "What", "#Count"],
                         counts,
                         label="Counts",
-                        none="Nothing was late, refused or lost.",
+                        none="No report was late, rejected or lost.",
                     ),
                 ),
                 cls="columns",
@@ -88,11 +90,11 @@ def progress(seen: page.PageRequest) -> page.DashboardPage:
 
     def series(name: str, words: str, look: str) -> charts.ChartLine:
         return charts.ChartLine(
-            words, [(one.at_ms / 1000, getattr(one, name)) for one in source.batches], look
+            words, [(batch.at_ms / 1000, getattr(batch, name)) for batch in source.batches], look
         )
 
     async def times() -> Markup:
-        return charts.lines([series("batch_s", "batch", "line-1")], label="Time of a batch", unit=" s")
+        return charts.lines([series("batch_s", "batch", "line-1")], label="Batch time", unit=" s")
 
     async def rates() -> Markup:
         return charts.lines([series("rows_s", "reports", "line-1")], label="Input rate", unit="/s")
@@ -105,22 +107,22 @@ def progress(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Pipeline",
         (
-            page.PageSection("now", "The job", now, ("pipeline",), 3.0),
+            page.PageSection("now", "Progress", now, ("pipeline",), 3.0),
             page.PageSection("times", "Batch time", times, ("pipeline",), 5.0, wide=False),
             page.PageSection("rates", "Input rate", rates, ("pipeline",), 5.0, wide=False),
             page.PageSection("lag", "Lag", lag, ("pipeline",), 5.0, wide=False),
         ),
-        lead="Spark Structured Streaming over the stream of reports.",
+        lead="A Spark Structured Streaming job that processes the stream of reports.",
     )
 
 
-def history(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
-    scope = seen.asked("scope", "system")
-    name = seen.asked("name")
-    metric = seen.asked("metric", "cpu_percent")
-    last = seen.asked("last", "1h")
-    where = seen.asked("where")
+def history(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
+    scope = request.parameter("scope", "system")
+    name = request.parameter("name")
+    metric = request.parameter("metric", "cpu_percent")
+    last = request.parameter("last", "1h")
+    where = request.parameter("where")
 
     def from_ms() -> int:
         return int((time.time() - units.parse_duration_s(last)) * 1000)
@@ -128,13 +130,17 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
     async def plot() -> Markup:
         if scope != "system" and not name:
             return await _which(source, scope, metric, last)
-        found = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
-        if not found:
+        points = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
+        if not points:
             return _none()
         return charts.lines(
             [
-                charts.ChartLine("mean", [(one["at_ms"] / 1000, one["mean"]) for one in found], "line-1"),
-                charts.ChartLine("95 %", [(one["at_ms"] / 1000, one["p95"]) for one in found], "line-2"),
+                charts.ChartLine(
+                    "mean", [(point["at_ms"] / 1000, point["mean"]) for point in points], "line-1"
+                ),
+                charts.ChartLine(
+                    "95 %", [(point["at_ms"] / 1000, point["p95"]) for point in points], "line-2"
+                ),
             ],
             label=f"{metric} of {SCOPES.get(scope, scope)} {name}",
             unit=widgets.unit(metric),
@@ -143,61 +149,65 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
     async def machines() -> Markup:
         if scope != "system" and not name:
             return await _which(source, scope, metric, last)
-        found = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
-        if not found:
+        points = await source.plot(scope, name, metric, from_ms=from_ms() // 10_000 * 10_000)
+        if not points:
             return _none()
         return charts.lines(
             [
                 charts.ChartLine(
-                    "machines", [(one["at_ms"] / 1000, one["machines"]) for one in found], "line-1"
+                    "machines", [(point["at_ms"] / 1000, point["machines"]) for point in points], "line-1"
                 ),
-                charts.ChartLine("stale", [(one["at_ms"] / 1000, one["stale"]) for one in found], "line-2"),
+                charts.ChartLine(
+                    "stale", [(point["at_ms"] / 1000, point["stale"]) for point in points], "line-2"
+                ),
             ],
             label="Machines that reported, and that were stale",
         )
 
     async def rows() -> Markup:
         try:
-            found, next_ = await source.history(
+            reports, next_ = await source.history(
                 "nodes",
                 where,
                 from_ms=from_ms() // 10_000 * 10_000,
                 to_ms=None,
                 columns=("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent"),
                 limit=ROWS_SHOWN,
-                cursor=seen.asked("after"),
+                cursor=request.parameter("after"),
             )
         except errors.NotFound:
             return _none()
         made: list[list[Child]] = [
             [
-                widgets.moment(_ms(one["reported_at"])),
-                widgets.link(one["machine"], "/node", name=one["machine"]),
-                one["group"],
-                one["zone"],
-                widgets.badge(one["state"]),
-                widgets.percent(one["cpu_percent"]),
-                widgets.percent(one["memory_percent"]),
+                widgets.moment(_ms(row["reported_at"])),
+                widgets.link(row["machine"], "/node", name=row["machine"]),
+                row["group"],
+                row["zone"],
+                widgets.badge(row["state"]),
+                widgets.percent(row["cpu_percent"]),
+                widgets.percent(row["memory_percent"]),
             ]
-            for one in found
+            for row in reports
         ]
         return join(
             widgets.table(
                 ["Reported", "Machine", "Group", "Zone", "State", "#CPU", "#Memory"],
                 made,
-                label="Reports found",
-                none="No report fits.",
+                label="Matching reports",
+                none="No report matches.",
             ),
-            widgets.pages(seen, next_, shown=len(made)),
+            widgets.pages(request, next_, shown=len(made)),
         )
 
     form = widgets.search(
         "/history",
         widgets.field("Plot", "scope", scope, options=list(SCOPES.items())),
-        widgets.field("Its name", "name", name, placeholder="of the group or zone"),
-        widgets.field("Metric", "metric", metric, options=[(one, one) for one in _metrics(source, metric)]),
-        widgets.field("Of the last", "last", last, options=list(LASTS.items())),
-        widgets.field("List reports where", "where", where, placeholder="cpu_percent > 90"),
+        widgets.field("Name", "name", name, placeholder="name of the group or zone"),
+        widgets.field(
+            "Metric", "metric", metric, options=[(option, option) for option in _metrics(source, metric)]
+        ),
+        widgets.field("Period", "last", last, options=list(LASTS.items())),
+        widgets.field("Filter of the reports", "where", where, placeholder="cpu_percent > 90"),
     )
     return page.DashboardPage(
         "History",
@@ -206,13 +216,13 @@ def history(seen: page.PageRequest) -> page.DashboardPage:
             page.PageSection("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
             page.PageSection("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
-        lead="From the Parquet files that the pipeline writes.",
+        lead="Read from the Parquet files that the pipeline writes.",
         head=form,
     )
 
 
 def _metrics(source: source_.ReadModel, chosen: str) -> list[str]:
-    """The standard ones, and what only this fleet reports."""
+    """The standard metrics and those specific to this fleet."""
     newest = next(reversed(source.systems), None)
     own = set(newest[1]) if newest is not None else set()
     return list(
@@ -232,58 +242,66 @@ def _ms(moment: str) -> int:
 
 
 async def _which(source: source_.ReadModel, scope: str, metric: str, last: str) -> Markup:
-    """Of groups and zones there are many: one has to be named."""
-    found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-    names = [one["group"] for one in found["groups"][:20]] if scope == "group" else []
+    """A group or zone has to be selected."""
+    summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+    names = [group["group"] for group in summary["groups"][:20]] if scope == "group" else []
     links = [
         widgets.link(name, "/history", scope=scope, name=name, metric=metric, last=last) for name in names
     ]
-    return widgets.empty(f"Which {scope}? Give its name above.", join(*(join(one, " ") for one in links)))
+    return widgets.empty(f"Enter the name of a {scope} above.", join(*(join(link, " ") for link in links)))
 
 
 def _none() -> Markup:
     return widgets.empty(
-        "There is no history of this.",
+        "There is no history for this selection.",
         join("The pipeline writes it: ", tag("code", "muster pipeline run"), "."),
     )
 
 
-def capacity(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def capacity(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def now() -> Markup:
-        found = await source.capacity()
-        holds = found["within_20_percent"]
+        capacity_ = await source.capacity()
+        holds = capacity_["within_20_percent"]
         return join(
             widgets.tiles(
                 widgets.tile(
                     "Predicted",
-                    widgets.seconds(found["predicted_max_s"] if found["channels"] else None),
+                    widgets.seconds(capacity_["predicted_max_s"] if capacity_["channels"] else None),
                     "the model's worst case",
                 ),
                 widgets.tile(
-                    "Measured", widgets.seconds(found["measured_max_s"]), "the oldest on arrival, last 2 min"
+                    "Measured",
+                    widgets.seconds(capacity_["measured_max_s"]),
+                    "oldest report on arrival, last 2 min",
                 ),
                 widgets.tile(
                     "Predicted / measured",
-                    widgets.number(found["ratio"], 2),
+                    widgets.number(capacity_["ratio"], 2),
                     "–" if holds is None else "within 20 %" if holds else "off by more than 20 %",
                     look="" if holds is None else "good" if holds else "warn",
                 ),
                 widgets.tile(
-                    "Levels", found["levels"], f"sensors, {widgets.count(len(found['channels']), 'channel')}"
+                    "Levels",
+                    capacity_["levels"],
+                    f"sensors, {widgets.count(len(capacity_['channels']), 'channel')}",
                 ),
             ),
         )
 
     async def chart() -> Markup:
-        found = await source.capacity()
+        capacity_ = await source.capacity()
         drawn = {
-            "measured, oldest": [(one["at_ms"] / 1000, one["max_s"]) for one in found["measured"]],
-            "predicted, at most": [
-                (one["at_ms"] / 1000, found["predicted_max_s"]) for one in found["measured"]
+            "measured maximum": [
+                (second["at_ms"] / 1000, second["max_s"]) for second in capacity_["measured"]
             ],
-            "measured, median": [(one["at_ms"] / 1000, one["p50_s"]) for one in found["measured"]],
+            "predicted maximum": [
+                (second["at_ms"] / 1000, capacity_["predicted_max_s"]) for second in capacity_["measured"]
+            ],
+            "measured median": [
+                (second["at_ms"] / 1000, second["p50_s"]) for second in capacity_["measured"]
+            ],
         }
         return charts.lines(
             [
@@ -297,16 +315,16 @@ def capacity(seen: page.PageRequest) -> page.DashboardPage:
     async def channels() -> Markup:
         rows: list[list[Child]] = [
             [
-                one["name"],
-                one["level"],
-                widgets.seconds(one["hold_s"]),
-                one["produces"],
-                ", ".join(one.get("groups", ()))[:200],
+                channel["name"],
+                channel["level"],
+                widgets.seconds(channel["hold_s"]),
+                channel["produces"],
+                ", ".join(channel.get("groups", ()))[:200],
             ]
-            for one in (await source.capacity())["channels"]
+            for channel in (await source.capacity())["channels"]
         ]
         return widgets.table(
-            ["Channel", "#Level", "#Holds for", "Sends", "Groups"],
+            ["Channel", "#Level", "#Hold time", "Sends", "Groups"],
             rows,
             label="Channels",
             none="No channel runs.",
@@ -315,10 +333,10 @@ def capacity(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Staleness",
         (
-            page.PageSection("now", "Predicted against measured", now, (), 3.0),
+            page.PageSection("now", "Prediction and measurement", now, (), 3.0),
             page.PageSection("chart", "Over time", chart, (), 3.0),
             page.PageSection("channels", "Channels", channels, (), 10.0),
         ),
-        lead="How old a report is when it reaches the top: the analytic model says at most the holding times "
-        "of the channels it passes.",
+        lead="The age of a report when it reaches the root. According to the analytic model it is at most "
+        "the sum of the hold times of the channels on its path.",
     )

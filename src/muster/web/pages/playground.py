@@ -1,4 +1,4 @@
-"""The playground of selective notification: an address, an event, a policy; who is reached, and why not."""
+"""The playground of selective notification: which receivers an event reaches, and why."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from muster.web.rest import notifications
 SHOWN = 50
 
 
-def playground(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
-    address = seen.asked("address")
-    kind, content = seen.asked("type"), seen.asked("content")
-    policy, receiver = seen.asked("policy"), seen.asked("receiver")
-    sender = seen.asked("sender") or f"{seen.person.name}/{notifications.PARTICIPANT}"
+def playground(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
+    address = request.parameter("address")
+    kind, content = request.parameter("type"), request.parameter("content")
+    policy, receiver = request.parameter("policy"), request.parameter("receiver")
+    sender = request.parameter("sender") or f"{request.person.name}/{notifications.PARTICIPANT}"
 
     def event() -> protocol.SendEvent | None:
         if not kind:
@@ -31,46 +31,52 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
 
     async def reached() -> Markup:
         if not address:
-            return widgets.empty("Type an address above.", "It is a predicate over the states of receivers.")
-        found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
+            return widgets.empty("Enter an address above.", "It is a predicate over the states of receivers.")
+        result = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         names: list[list[Child]] = [
             [
-                one,
-                tag("a", "explain", href=page.link_to(seen.path, **{**seen.query, "receiver": one}))
+                receiver_,
+                tag(
+                    "a",
+                    "explain",
+                    href=page.link_to(request.path, **{**request.query, "receiver": receiver_}),
+                )
                 if kind
                 else "",
             ]
-            for one in found["receivers"]
+            for receiver_ in result["receivers"]
         ]
-        said = f"{found['count']:,} would be reached" + (
-            f"; {SHOWN} are shown" if found["count"] > SHOWN else ""
+        summary = widgets.count(result["count"], "matching receiver") + (
+            f"; the first {SHOWN} are shown" if result["count"] > SHOWN else ""
         )
         return join(
-            tag("p", tag("b", said)),
-            widgets.table(["Receiver", ""], names, label="Receivers that are reached", none="Nobody."),
+            tag("p", tag("b", summary)),
+            widgets.table(["Party", ""], names, label="Matching receivers", none="Nobody."),
         )
 
     async def near() -> Markup:
         if not address:
-            return widgets.empty("Who only just is not reached shows here.")
-        found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
+            return widgets.empty("Near misses: receivers that fail exactly one condition.")
+        result = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         return widgets.table(
-            ["Receiver", "Why not"],
-            [[one["receiver"], "; ".join(one["why"])] for one in found["near"]],
+            ["Party", "Reason"],
+            [[miss["receiver"], "; ".join(miss["why"])] for miss in result["near"]],
             label="Near misses",
-            none="Nobody was close.",
+            none="There are no near misses.",
         )
 
     async def judged() -> Markup:
         if not policy:
-            return widgets.empty("Type a policy above.", "It says which events are accepted, and from whom.")
-        told = await source.check_policy(policy)
+            return widgets.empty(
+                "Enter a policy above.", "It selects the events and senders that a receiver accepts."
+            )
+        checked = await source.check_policy(policy)
         parts: list[Child] = [
             widgets.facts(
                 {
-                    "In short": tag("code", told["canonical"]),
-                    "Clauses": told["clauses"],
-                    "Cost": f"{told['cost']}, {'indexed' if told['indexed'] else 'asked one by one'}",
+                    "Canonical form": tag("code", checked["canonical"]),
+                    "Clauses": checked["clauses"],
+                    "Cost": f"{checked['cost']}, {'indexed' if checked['indexed'] else 'not indexed'}",
                 }
             )
         ]
@@ -79,49 +85,66 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
             attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
             condition = models_.parse_policy(policy)
             missing = explanation.near_misses(condition, attributes)
-            of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.values)]
+            of_sender = [
+                assumption
+                for assumption in missing
+                if any(key.startswith("sender.") for key, _ in assumption.values)
+            ]
             if len(of_sender) < len(missing):
                 words = "does not accept this event"
             elif missing:
-                words = "accepts this event if the sender is right"
+                words = "accepts this event from matching senders"
             else:
                 words = "accepts this event"
             because = missing or explanation.explain(condition, attributes).because
-            parts.append(tag("p", tag("b", f"It {words}."), " The sender's attributes are not known here."))
-            parts.append(tag("ul", *(tag("li", str(one)) for one in because)))
+            parts.append(
+                tag("p", tag("b", f"The policy {words}."), " The sender's attributes are not available here.")
+            )
+            parts.append(tag("ul", *(tag("li", str(reason)) for reason in because)))
         return join(*parts)
 
     async def explained() -> Markup:
         made = event()
         if not receiver or made is None:
-            return widgets.empty("Name a receiver and an event, to see what decides.")
-        told = await source.explain(made, sender=sender, receiver=receiver)
+            return widgets.empty("Enter a receiver and an event for an explanation.")
+        reasons = await source.explain(made, sender=sender, receiver=receiver)
         rows: list[list[Child]] = [
             [
                 side,
-                widgets.badge("holds" if told[side]["holds"] else "fails"),
-                "; ".join(told[side]["because"]),
+                widgets.badge("holds" if reasons[side]["holds"] else "fails"),
+                "; ".join(reasons[side]["because"]),
             ]
             for side in ("address", "event", "sender")
         ]
         return join(
-            tag("p", tag("b", f"{receiver} {'gets it' if told['delivered'] else 'does not get it'}.")),
+            tag(
+                "p",
+                tag(
+                    "b",
+                    f"{receiver} {'receives' if reasons['delivered'] else 'does not receive'} the event.",
+                ),
+            ),
             widgets.table(["Side", "", "Because"], rows, label="Explanation"),
             widgets.facts(
-                {"Its state": ", ".join(f"{key} = {value}" for key, value in told["state"].items()) or "–"}
+                {
+                    "State of the receiver": ", ".join(
+                        f"{key} = {value}" for key, value in reasons["state"].items()
+                    )
+                    or "–"
+                }
             ),
         )
 
     async def receivers() -> Markup:
-        found = await source.receivers("", limit=20)
+        result = await source.receivers("", limit=20)
         rows: list[list[Child]] = [
             [
-                one["receiver"],
-                one["model"],
-                ", ".join(f"{key} = {value}" for key, value in one["state"].items()),
-                tag("code", one["policy"]),
+                receiver_["receiver"],
+                receiver_["model"],
+                ", ".join(f"{key} = {value}" for key, value in receiver_["state"].items()),
+                tag("code", receiver_["policy"]),
             ]
-            for one in found["items"]
+            for receiver_ in result["items"]
         ]
         return join(
             widgets.table(
@@ -129,22 +152,24 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
                 rows,
                 label="Receivers",
                 none=widgets.empty(
-                    "No receiver is there.", join("Be one: ", tag("code", "muster notify listen --model …"))
+                    "There are no receivers.",
+                    join("Register one: ", tag("code", "muster notify listen --model …")),
                 ),
             ),
-            tag("p", f"{found['count']:,} in all", cls="hint"),
+            tag("p", f"{result['count']:,} in total", cls="hint"),
         )
 
     async def models() -> Markup:
         rows: list[list[Child]] = [
-            [one["name"], one["of"], _described(one["attributes"])] for one in (await source.models())[:100]
+            [model["name"], model["of"], _described(model["attributes"])]
+            for model in (await source.models())[:100]
         ]
         return widgets.table(
             ["Model", "Of", "Attributes"],
             rows,
             label="Models",
             none=widgets.empty(
-                "No model is defined.", join("Define some: ", tag("code", "muster notify define web.yaml"))
+                "No model is defined.", join("Define models: ", tag("code", "muster notify define web.yaml"))
             ),
         )
 
@@ -153,7 +178,7 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
         tag(
             "div",
             widgets.field(
-                "Address: whom it is meant for", "address", address, rows=2, placeholder="load > 0.8"
+                "Address: predicate over receivers", "address", address, rows=2, placeholder="load > 0.8"
             ),
             cls="all",
         ),
@@ -161,33 +186,29 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
         widgets.field(
             "From",
             "sender",
-            seen.asked("sender"),
-            placeholder=f"{seen.person.name}/{notifications.PARTICIPANT}",
+            request.parameter("sender"),
+            placeholder=f"{request.person.name}/{notifications.PARTICIPANT}",
         ),
-        widgets.field(
-            "Its content", "content", content, rows=2, placeholder="level=4", hint="One on a line."
-        ),
-        widgets.field(
-            "Policy: what a receiver accepts", "policy", policy, rows=2, placeholder="alert AND level >= 4"
-        ),
+        widgets.field("Content", "content", content, rows=2, placeholder="level=4", hint="One per line."),
+        widgets.field("Policy of a receiver", "policy", policy, rows=2, placeholder="alert AND level >= 4"),
         widgets.field("Receiver to explain", "receiver", receiver, placeholder="process/name"),
         cls="columns",
     )
     sending = Markup("")
-    if seen.may_act and kind:
+    if request.may_act and kind:
         sending = widgets.action_button(
-            seen,
+            request,
             "send",
             "Send this event",
             address=address or "TRUE",
             type=kind,
             content=content,
-            sure=f"Send {kind} to all of whom this is true: {address or 'TRUE'}?",
+            sure=f"Send {kind} to all receivers that match {address or 'TRUE'}?",
         )
     form = tag(
         "form",
         fields,
-        tag("p", tag("button", "Try it", type="submit"), cls="more"),
+        tag("p", tag("button", "Evaluate", type="submit"), cls="more"),
         method="get",
         action="/playground",
         cls="panel",
@@ -195,15 +216,15 @@ def playground(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         "Notification",
         (
-            page.PageSection("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
-            page.PageSection("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
-            page.PageSection("judged", "The policy", judged, ("notify",), 30.0, wide=False),
+            page.PageSection("reached", "Matching receivers", reached, ("notify",), 3.0, wide=False),
+            page.PageSection("near", "Near misses", near, ("notify",), 3.0, wide=False),
+            page.PageSection("judged", "Policy", judged, ("notify",), 30.0, wide=False),
             page.PageSection("explained", "Why", explained, ("notify",), 3.0, wide=False),
             page.PageSection("receivers", "Receivers", receivers, ("notify",), 3.0),
             page.PageSection("models", "Models", models, ("notify",), 30.0),
         ),
-        lead="An event reaches a receiver if the address is true of its state, and its policy is true of the "
-        "event and the sender. A trial sends nothing.",
+        lead="A receiver gets an event if its state matches the address, and its policy accepts the event "
+        "and the sender. Evaluating sends no event.",
         head=join(form, tag("div", sending, cls="acts") if sending else None),
     )
 

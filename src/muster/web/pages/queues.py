@@ -1,4 +1,4 @@
-"""Queues and durable subscriptions: what waits, for whom, and what could not be delivered."""
+"""The pages of queues, durable subscriptions and dead letters."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ REASON = "JMS_MUSTER_DEAD_REASON"
 FROM = "JMS_MUSTER_DEAD_FROM"
 
 
-def queues(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def queues(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def all_queues() -> Markup:
-        found = await source.queues()
-        deepest = max((one["depth"] for one in found), default=1) or 1
+        queues_ = await source.queues()
+        deepest = max((row["depth"] for row in queues_), default=1) or 1
         rows: list[list[Child]] = [
             [
-                widgets.link(one["queue"], "/queue", name=one["queue"]),
-                f"{one['depth']:,}",
-                charts.bar(one["depth"] / deepest, look="busy"),
-                one["consumers"],
-                f"{one['in_flight']:,}",
-                f"{one['delivered']:,}",
-                f"{one['expired']:,}",
-                f"{one['rejected']:,}",
+                widgets.link(row["queue"], "/queue", name=row["queue"]),
+                f"{row['depth']:,}",
+                charts.bar(row["depth"] / deepest, look="busy"),
+                row["consumers"],
+                f"{row['in_flight']:,}",
+                f"{row['delivered']:,}",
+                f"{row['expired']:,}",
+                f"{row['rejected']:,}",
             ]
-            for one in found[:500]
+            for row in queues_[:500]
         ]
         return widgets.table(
-            ["Queue", "#Waiting", "", "#Consumers", "#In hand", "#Delivered", "#Expired", "#Rejected"],
+            ["Queue", "#Waiting", "", "#Consumers", "#In flight", "#Delivered", "#Expired", "#Rejected"],
             rows,
             label="Queues",
             none=widgets.empty(
                 "There are no queues.",
-                join("Send to one: ", tag("code", "muster message send queue:orders …")),
+                join("Send a message: ", tag("code", "muster message send queue:orders …")),
             ),
         )
 
     async def subscriptions() -> Markup:
         rows: list[list[Child]] = [
             [
-                one["subscription"],
-                one["identity"],
-                one["client_id"] or "shared",
-                one["topic"],
-                tag("code", one["selector"] or ""),
-                one["consumers"],
-                f"{one['waiting']:,}",
-                f"{one['behind']:,}",
-                f"{one['matched']:,}",
+                subscription["subscription"],
+                subscription["identity"],
+                subscription["client_id"] or "shared",
+                subscription["topic"],
+                tag("code", subscription["selector"] or ""),
+                subscription["consumers"],
+                f"{subscription['waiting']:,}",
+                f"{subscription['behind']:,}",
+                f"{subscription['matched']:,}",
             ]
-            for one in (await source.subscriptions())[:500]
+            for subscription in (await source.subscriptions())[:500]
         ]
         return widgets.table(
             [
@@ -69,30 +69,30 @@ def queues(seen: page.PageRequest) -> page.DashboardPage:
         )
 
     async def dead() -> Markup:
-        found, _ = await source.browse(destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN)
+        letters, _ = await source.browse(destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN)
         rows: list[list[Child]] = [
             [
-                widgets.moment(one["timestamp_ms"]),
-                str(one["properties"].get(FROM, "")),
-                str(one["properties"].get(REASON, "")),
-                tag("code", _short(one["body"])),
+                widgets.moment(letter["timestamp_ms"]),
+                str(letter["properties"].get(FROM, "")),
+                str(letter["properties"].get(REASON, "")),
+                tag("code", _short(letter["body"])),
             ]
-            for one in found
+            for letter in letters
         ]
         again = (
             widgets.action_button(
-                seen,
+                request,
                 "move",
-                "Send all back to where they came from",
+                "Return all to their original destinations",
                 name=destinations.DEAD_LETTERS,
-                sure="Send every dead letter back to where it came from?",
+                sure="Return every dead letter to its original destination?",
             )
-            if found
+            if letters
             else None
         )
         return join(
             widgets.table(
-                ["Sent", "From", "Why", "Body"], rows, label="Dead letters", none="There are none."
+                ["Sent", "From", "Why", "Body"], rows, label="Dead letters", none="There are no dead letters."
             ),
             again,
         )
@@ -104,60 +104,60 @@ def queues(seen: page.PageRequest) -> page.DashboardPage:
             page.PageSection("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
             page.PageSection("dead", "Dead letters", dead, ("message",), 5.0),
         ),
-        lead="Messages that wait, as JMS has them: in queues, and for subscribers that are away.",
+        lead="JMS messages in queues and durable subscriptions.",
     )
 
 
-def queue(seen: page.PageRequest) -> page.DashboardPage:
-    name = seen.asked("name")
-    selector = seen.asked("selector")
+def queue(request: page.PageRequest) -> page.DashboardPage:
+    name = request.parameter("name")
+    selector = request.parameter("selector")
 
     async def waiting() -> Markup:
-        found, next_ = await seen.known.source.browse(
-            name, selector=selector, after=base.number(seen.asked("after")), limit=SHOWN
+        browsed, next_ = await request.web.source.browse(
+            name, selector=selector, after=base.number(request.parameter("after")), limit=SHOWN
         )
         rows: list[list[Child]] = [
             [
-                f"{one['sequence']:,}",
-                widgets.moment(one["timestamp_ms"]),
-                one["type"],
-                one["priority"],
-                ", ".join(f"{key} = {value}" for key, value in one["properties"].items()),
-                tag("code", _short(one["body"])),
+                f"{message['sequence']:,}",
+                widgets.moment(message["timestamp_ms"]),
+                message["type"],
+                message["priority"],
+                ", ".join(f"{key} = {value}" for key, value in message["properties"].items()),
+                tag("code", _short(message["body"])),
             ]
-            for one in found
+            for message in browsed
         ]
         return join(
             widgets.table(
                 ["#Sequence", "Sent", "Type", "#Priority", "Properties", "Body"],
                 rows,
                 label="Messages",
-                none="Nothing waits here.",
+                none="The queue has no matching messages.",
             ),
-            widgets.pages(seen, next_, shown=len(rows)),
+            widgets.pages(request, next_, shown=len(rows)),
         )
 
     acts = tag(
         "div",
         widgets.action_button(
-            seen,
+            request,
             "purge",
-            "Throw away what waits",
+            "Purge",
             name=name,
             selector=selector,
-            sure=f"Throw away what waits in {name}?",
+            sure=f"Discard the messages of {name}?",
             look="danger",
         ),
         cls="acts",
     )
     return page.DashboardPage(
         f"Queue {name}",
-        (page.PageSection("waiting", "What waits", waiting, ("message",), 2.0),),
+        (page.PageSection("waiting", "Messages", waiting, ("message",), 2.0),),
         head=join(
             widgets.search(
                 "/queue",
                 widgets.field(
-                    "Which messages", "selector", selector, placeholder="amount > 3", hint="A JMS selector."
+                    "Filter", "selector", selector, placeholder="amount > 3", hint="A JMS selector."
                 ),
                 name=name,
             ),

@@ -1,4 +1,4 @@
-"""The report tree: from the system to a group, to a machine, to its services."""
+"""The pages of reports: system, group, machine and services."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHOWN = 50
 _QUOTE = "'"
 
 
-def tree(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def tree(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def system() -> Markup:
-        found = await source.system()
-        if found is None:
+        report = await source.system()
+        if report is None:
             return widgets.empty(
                 "There is no report yet.",
                 join(
@@ -32,94 +32,96 @@ def tree(seen: page.PageRequest) -> page.DashboardPage:
         return join(
             widgets.facts(
                 {
-                    "Machines": f"{found.machines:,}",
-                    "Reports": f"{found.reports:,}",
-                    "Stale": f"{found.stale:,}",
-                    "Window": join(widgets.moment(found.from_ms), " to ", widgets.moment(found.to_ms)),
-                    "Complete": "no: something is missing in it" if found.partial else "yes",
+                    "Machines": f"{report.machines:,}",
+                    "Reports": f"{report.reports:,}",
+                    "Stale": f"{report.stale:,}",
+                    "Window": join(widgets.moment(report.from_ms), " to ", widgets.moment(report.to_ms)),
+                    "Complete": "no: data is missing" if report.partial else "yes",
                 }
             ),
-            rollups(found.metrics),
+            rollups(report.metrics),
         )
 
     async def groups() -> Markup:
-        found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-        if not found["groups"]:
-            source.must_hear()
-        largest = max((one["machines"] for one in found["groups"]), default=1)
+        summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        if not summary["groups"]:
+            source.require_connection()
+        largest = max((row["machines"] for row in summary["groups"]), default=1)
         rows: list[list[Child]] = [
             [
-                widgets.link(one["group"], "/group", name=one["group"]),
-                f"{one['machines']:,}",
-                charts.bar(one["machines"] / largest),
-                f"{one['states'].get('stale', 0):,}",
-                _unwell(one["states"]),
-                widgets.percent(one["cpu_percent"]),
-                widgets.percent(one["memory_percent"]),
-                widgets.seconds(one["oldest_s"]),
+                widgets.link(row["group"], "/group", name=row["group"]),
+                f"{row['machines']:,}",
+                charts.bar(row["machines"] / largest),
+                f"{row['states'].get('stale', 0):,}",
+                _unwell(row["states"]),
+                widgets.percent(row["cpu_percent"]),
+                widgets.percent(row["memory_percent"]),
+                widgets.seconds(row["oldest_s"]),
             ]
-            for one in found["groups"][:200]
+            for row in summary["groups"][:200]
         ]
         return widgets.table(
-            ["Group", "#Machines", "", "#Stale", "Not well", "#CPU", "#Memory", "#Oldest report"],
+            ["Group", "#Machines", "", "#Stale", "Unhealthy", "#CPU", "#Memory", "#Oldest report"],
             rows,
             label="Groups",
-            none="No group yet.",
+            none="There are no groups yet.",
         )
 
     return page.DashboardPage(
         "Reports",
         (
             page.PageSection("groups", "Groups", groups, ("machines",), 3.0),
-            _machines(seen, ""),
-            page.PageSection("system", "The system", system, ("reports", "machines"), 5.0),
+            _machines(request, ""),
+            page.PageSection("system", "System", system, ("reports", "machines"), 5.0),
         ),
-        lead="System, group, machine, service: descend by a name.",
-        head=_filter(seen),
+        lead="Reports of the system, its groups, machines and services.",
+        head=_filter(request),
     )
 
 
 def _unwell(states: Mapping[str, int]) -> Markup:
-    found = {name: n for name, n in states.items() if name not in ("up", "stale")}
-    return join(*(join(widgets.badge(f"{name} {count:,}"), " ") for name, count in found.items()))
+    others = {name: n for name, n in states.items() if name not in ("up", "stale")}
+    return join(*(join(widgets.badge(f"{name} {count:,}"), " ") for name, count in others.items()))
 
 
-def _filter(seen: page.PageRequest, **kept: str) -> Markup:
+def _filter(request: page.PageRequest, **kept: str) -> Markup:
     options = [(state, state or "any state") for state in STATES]
     return widgets.search(
-        seen.path, widgets.field("State of machines", "state", seen.asked("state"), options=options), **kept
+        request.path,
+        widgets.field("State of machines", "state", request.parameter("state"), options=options),
+        **kept,
     )
 
 
-def _machines(seen: page.PageRequest, group: str) -> page.PageSection:
+def _machines(request: page.PageRequest, group: str) -> page.PageSection:
     async def machines() -> Markup:
-        rows, total, next_ = await seen.known.source.machines.page(
-            group=group, state=seen.asked("state"), after=seen.asked("after"), limit=SHOWN
+        rows, total, next_ = await request.web.source.machines.page(
+            group=group, state=request.parameter("state"), after=request.parameter("after"), limit=SHOWN
         )
         if not rows:
-            seen.known.source.must_hear()
+            request.web.source.require_connection()
         made: list[list[Child]] = [
             [
-                widgets.link(one["machine"], "/node", name=one["machine"]),
-                widgets.link(one["group"], "/group", name=one["group"]),
-                one["zone"],
-                widgets.badge(one["state"]),
-                widgets.seconds(one["age_s"]),
-                widgets.percent(one["cpu_percent"]),
-                widgets.percent(one["memory_percent"]),
-                widgets.number(one["load_1m"], 2),
-                one["services"],
+                widgets.link(row["machine"], "/node", name=row["machine"]),
+                widgets.link(row["group"], "/group", name=row["group"]),
+                row["zone"],
+                widgets.badge(row["state"]),
+                widgets.seconds(row["age_s"]),
+                widgets.percent(row["cpu_percent"]),
+                widgets.percent(row["memory_percent"]),
+                widgets.number(row["load_1m"], 2),
+                row["services"],
             ]
-            for one in rows
+            for row in rows
         ]
         return join(
             widgets.table(
                 ["Machine", "Group", "Zone", "State", "#Age", "#CPU", "#Memory", "#Load", "#Services"],
                 made,
                 label="Machines",
-                none="No machine fits.",
+                none="No machine matches.",
             ),
-            widgets.pages(seen, next_, total=total, shown=len(rows)),
+            widgets.pages(request, next_, total=total, shown=len(rows)),
         )
 
     return page.PageSection("nodes", "Machines", machines, ("machines",), 3.0)
@@ -129,94 +131,98 @@ def _trail(*steps: Child) -> Markup:
     made: list[Child] = []
     for index, step in enumerate(steps):
         made += ["›", step] if index else [step]
-    return tag("nav", *(tag("span", one) for one in made), cls="trail", aria_label="Where this is")
+    return tag("nav", *(tag("span", link) for link in made), cls="trail", aria_label="Breadcrumbs")
 
 
-def group(seen: page.PageRequest) -> page.DashboardPage:
-    name = seen.asked("name")
+def group(request: page.PageRequest) -> page.DashboardPage:
+    name = request.parameter("name")
 
     async def report() -> Markup:
-        found = await seen.known.source.group(name)
+        latest = await request.web.source.group(name)
         return join(
-            charts.shares(found.states, label="Machines by state") if found.states else None,
+            charts.shares(latest.states, label="Machines by state") if latest.states else None,
             widgets.facts(
                 {
-                    "Machines": f"{found.machines:,}",
-                    "Stale": f"{found.stale:,}",
-                    "Window": join(widgets.moment(found.from_ms), " to ", widgets.moment(found.to_ms)),
+                    "Machines": f"{latest.machines:,}",
+                    "Stale": f"{latest.stale:,}",
+                    "Window": join(widgets.moment(latest.from_ms), " to ", widgets.moment(latest.to_ms)),
                 }
             ),
-            rollups(found.metrics),
+            rollups(latest.metrics),
         )
 
     return page.DashboardPage(
         f"Group {name}",
         (
-            _machines(seen, name or "\0"),
-            page.PageSection("report", "Its report", report, ("reports", "machines"), 5.0),
+            _machines(request, name or "\0"),
+            page.PageSection("report", "Report", report, ("reports", "machines"), 5.0),
         ),
         head=join(
             _trail(widgets.link("System", "/tree"), name),
-            _filter(seen, name=name),
+            _filter(request, name=name),
         ),
         foot=widgets.more_link(
-            "Its past", page.link_to("/history", scope="group", name=name, metric="cpu_percent", last="1h")
+            "History", page.link_to("/history", scope="group", name=name, metric="cpu_percent", last="1h")
         ),
     )
 
 
-def node(seen: page.PageRequest) -> page.DashboardPage:
-    name = seen.asked("name")
-    source = seen.known.source
+def node(request: page.PageRequest) -> page.DashboardPage:
+    name = request.parameter("name")
+    source = request.web.source
 
     async def report() -> Markup:
-        found = await source.node(name)
+        latest = await source.node(name)
         return join(
             widgets.facts(
                 {
-                    "Group": widgets.link(found.group, "/group", name=found.group),
-                    "Zone": found.zone,
-                    "Reported": join(widgets.moment(found.at_ms), f", {widgets.relative_time(found.at_ms)}"),
-                    "Period": widgets.seconds(found.period_s),
-                    "Report": f"{found.sequence:,} since its sensor started",
-                    "Given up": f"{found.dropped:,} reports while cut off",
+                    "Group": widgets.link(latest.group, "/group", name=latest.group),
+                    "Zone": latest.zone,
+                    "Reported": join(
+                        widgets.moment(latest.at_ms), f", {widgets.relative_time(latest.at_ms)}"
+                    ),
+                    "Period": widgets.seconds(latest.period_s),
+                    "Report": f"{latest.sequence:,} since its sensor started",
+                    "Dropped": f"{latest.dropped:,} reports while disconnected",
                 }
             ),
             tag("h3", "Measured"),
             widgets.table(
                 ["Metric", "#Value"],
-                [[metric, _figure(metric, value)] for metric, value in sorted(found.metrics.items())],
+                [[metric, _figure(metric, value)] for metric, value in sorted(latest.metrics.items())],
                 label="Metrics",
-                none="Its last report has no metrics.",
+                none="The last report has no metrics.",
             ),
         )
 
     async def services() -> Markup:
-        found = await source.node(name)
+        latest = await source.node(name)
         return widgets.table(
             ["Service", "State", "Reason", "Measured"],
             [
                 [
-                    one.name,
-                    widgets.badge(one.state.value),
-                    one.reason,
-                    ", ".join(f"{metric} {_figure(metric, value)}" for metric, value in one.metrics.items()),
+                    service.name,
+                    widgets.badge(service.state.value),
+                    service.reason,
+                    ", ".join(
+                        f"{metric} {_figure(metric, value)}" for metric, value in service.metrics.items()
+                    ),
                 ]
-                for one in found.services
+                for service in latest.services
             ],
             label="Services",
-            none="Its sensor reports no services.",
+            none="The sensor reports no services.",
         )
 
     return page.DashboardPage(
         f"Machine {name}",
         (
             page.PageSection("services", "Services", services, ("machines",), 3.0),
-            page.PageSection("report", "Its latest report", report, ("machines",), 3.0),
+            page.PageSection("report", "Latest report", report, ("machines",), 3.0),
         ),
         head=_trail(widgets.link("System", "/tree"), name),
         foot=widgets.more_link(
-            "Its past", page.link_to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
+            "History", page.link_to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
         ),
     )
 
@@ -225,17 +231,17 @@ def rollups(metrics: Mapping[str, columns.MetricRollup]) -> Markup:
     rows: list[list[Child]] = [
         [
             name,
-            _figure(name, one.sum / one.count if one.count else None),
-            *(_figure(name, value) for value in (one.min, one.p50, one.p95, one.p99, one.max)),
-            f"{one.count:,}",
+            _figure(name, rollup.sum / rollup.count if rollup.count else None),
+            *(_figure(name, value) for value in (rollup.min, rollup.p50, rollup.p95, rollup.p99, rollup.max)),
+            f"{rollup.count:,}",
         ]
-        for name, one in sorted(metrics.items())
+        for name, rollup in sorted(metrics.items())
     ]
     return widgets.table(
         ["Metric", "#Mean", "#Least", "#Median", "#95 %", "#99 %", "#Greatest", "#Machines"],
         rows,
         label="Metrics",
-        none="No metric was measured.",
+        none="There are no metrics.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Resources and managers: what is managed, who manages what, and how it moved."""
+"""The pages of resources and managers."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ TIMELINE_S = 3600.0
 MOVES = ("reassign", "rollout")
 
 
-def resources(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
-    where = seen.asked("where")
+def resources(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
+    where = request.parameter("where")
 
     async def summary() -> Markup:
-        found = await source.summary()
-        if not found["resources"]:
+        totals = await source.summary()
+        if not totals["resources"]:
             return widgets.empty(
-                "Nothing is managed yet.",
+                "There are no resources yet.",
                 join("Apply a manifest: ", tag("code", "muster apply -f fleet.yaml")),
             )
-        return charts.shares(found["states"], label="Resources by state")
+        return charts.shares(totals["states"], label="Resources by state")
 
     async def rows() -> Markup:
-        found = await source.resources(where=where, after=seen.asked("after"), limit=SHOWN)
+        result = await source.resources(where=where, after=request.parameter("after"), limit=SHOWN)
         made: list[list[Child]] = [
             [
-                widgets.link(one["name"], "/resource", name=one["name"]),
-                one["type"],
-                one["group"],
-                one["agent"],
-                widgets.badge(one["state"]),
-                one["wanted"],
-                one["manager"] or "–",
-                f"{one['restarts']:,}",
-                join(widgets.moment(one["since_ms"])),
-                one["reason"] or one["drift"],
+                widgets.link(row["name"], "/resource", name=row["name"]),
+                row["type"],
+                row["group"],
+                row["agent"],
+                widgets.badge(row["state"]),
+                row["wanted"],
+                row["manager"] or "–",
+                f"{row['restarts']:,}",
+                join(widgets.moment(row["since_ms"])),
+                row["reason"] or row["drift"],
             ]
-            for one in found.items
+            for row in result.items
         ]
         head = [
             "Resource",
@@ -56,17 +56,17 @@ def resources(seen: page.PageRequest) -> page.DashboardPage:
             "Reason",
         ]
         return join(
-            widgets.table(head, made, label="Resources", none="No resource fits."),
-            widgets.pages(seen, found.next, shown=len(made)),
+            widgets.table(head, made, label="Resources", none="No resource matches."),
+            widgets.pages(request, result.next, shown=len(made)),
         )
 
     form = Markup("")
-    if seen.may_act:
+    if request.may_act:
         form = tag(
             "details",
             tag("summary", "Apply a manifest"),
             widgets.action_button(
-                seen,
+                request,
                 "apply",
                 "Apply",
                 widgets.field(
@@ -85,12 +85,12 @@ def resources(seen: page.PageRequest) -> page.DashboardPage:
             page.PageSection("summary", "By state", summary, ("manage",), 5.0),
             page.PageSection("rows", "Resources", rows, ("manage",), 5.0),
         ),
-        lead="What manifests ask for, and how it is.",
+        lead="The desired and the observed state of all resources.",
         head=join(
             widgets.search(
                 "/resources",
                 widgets.field(
-                    "Which resources",
+                    "Filter",
                     "where",
                     where,
                     placeholder="group = 'web' AND state <> 'up'",
@@ -102,53 +102,53 @@ def resources(seen: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def resource(seen: page.PageRequest) -> page.DashboardPage:
-    name = seen.asked("name")
-    source = seen.known.source
+def resource(request: page.PageRequest) -> page.DashboardPage:
+    name = request.parameter("name")
+    source = request.web.source
 
     async def facts() -> Markup:
-        one = await source.resource(name)
+        details = await source.resource(name)
         return widgets.facts(
             {
-                "State": join(widgets.badge(one["state"]), f" {one['reason']}"),
+                "State": join(widgets.badge(details["state"]), f" {details['reason']}"),
                 "Since": join(
-                    widgets.moment(one["since_ms"]), f" ({widgets.relative_time(one['since_ms'])})"
+                    widgets.moment(details["since_ms"]), f" ({widgets.relative_time(details['since_ms'])})"
                 ),
-                "Wanted": one["wanted"] + ("" if one["applied"] else ", not applied yet"),
-                "Drift": one["drift"] or "none",
-                "Type": one["type"],
-                "Group": one["group"],
-                "Agent": one["agent"],
-                "Manager": f"{one['manager'] or 'none'}, epoch {one['epoch']}",
-                "Restarts": f"{one['restarts']:,}",
-                "Waits for": ", ".join(one["waits_for"]) or "nothing",
-                "Generation": f"{one['generation']}, applied by {one['applied_by']}",
+                "Desired state": details["wanted"] + ("" if details["applied"] else ", not applied yet"),
+                "Drift": details["drift"] or "none",
+                "Type": details["type"],
+                "Group": details["group"],
+                "Agent": details["agent"],
+                "Manager": f"{details['manager'] or 'none'}, epoch {details['epoch']}",
+                "Restarts": f"{details['restarts']:,}",
+                "Waits for": ", ".join(details["waits_for"]) or "nothing",
+                "Generation": f"{details['generation']}, applied by {details['applied_by']}",
             }
         )
 
     async def specification() -> Markup:
-        one = await source.resource(name)
-        return tag("pre", json.dumps(one["spec"], indent=2, ensure_ascii=False))
+        details = await source.resource(name)
+        return tag("pre", json.dumps(details["spec"], indent=2, ensure_ascii=False))
 
     async def decisions() -> Markup:
-        return recent_decisions(seen, target=name)
+        return recent_decisions(request, target=name)
 
     acts = Markup("")
-    if seen.may_act:
+    if request.may_act:
         acts = tag(
             "div",
-            widgets.action_button(seen, "drain", "Drain", name=name),
-            widgets.action_button(seen, "undrain", "Let it work", name=name),
+            widgets.action_button(request, "drain", "Drain", name=name),
+            widgets.action_button(request, "undrain", "Return to service", name=name),
             widgets.action_button(
-                seen, "delete", "Delete", name=name, sure=f"Take {name} down and forget it?", look="danger"
+                request, "delete", "Delete", name=name, sure=f"Stop and delete {name}?", look="danger"
             ),
             tag(
                 "details",
-                tag("summary", "Carry out an operation"),
+                tag("summary", "Run an operation"),
                 widgets.action_button(
-                    seen,
+                    request,
                     "execute",
-                    "Carry out",
+                    "Run",
                     widgets.field("Operation", "operation", required=True, placeholder="restart"),
                     widgets.field("Arguments", "arguments", rows=3, placeholder="name=value"),
                     name=name,
@@ -159,57 +159,66 @@ def resource(seen: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         f"Resource {name}",
         (
-            page.PageSection("facts", "How it is", facts, ("manage",), 3.0),
-            page.PageSection("spec", "What it should be", specification, ("manage",), 10.0, wide=False),
-            page.PageSection("decided", "Decisions about it", decisions, ("audit",), 10.0, wide=False),
+            page.PageSection("facts", "Observed state", facts, ("manage",), 3.0),
+            page.PageSection("spec", "Desired state", specification, ("manage",), 10.0, wide=False),
+            page.PageSection("decided", "Activity", decisions, ("activity",), 10.0, wide=False),
         ),
         head=acts,
     )
 
 
-def managers(seen: page.PageRequest) -> page.DashboardPage:
-    source = seen.known.source
+def managers(request: page.PageRequest) -> page.DashboardPage:
+    source = request.web.source
 
     async def who() -> Markup:
-        found = await source.managers()
-        most = max((one["resources"] for one in found), default=1) or 1
+        listed = await source.managers()
+        most = max((manager["resources"] for manager in listed), default=1) or 1
         rows: list[list[Child]] = [
             [
-                one["name"],
-                widgets.badge("draining" if one["leaving"] else "up" if one["expires_in_s"] > 0 else "late"),
-                widgets.link(f"{one['resources']:,}", "/resources", where=f"manager = '{one['name']}'"),
-                charts.bar(one["resources"] / most, look="good"),
-                widgets.seconds(max(0.0, one["expires_in_s"])),
+                manager["name"],
+                widgets.badge(
+                    "draining" if manager["leaving"] else "up" if manager["expires_in_s"] > 0 else "late"
+                ),
+                widgets.link(
+                    f"{manager['resources']:,}", "/resources", where=f"manager = '{manager['name']}'"
+                ),
+                charts.bar(manager["resources"] / most, look="good"),
+                widgets.seconds(max(0.0, manager["expires_in_s"])),
             ]
-            for one in found
+            for manager in listed
         ]
         return widgets.table(
-            ["Manager", "State", "#Resources", "", "#Lease runs for"],
+            ["Manager", "State", "#Resources", "", "#Lease expires in"],
             rows,
             label="Managers",
-            none=widgets.empty("No manager is there.", "Set manage.enabled in the domain's settings."),
+            none=widgets.empty("There is no manager.", "Set manage.enabled in the domain's settings."),
         )
 
     async def moved() -> Markup:
         now_s = time.time()
-        found = [
-            one for one in source.decisions if one.what in MOVES and now_s - one.at_ms / 1000 < TIMELINE_S
+        moves = [
+            record
+            for record in source.decisions
+            if record.what in MOVES and now_s - record.at_ms / 1000 < TIMELINE_S
         ]
-        names = [one["name"] for one in await source.managers()]
-        lanes = [*names, *sorted({one.target for one in found if one.what == "reassign"} - set(names))]
-        if not found or not lanes:
+        names = [manager["name"] for manager in await source.managers()]
+        lanes = [
+            *names,
+            *sorted({record.target for record in moves if record.what == "reassign"} - set(names)),
+        ]
+        if not moves or not lanes:
             return widgets.empty(
-                "No fail-over in the last hour.",
-                "When a manager dies, its resources move, and it shows here.",
+                "No failover in the last hour.",
+                "If a manager fails, other managers take over its resources.",
             )
         marks = [
             charts.TimelineMark(
-                one.target,
-                one.at_ms / 1000,
-                f"{one.what}: {one.why}",
-                "bad" if one.what == "reassign" else "busy",
+                record.target,
+                record.at_ms / 1000,
+                f"{record.what}: {record.why}",
+                "bad" if record.what == "reassign" else "busy",
             )
-            for one in found
+            for record in moves
         ]
         return join(
             charts.timeline(
@@ -217,56 +226,64 @@ def managers(seen: page.PageRequest) -> page.DashboardPage:
                 marks,
                 from_s=now_s - TIMELINE_S,
                 to_s=now_s,
-                label=f"Fail-overs of the last hour: {len(found)}",
+                label=f"Failovers of the last hour: {len(moves)}",
             ),
             widgets.table(
                 ["When", "What", "Of", "Why"],
                 [
-                    [widgets.moment(one.at_ms), one.what, one.target, one.why]
-                    for one in list(reversed(found))[:30]
+                    [widgets.moment(record.at_ms), record.what, record.target, record.why]
+                    for record in list(reversed(moves))[:30]
                 ],
-                label="Fail-overs",
+                label="Failovers",
             ),
         )
 
     async def agents() -> Markup:
-        found = await source.agents()
+        listed = await source.agents()
         rows: list[list[Child]] = [
             [
-                one["name"],
-                f"{one['resources']:,}",
-                one.get("zone", ""),
-                "no more" if one.get("cordoned") else "new resources",
-                ", ".join(one.get("types") or ()),
+                agent["name"],
+                f"{agent['resources']:,}",
+                agent.get("zone", ""),
+                "no more" if agent.get("cordoned") else "new resources",
+                ", ".join(agent.get("types") or ()),
             ]
-            for one in found[:100]
+            for agent in listed[:100]
         ]
         return widgets.table(
             ["Agent", "#Resources", "Zone", "Takes", "Types"],
             rows,
             label="Agents",
-            none="No agent has come yet.",
+            none="There are no agents yet.",
         )
 
     return page.DashboardPage(
         "Managers",
         (
-            page.PageSection("who", "Who manages what", who, ("manage",), 2.0),
-            page.PageSection("moved", "Fail-overs", moved, ("audit", "manage"), 5.0),
+            page.PageSection("who", "Managers", who, ("manage",), 2.0),
+            page.PageSection("moved", "Failovers", moved, ("activity", "manage"), 5.0),
             page.PageSection("agents", "Agents", agents, ("manage",), 10.0),
         ),
-        lead="Every resource has one manager at a time, under a lease. When one dies, others take over.",
+        lead="Every resource is assigned to one manager, which holds a lease. If it fails, others take over.",
     )
 
 
-def recent_decisions(seen: page.PageRequest, *, target: str) -> Markup:
-    found = [one for one in reversed(seen.known.source.decisions) if target in one.target.split(", ")][:20]
+def recent_decisions(request: page.PageRequest, *, target: str) -> Markup:
+    records = [
+        record for record in reversed(request.web.source.decisions) if target in record.target.split(", ")
+    ][:20]
     return widgets.table(
         ["When", "Who", "What", "Outcome", "Why"],
         [
-            [widgets.moment(one.at_ms), one.who, one.what, widgets.badge(one.outcome.value), one.why]
-            for one in found
+            [
+                widgets.moment(record.at_ms),
+                record.who,
+                record.what,
+                widgets.badge(record.outcome.value),
+                record.why,
+            ]
+            for record in records
         ],
         label="Decisions",
-        none="None that is remembered here.",
+        none="There are no recent records.",
     )

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: pages, the events that keep them live, logging in, and what their forms do."""
+"""The HTTP routes of the dashboard: pages, their updates, login and forms."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from muster.web import actions, problems, request_state
 from muster.web.auth import sessions
 from muster.web.components import html, layout, page, widgets
 from muster.web.pages import (
+    access,
+    activity,
     alerts,
-    audit,
     brokers,
     contexts,
     forms,
@@ -51,20 +52,20 @@ PAGES: dict[str, page.Build] = {
     "/managers": resources.managers,
     "/playground": playground.playground,
     "/contexts": contexts.contexts,
-    "/contexts/one": contexts.context,
+    "/context": contexts.context,
     "/queues": queues.queues,
     "/queue": queues.queue,
     "/brokers": brokers.brokers,
     "/pipeline": pipeline.progress,
     "/capacity": pipeline.capacity,
-    "/audit": audit.audit,
-    "/logins": audit.logins,
+    "/activity": activity.activity,
+    "/logins": access.logins,
 }
 STATIC = {"muster.css": "text/css", "muster.js": "text/javascript", "icon.svg": "image/svg+xml"}
-FIRST_S = 0.25  # what takes longer comes after the page
-LATER_S = 6.0  # what takes longer still is left as it is, and tried again
+FIRST_S = 0.25  # slower sections are sent after the page
+LATER_S = 6.0  # even slower sections are left unchanged and retried
 LOADING = html.tag("p", "Loading…", cls="hint")
-LIVE_S = 1.0  # the shortest time between two looks at what changed
+LIVE_S = 1.0  # minimum interval between updates
 FORM_MAX = 1 << 20
 NOTE = "muster-note"
 THEME = "muster-theme"
@@ -78,13 +79,13 @@ def _theme(request: Request) -> str:
 def _view(
     request: Request, person: sessions.LoginSession, path: str, query: dict[str, str]
 ) -> page.PageRequest:
-    known = request_state.state_of(request)
-    return page.PageRequest(known, person, path, query, known.logins.form_token(person))
+    web = request_state.state_of(request)
+    return page.PageRequest(web, person, path, query, web.logins.form_token(person))
 
 
-async def _inside(one: page.PageSection, within_s: float) -> html.Markup | None:
-    """A section's content, or what is wrong with it; None where that takes longer."""
-    making = asyncio.ensure_future(one.make())
+async def _inside(section: page.PageSection, within_s: float) -> html.Markup | None:
+    """The content of a section, or an error message; None if it takes longer than ``within_s``."""
+    making = asyncio.ensure_future(section.make())
     try:
         return await asyncio.wait_for(asyncio.shield(making), within_s)
     except TimeoutError:
@@ -92,28 +93,28 @@ async def _inside(one: page.PageSection, within_s: float) -> html.Markup | None:
         return None
     except errors.MusterError as error:
         return widgets.problem(error.message, error.hint)
-    except Exception as error:  # noqa: BLE001  (one section with a bug of ours must not take the page)
-        log_events.error("section-failed", section=one.id, error=error)
-        return widgets.problem(f"This could not be shown: {type(error).__name__}.", "The log says more.")
+    except Exception as error:  # noqa: BLE001  (a bug in one section must not break the page)
+        log_events.error("section-failed", section=section.id, error=error)
+        return widgets.problem(f"This section failed: {type(error).__name__}.", "The log has details.")
 
 
 async def _show(request: Request) -> Response:
     try:
         person = await request_state.cookie_session(request)
     except errors.Unauthorized:
-        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        where = page.link_to("/login", next=asked) if asked != "/" else "/login"
+        requested = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        where = page.link_to("/login", next=requested) if requested != "/" else "/login"
         return RedirectResponse(where, status_code=303)
     path = request.url.path
-    seen = _view(request, person, path, dict(request.query_params))
-    made = PAGES[path](seen)
-    contents = await asyncio.gather(*(_inside(one, FIRST_S) for one in made.sections))
+    page_request = _view(request, person, path, dict(request.query_params))
+    made = PAGES[path](page_request)
+    contents = await asyncio.gather(*(_inside(section, FIRST_S) for section in made.sections))
     sections = [
-        layout.section(one, LOADING if inside is None else inside)
-        for one, inside in zip(made.sections, contents, strict=True)
+        layout.section(section, LOADING if inside is None else inside)
+        for section, inside in zip(made.sections, contents, strict=True)
     ]
     note = _read_note(request)
-    response = HTMLResponse(layout.page(seen, made, sections, theme=_theme(request), note=note))
+    response = HTMLResponse(layout.page(page_request, made, sections, theme=_theme(request), note=note))
     if note:
         response.delete_cookie(NOTE)
     response.headers["Cache-Control"] = "no-store"
@@ -126,40 +127,40 @@ for _path in PAGES:
 
 @router.get("/live")
 async def live(request: Request) -> Response:
-    """Sections of a page as they change: ``{id: markup}``."""
+    """Server-sent events with changed sections: ``{id: markup}``."""
     person = await request_state.cookie_session(request)
     query = dict(request.query_params)
     path = query.pop("page", "")
     if path not in PAGES:
         raise errors.NotFound("there is no such page")
-    seen = _view(request, person, path, query)
-    made = PAGES[path](seen)
-    source = seen.known.source
+    page_request = _view(request, person, path, query)
+    made = PAGES[path](page_request)
+    source = page_request.web.source
 
     async def changes() -> AsyncIterator[bytes]:
         shown: dict[str, bytes] = {}
         due: dict[str, float] = {}
         turns: dict[str, int] = {}
-        tags = sorted({name for one in made.sections for name in (*one.tags, "link")})
-        with source.hearing(*tags) as touched:
+        tags = sorted({name for section in made.sections for name in (*section.tags, "link")})
+        with source.changes_of(*tags) as touched:
             while True:
                 touched.clear()
                 now_s = time.monotonic()
                 changed: dict[str, str] = {}
                 looked: list[page.PageSection] = []
-                for one in made.sections:
-                    turn = sum(source.cache.turn(name) for name in (*one.tags, "link"))
-                    if turns.get(one.id) != turn or now_s >= due.get(one.id, 0.0):
-                        turns[one.id], due[one.id] = turn, now_s + one.every_s
-                        looked.append(one)
-                contents = await asyncio.gather(*(_inside(one, LATER_S) for one in looked))
-                for one, inside in zip(looked, contents, strict=True):
+                for section in made.sections:
+                    turn = sum(source.cache.turn(name) for name in (*section.tags, "link"))
+                    if turns.get(section.id) != turn or now_s >= due.get(section.id, 0.0):
+                        turns[section.id], due[section.id] = turn, now_s + section.every_s
+                        looked.append(section)
+                contents = await asyncio.gather(*(_inside(section, LATER_S) for section in looked))
+                for section, inside in zip(looked, contents, strict=True):
                     if inside is None:
                         continue
                     digest = hashlib.blake2b(inside.encode(), digest_size=16).digest()
-                    if shown.get(one.id) != digest:
-                        shown[one.id] = digest
-                        changed[one.id] = str(inside)
+                    if shown.get(section.id) != digest:
+                        shown[section.id] = digest
+                        changed[section.id] = str(inside)
                 yield event_stream.event(
                     {"sections": changed, "connected": source.link.is_up}, name="sections"
                 )
@@ -187,7 +188,7 @@ def _static(name: str) -> bytes:
 
 
 def _within(path: str) -> str:
-    """A path of ours: never the address of another site."""
+    """A path of the dashboard, never the address of another site."""
     parts = urlsplit(path)
     if parts.scheme or parts.netloc or not path.startswith("/") or path.startswith(("//", "/\\")):
         return "/"
@@ -202,14 +203,14 @@ async def login_form(request: Request, next: str = "/") -> Response:
 async def _login_page(
     request: Request, next_: str, error: errors.MusterError | None = None, name: str = ""
 ) -> Response:
-    known = request_state.state_of(request)
+    web = request_state.state_of(request)
     made = layout.login(
-        domain=known.source.domain,
+        domain=web.source.domain,
         next_=_within(next_),
         problem=error.message if error else "",
         hint=(error.hint or "") if error else "",
         theme=_theme(request),
-        nobody=await known.logins.is_empty(),
+        nobody=await web.logins.is_empty(),
         name=name,
     )
     status = problems.status_of(error) if error else 200
@@ -219,31 +220,33 @@ async def _login_page(
 async def _form(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
-        raise errors.InvalidInput("forms are sent as application/x-www-form-urlencoded")
+        raise errors.InvalidInput("forms must be sent as application/x-www-form-urlencoded")
     data = await request.body()
     if len(data) > FORM_MAX:
         raise errors.LimitExceeded(f"a form of more than {FORM_MAX} bytes")
     try:
         return dict(parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=100))
     except (UnicodeDecodeError, ValueError) as error:
-        raise errors.InvalidInput("the form cannot be read") from error
+        raise errors.InvalidInput("the form is malformed") from error
 
 
 @router.post("/login")
 async def login(request: Request) -> Response:
     if request.headers.get("origin") is None:
-        raise errors.Forbidden("logins come from our own page", hint="programs use POST /api/v1/tokens")
-    known = request_state.state_of(request)
+        raise errors.Forbidden(
+            "the login form is not from the dashboard", hint="programs use POST /api/v1/tokens"
+        )
+    web = request_state.state_of(request)
     actions.address.set(request_state.address_of(request))
-    given = await _form(request)
-    name, next_ = given.get("name", ""), given.get("next", "/")
+    fields = await _form(request)
+    name, next_ = fields.get("name", ""), fields.get("next", "/")
     try:
-        text, session = await known.logins.begin(
-            name, given.get("password", ""), request_state.address_of(request), sessions.TokenKind.COOKIE
+        text, session = await web.logins.begin(
+            name, fields.get("password", ""), request_state.address_of(request), sessions.TokenKind.COOKIE
         )
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
-        if isinstance(error, errors.Forbidden):  # a wrong password is recorded where it is checked
-            await known.desk.record(
+        if isinstance(error, errors.Forbidden):  # failed logins are recorded by the password check
+            await web.actions.record(
                 name or "-",
                 "login",
                 name or "-",
@@ -252,7 +255,7 @@ async def login(request: Request) -> Response:
                 kind=sessions.TokenKind.COOKIE,
             )
         return await _login_page(request, next_, error, name)
-    await known.desk.record(
+    await web.actions.record(
         name, "login", name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.COOKIE
     )
     response = RedirectResponse(_within(next_), status_code=303)
@@ -262,7 +265,7 @@ async def login(request: Request) -> Response:
         max_age=int(session.until - time.time()),
         httponly=True,
         samesite="strict",
-        secure=bool(known.settings.cert),
+        secure=bool(web.settings.cert),
     )
     return response
 
@@ -278,21 +281,21 @@ async def logout(request: Request) -> Response:
     return response
 
 
-# What forms do
+# Forms
 
 
 @router.post("/do/{act}")
 async def submit_form(request: Request, act: str) -> Response:
     session = await request_state.cookie_session(request)
-    given = await _form(request)
-    request_state.check_csrf_token(request, session, given.pop("form", ""))
-    back = _within(given.pop("back", "/"))
+    fields = await _form(request)
+    request_state.check_csrf_token(request, session, fields.pop("form", ""))
+    back = _within(fields.pop("back", "/"))
     try:
-        said = await forms.run_form(request_state.state_of(request), session, act, given)
+        result = await forms.run_form(request_state.state_of(request), session, act, fields)
     except errors.MusterError as error:
-        said = f"Not done: {error.message}" + (f" ({error.hint})" if error.hint else "")
+        result = f"Failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)
-    text = base64.urlsafe_b64encode(said[:1500].encode()).decode()
+    text = base64.urlsafe_b64encode(result[:1500].encode()).decode()
     response.set_cookie(NOTE, text, max_age=30, httponly=True, samesite="strict")
     return response
 
@@ -305,7 +308,7 @@ def _read_note(request: Request) -> str:
 
 
 async def failed(request: Request, error: errors.MusterError) -> Response:
-    """A page that says what is wrong; for the script and for forms, the same as a problem document."""
+    """An error page; for scripts, a problem document."""
     if request.url.path == "/live":
         return Response(status_code=problems.status_of(error), headers=problems.headers(error))
     if isinstance(error, errors.Unauthorized):

@@ -1,1 +1,1 @@
-"""``/api/v1``: everything the dashboard shows and does, for programs. One file a part."""
+"""``/api/v1``: the REST API. One module per topic."""

@@ -1,4 +1,4 @@
-"""What the routes share: answers, pages of them, ETags, and what the OpenAPI document says of it."""
+"""What the routes share: responses, pagination, ETags and OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ T = TypeVar("T")
 LIMIT = 50
 LIMIT_MAX = 200
 
-Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The most items in one answer.")]
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Maximum number of items in a response.")]
 Cursor = Annotated[
-    str, Query(max_length=4096, description="`next` of the answer before; empty: from the beginning.")
+    str, Query(max_length=4096, description="`next` of the previous response; empty: from the beginning.")
 ]
-Where = Annotated[
-    str, Query(max_length=4096, description="A predicate: only items of which it is true. Empty: all.")
-]
+Where = Annotated[str, Query(max_length=4096, description="A predicate that selects items. Empty: all.")]
 TimeMs = Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Milliseconds since 1970.")]
-ResourceName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", description="A resource's name.")]
+ResourceName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", description="Name of a resource.")]
 IfMatch = Annotated[
     str | None,
     Header(
         alias="If-Match",
         max_length=100,
-        description="Only if this is still its ETag; `*`: only if it is there.",
+        description="Only if the ETag still matches; `*`: only if it exists.",
     ),
 ]
 
 _PROBLEM = {
-    "description": "A problem: what is wrong, and what would be right.",
+    "description": "A problem document (RFC 9457).",
     "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 PROBLEM_SCHEMA = {
@@ -48,11 +46,11 @@ PROBLEM_SCHEMA = {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What is wrong."},
-        "code": {"type": "string", "description": "The kind of error, for programs."},
-        "hint": {"type": "string", "description": "What would be right."},
-        "position": {"type": "integer", "description": "Of a predicate: the character at fault."},
-        "actual": {"type": "integer", "description": "Of a conflict: the version that is there."},
+        "detail": {"type": "string", "description": "Description of the error."},
+        "code": {"type": "string", "description": "Kind of error, for programs."},
+        "hint": {"type": "string", "description": "Suggested remedy."},
+        "position": {"type": "integer", "description": "For a predicate: position of the error."},
+        "actual": {"type": "integer", "description": "For a conflict: the current version."},
     },
 }
 PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
@@ -61,7 +59,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
 
 
 class _Text(convertors.PathConvertor):
-    """Of a path, all that is left: Starlette's own ends at a line break, and a key may hold one."""
+    """Matches the rest of a path. Starlette's own converter ends at a line break, which a key may contain."""
 
     regex = r"[\s\S]*"
 
@@ -72,7 +70,7 @@ _kinds: dict[str, type[msgspec.Struct]] = {}
 
 
 def items(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The schema of one page of many."""
+    """The schema of a page of a list."""
     return {
         "type": "object",
         "required": ["items"],
@@ -80,7 +78,7 @@ def items(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
             "items": {"type": "array", "items": dict(of or {"type": "object"})},
             "next": {
                 "type": ["string", "null"],
-                "description": "The cursor of the following page; null: there is none.",
+                "description": "Cursor of the next page; null at the end.",
             },
             "total": {"type": "integer"},
         },
@@ -88,24 +86,24 @@ def items(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def kind(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The schema of one of our messages, as the message's own type has it."""
+    """The schema of a message type."""
     _kinds[struct.__name__] = struct
     return {"$ref": f"#/components/schemas/{struct.__name__}"}
 
 
 def row(**fields: str) -> dict[str, Any]:
-    """The schema of plain facts: names and their JSON types; ``"string?"`` may be null."""
+    """The schema of an object: names and JSON types; ``"string?"`` may be null."""
     made: dict[str, Any] = {}
-    for name, told in fields.items():
-        made[name] = {"type": [told[:-1], "null"] if told.endswith("?") else told}
+    for name, field in fields.items():
+        made[name] = {"type": [field[:-1], "null"] if field.endswith("?") else field}
     return {"type": "object", "properties": made}
 
 
 def components() -> dict[str, Any]:
-    _, found = msgspec.json.schema_components(
+    _, definitions = msgspec.json.schema_components(
         list(_kinds.values()), ref_template="#/components/schemas/{name}"
     )
-    return {**found, "Problem": PROBLEM_SCHEMA}
+    return {**definitions, "Problem": PROBLEM_SCHEMA}
 
 
 def answers(schema: Mapping[str, Any] | None, *, status: int = 200, headers: bool = False) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def answers(schema: Mapping[str, Any] | None, *, status: int = 200, headers: boo
     if schema is not None:
         good["content"] = {"application/json": {"schema": dict(schema)}}
     if headers:
-        good["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "Its version."}}
+        good["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "Version of the object."}}
     return {"responses": {status: good, **PROBLEMS}, "status_code": status, "response_class": Response}
 
 
@@ -129,33 +127,33 @@ def reply(value: object, *, status: int = 200, version: int | None = None) -> Re
     )
 
 
-def page(found: Sequence[object], next_: str | int | None = None, *, total: int | None = None) -> Response:
-    told: dict[str, object] = {"items": found, "next": None if next_ is None else str(next_)}
+def page(rows: Sequence[object], next_: str | int | None = None, *, total: int | None = None) -> Response:
+    document: dict[str, object] = {"items": rows, "next": None if next_ is None else str(next_)}
     if total is not None:
-        told["total"] = total
-    return reply(told)
+        document["total"] = total
+    return reply(document)
 
 
 Key = tuple[str | int, ...]
 
 
-def paginate(found: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], Key]) -> Response:
-    """One page of a list that is all here, in the order of ``key``, which is unique.
+def paginate(rows: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], Key]) -> Response:
+    """A page of a complete list, sorted by the unique ``key``.
 
-    The cursor is the key of the last row of the page before, not a position: rows that come or go between two
-    pages make none appear twice or be left out.
+    The cursor is the key of the last row of the previous page, not a position: inserted or deleted rows do
+    not cause repeated or skipped rows.
     """
-    ordered = sorted(found, key=key)
+    ordered = sorted(rows, key=key)
     start = 0
     if cursor:
         try:
             last = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=="), type=Key)
             start = bisect.bisect_right(ordered, last, key=key)
-        except (ValueError, TypeError, msgspec.MsgspecError):  # of another list
+        except (ValueError, TypeError, msgspec.MsgspecError):  # a cursor of another list
             raise _no_cursor(cursor) from None
-    some = ordered[start : start + limit]
+    selected = ordered[start : start + limit]
     more = start + limit < len(ordered)
-    return page(some, _cursor(key(some[-1])) if some and more else None, total=len(ordered))
+    return page(selected, _cursor(key(selected[-1])) if selected and more else None, total=len(ordered))
 
 
 def _cursor(key: Key) -> str:
@@ -163,17 +161,17 @@ def _cursor(key: Key) -> str:
 
 
 def behind(
-    found: Sequence[T], cursor: str, limit: int, name: Callable[[T], str]
+    rows: Sequence[T], cursor: str, limit: int, name: Callable[[T], str]
 ) -> tuple[list[T], str | None]:
-    """One page of a list in the order in which its rows came, and the cursor of the next.
+    """A page of a list in the order of arrival, and the cursor of the next page.
 
-    The cursor is the unique name of the last row shown.  Once that row is no longer kept, no older one is.
+    The cursor is the unique name of the last row shown.  If that row is no longer stored, no older row is.
     """
     start = 0
     if cursor:
-        start = next((at + 1 for at, row in enumerate(found) if name(row) == cursor), len(found))
-    some = list(found[start : start + limit])
-    return some, name(some[-1]) if some and start + limit < len(found) else None
+        start = next((at + 1 for at, row in enumerate(rows) if name(row) == cursor), len(rows))
+    selected = list(rows[start : start + limit])
+    return selected, name(selected[-1]) if selected and start + limit < len(rows) else None
 
 
 def number(cursor: str) -> int:
@@ -185,11 +183,13 @@ def number(cursor: str) -> int:
 
 
 def _no_cursor(cursor: str) -> errors.InvalidInput:
-    return errors.InvalidInput(f"{cursor[:40]!r} is no cursor of this list", hint="use `next` as it came")
+    return errors.InvalidInput(
+        f"{cursor[:40]!r} is not a cursor of this list", hint="use the value of `next` unchanged"
+    )
 
 
 def if_match(if_match: str | None) -> int | str | None:
-    """The version that ``If-Match`` names; ``*``: any; None: it was not sent."""
+    """The version in ``If-Match``; ``*``: any version; None: no header."""
     if if_match is None:
         return None
     text = if_match.strip()
@@ -197,5 +197,5 @@ def if_match(if_match: str | None) -> int | str | None:
         return text
     digits = text.removeprefix("W/").strip('"')
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
-        raise problems.PreconditionFailed(f"{if_match[:40]!r} is not the ETag of anything here")
+        raise problems.PreconditionFailed(f"{if_match[:40]!r} is not a valid ETag")
     return int(digits)

@@ -1,4 +1,4 @@
-"""Watches, as server-sent events: each change as it comes, until the reader goes or its login ends."""
+"""REST: watches as server-sent events, until the client disconnects or its login ends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from muster.web.rest import base
 
 router = base.router("watches")
 
-WATCHES_MAX = 500  # open at the same time, pages included
-BEAT_S = 15.0  # a comment so often, so that a dead connection is noticed on both sides
-LOOK_S = 5.0  # whether the login still is, so often and before each event
+WATCHES_MAX = 500  # concurrently open, pages included
+BEAT_S = 15.0  # interval of comments, so that both sides notice a dead connection
+LOOK_S = 5.0  # the login is checked at this interval and before each event
 STREAM: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "Events without end, one JSON document each.",
+            "description": "An endless stream of events, one JSON document each.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         **base.PROBLEMS,
@@ -38,21 +38,21 @@ _WATCHED: dict[str, tuple[str, type[messages.WireMessage]]] = {
     "resources": (manage_protocol.STATES, manage_protocol.ResourceStateChange),
     "alerts": (pipeline_protocol.ALERTS, messages.Alert),
     "pipeline": (pipeline_protocol.PROGRESS, pipeline_protocol.BatchProgress),
-    "audit": (messages.DECISIONS_SUBJECTS, messages.Decision),
+    "activity": (messages.DECISIONS_SUBJECTS, messages.Decision),
     "budgets": (subjects.to_all("bus", "alert"), messages.Alert),
 }
 
 
 class EventStreams:
-    """How many are open: a bounded number."""
+    """Bounds the number of open streams."""
 
     open = 0
 
     @classmethod
     @contextlib.contextmanager
-    def one(cls) -> Any:
+    def slot(cls) -> Any:
         if cls.open >= WATCHES_MAX:
-            raise errors.Overloaded(f"{cls.open} watches are open already", retry_after_s=10.0)
+            raise errors.Overloaded(f"{cls.open} watches are already open", retry_after_s=10.0)
         cls.open += 1
         try:
             yield
@@ -61,33 +61,33 @@ class EventStreams:
 
 
 def event(data: object, *, name: str = "", id: str = "") -> bytes:
-    """One event: JSON has no line breaks, so it is one line of data."""
+    """Encode an event. JSON has no line breaks, so it is one line of data."""
     head = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "")
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def stream(request: Request, made: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
     async def body() -> AsyncIterator[bytes]:
-        with EventStreams.one():
+        with EventStreams.slot():
             yield b": muster\n\n"
-            async with contextlib.aclosing(_with_beats(made(), request)) as found:
-                async for data in found:
+            async with contextlib.aclosing(_with_beats(made(), request)) as frames:
+                async for data in frames:
                     yield data
 
     if EventStreams.open >= WATCHES_MAX:
-        raise errors.Overloaded(f"{EventStreams.open} watches are open already", retry_after_s=10.0)
+        raise errors.Overloaded(f"{EventStreams.open} watches are already open", retry_after_s=10.0)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
 
-async def _with_beats(found: AsyncIterator[bytes], request: Request) -> Any:
-    """What is found, with a comment now and then; ends with the login, and with a problem as last word."""
+async def _with_beats(frames: AsyncIterator[bytes], request: Request) -> Any:
+    """The frames with comments in between; ends with the login. An error is sent as the last frame."""
     waiting: asyncio.Future[bytes] | None = None
     said_s = time.monotonic()
     try:
         while True:
             if waiting is None:
-                waiting = asyncio.ensure_future(anext(found))
+                waiting = asyncio.ensure_future(anext(frames))
             done, _ = await asyncio.wait((waiting,), timeout=LOOK_S)
             try:
                 await request_state.session_of(request)
@@ -107,17 +107,17 @@ async def _with_beats(found: AsyncIterator[bytes], request: Request) -> Any:
         if waiting is not None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        await found.aclose()  # type: ignore[attr-defined]
+        await frames.aclose()  # type: ignore[attr-defined]
 
 
-@router.get("/watch/{what}", summary="Each change as it comes", **STREAM)
+@router.get("/watch/{what}", summary="Watch changes", **STREAM)
 async def watch(
     request: Request,
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
-    what: Literal["resources", "alerts", "pipeline", "audit", "budgets"],
+    what: Literal["resources", "alerts", "pipeline", "activity", "budgets"],
 ) -> StreamingResponse:
-    bus = known.source.link.bus
+    bus = web.source.link.bus
     subject, kind = _WATCHED[what]
 
     async def changes() -> AsyncIterator[bytes]:
@@ -129,24 +129,24 @@ async def watch(
     return stream(request, changes)
 
 
-@router.get("/watch-context/{key:text}", summary="Each change of a context as it comes", **STREAM)
+@router.get("/watch-context/{key:text}", summary="Watch the changes of a context", **STREAM)
 async def watch_context(
     request: Request,
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     key: Annotated[str, Path(min_length=1, max_length=512)],
     after_version: Annotated[int, base.Query(ge=0, le=(1 << 53) - 1)] = 0,
     last_event_id: Annotated[
-        str, Header(alias="Last-Event-ID", max_length=20, description="Go on after this event.")
+        str, Header(alias="Last-Event-ID", max_length=20, description="Continue after this event.")
     ] = "",
 ) -> StreamingResponse:
-    after = base.number(last_event_id) or after_version  # a browser that comes again says where it was
+    after = base.number(last_event_id) or after_version  # a browser that reconnects sends its last event
 
     async def changes() -> AsyncIterator[bytes]:
-        async for one in known.source.watch(person, key, after_version=after):
-            row = msgspec.structs.asdict(one)
+        async for change in web.source.watch(person, key, after_version=after):
+            row = msgspec.structs.asdict(change)
             value = row.pop("value")
-            told = {**row, **({} if value is None else rows.decode_value(value))}
-            yield event(told, name="context", id=str(one.version))
+            document = {**row, **({} if value is None else rows.decode_value(value))}
+            yield event(document, name="context", id=str(change.version))
 
     return stream(request, changes)

@@ -1,4 +1,4 @@
-"""Selective notification: who would be reached, why or why not, and sending."""
+"""REST: selective notification: queries of receivers, explanations and sending."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EventBody(StrictBody):
 
 class MatchBody(StrictBody):
     address: str = Field("TRUE", max_length=65536, description="A predicate over the receivers' states.")
-    event: EventBody | None = Field(None, description="Only those who would accept this.")
+    event: EventBody | None = Field(None, description="Only receivers that would accept this event.")
     sender: str = Field("", max_length=300, description="PROCESS/NAME; empty: yourself.")
     limit: int = Field(base.LIMIT, ge=1, le=base.LIMIT_MAX)
 
@@ -59,78 +59,80 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
     )
 
 
-@router.get("/receivers", summary="Receivers, with their states and policies", **base.answers(base.items()))
+@router.get(
+    "/receivers", summary="List receivers with their states and policies", **base.answers(base.items())
+)
 async def receivers(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     where: base.Where = "",
-    prefix: Annotated[str, Query(max_length=300, description="Only names that begin so.")] = "",
+    prefix: Annotated[str, Query(max_length=300, description="Prefix of the names.")] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
-    return base.page(found["items"], found["next"], total=found["count"])
+    result = await web.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
+    return base.page(result["items"], result["next"], total=result["count"])
 
 
-@router.get("/models", summary="Models of receivers and events", **base.answers(base.items()))
+@router.get("/models", summary="List the models of receivers and events", **base.answers(base.items()))
 async def models(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
+    return base.paginate(await web.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
 
 
 @router.post(
     "/notify/who",
-    summary="Who would be reached, how many, and near misses",
+    summary="Find the receivers an event would reach, and near misses",
     **base.answers(base.row(count="integer", receivers="array", near="array")),
 )
-async def who(known: request_state.Known, person: request_state.Person, asked: MatchBody) -> Response:
-    sender = asked.sender or f"{person.name}/{PARTICIPANT}"
+async def who(web: request_state.Web, person: request_state.Person, body: MatchBody) -> Response:
+    sender = body.sender or f"{person.name}/{PARTICIPANT}"
     event = (
-        send_of(asked.event, address=asked.address, sender=sender.partition("/")[2] or PARTICIPANT)
-        if asked.event
+        send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
+        if body.event
         else None
     )
-    return base.reply(await known.source.who(asked.address, event=event, sender=sender, limit=asked.limit))
+    return base.reply(await web.source.who(body.address, event=event, sender=sender, limit=body.limit))
 
 
 @router.post(
     "/notify/explain",
-    summary="Why an event would reach a receiver, or which side keeps it away",
+    summary="Explain why an event would or would not reach a receiver",
     **base.answers({"type": "object"}),
 )
-async def explain(known: request_state.Known, person: request_state.Person, asked: ExplainBody) -> Response:
-    sender = asked.sender or f"{person.name}/{PARTICIPANT}"
-    event = send_of(asked.event, address=asked.address, sender=sender.partition("/")[2] or PARTICIPANT)
-    return base.reply(await known.source.explain(event, sender=sender, receiver=asked.receiver))
+async def explain(web: request_state.Web, person: request_state.Person, body: ExplainBody) -> Response:
+    sender = body.sender or f"{person.name}/{PARTICIPANT}"
+    event = send_of(body.event, address=body.address, sender=sender.partition("/")[2] or PARTICIPANT)
+    return base.reply(await web.source.explain(event, sender=sender, receiver=body.receiver))
 
 
 @router.post(
-    "/notify/check", summary="Type a policy, and say what it costs", **base.answers({"type": "object"})
+    "/notify/check", summary="Check a policy and compute its cost", **base.answers({"type": "object"})
 )
-async def check(known: request_state.Known, person: request_state.Person, asked: PolicyBody) -> Response:
-    return base.reply(await known.source.check_policy(asked.policy))
+async def check(web: request_state.Web, person: request_state.Person, body: PolicyBody) -> Response:
+    return base.reply(await web.source.check_policy(body.policy))
 
 
 @router.post("/notify/events", summary="Send an event", **base.answers({"type": "object"}, status=202))
-async def send(known: request_state.Known, person: request_state.Person, wanted: SendBody) -> Response:
-    made = send_of(wanted.event, address=wanted.address, sender=wanted.sender)
+async def send(web: request_state.Web, person: request_state.Person, body: SendBody) -> Response:
+    made = send_of(body.event, address=body.address, sender=body.sender)
 
     async def act(bus: Any) -> str:
         async with client.NotifyClient(bus) as mine:
             return await mine.send(
-                wanted.sender,
+                body.sender,
                 made.type,
                 protocol.from_wire(made.content),
-                to=wanted.address,
-                durable=wanted.durable,
+                to=body.address,
+                durable=body.durable,
                 timeout_s=10.0,
             )
 
-    sent = await known.desk.do(
-        person, "notify", f"{made.type} to {wanted.address}", act, touches="notify", service_audits=False
+    sent = await web.actions.run(
+        person, "notify", f"{made.type} to {body.address}", act, touches="notify", service_audits=False
     )
-    return base.reply({"id": sent, "sender": f"{person.name}/{wanted.sender}"}, status=202)
+    return base.reply({"id": sent, "sender": f"{person.name}/{body.sender}"}, status=202)

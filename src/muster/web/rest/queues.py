@@ -1,4 +1,4 @@
-"""Queues, durable subscriptions and dead letters."""
+"""REST: queues, durable subscriptions and dead letters."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; em
 
 
 class MoveBody(StrictBody):
-    to: str | None = Field(None, max_length=300, description="`queue:NAME`; null: back to its own.")
+    to: str | None = Field(None, max_length=300, description="`queue:NAME`; null: the original destinations.")
     selector: str | None = Field(None, max_length=4096)
     limit: int = Field(100, ge=1, le=1000)
 
 
-@router.get("/queues", summary="Queues, their depth and consumers", **base.answers(base.items()))
+@router.get("/queues", summary="List queues with their depth and consumers", **base.answers(base.items()))
 async def queues(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.queues(), cursor, limit, lambda row: (row["queue"],))
+    return base.paginate(await web.source.queues(), cursor, limit, lambda row: (row["queue"],))
 
 
-@router.get("/subscriptions", summary="Durable subscriptions", **base.answers(base.items()))
+@router.get("/subscriptions", summary="List durable subscriptions", **base.answers(base.items()))
 async def subscriptions(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows = await known.source.subscriptions()
+    rows = await web.source.subscriptions()
     return base.paginate(rows, cursor, limit, _subscription)
 
 
 @router.get(
     "/queues/{name:path}/messages",
-    summary="What waits in a queue; nothing is taken",
+    summary="Browse the messages of a queue without removing them",
     **base.answers(base.items()),
 )
 async def browse(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     name: Queue,
     selector: Selector = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows, next_ = await known.source.browse(name, selector=selector, after=base.number(cursor), limit=limit)
+    rows, next_ = await web.source.browse(name, selector=selector, after=base.number(cursor), limit=limit)
     return base.page(rows, next_)
 
 
 @router.delete(
     "/queues/{name:path}/messages",
-    summary="Throw away what waits in a queue",
+    summary="Discard the messages of a queue",
     **base.answers(base.row(queue="string", purged="integer")),
 )
 async def purge(
-    known: request_state.Known, person: request_state.Person, name: Queue, selector: Selector = ""
+    web: request_state.Web, person: request_state.Person, name: Queue, selector: Selector = ""
 ) -> Response:
-    done = await known.desk.do(
+    done = await web.actions.run(
         person,
         "purge",
         f"queue:{name}",
-        _asks(protocol.PurgeQueue(name, selector or None)),
+        _act_of(protocol.PurgeQueue(name, selector or None)),
         touches="message",
     )
     return base.reply({"queue": name, "purged": done.count})
@@ -84,27 +84,25 @@ async def purge(
 
 @router.post(
     "/queues/{name:path}/moves",
-    summary="Move what waits in a queue to another destination",
+    summary="Move the messages of a queue to another destination",
     **base.answers(base.row(queue="string", moved="integer")),
 )
-async def move(
-    known: request_state.Known, person: request_state.Person, name: Queue, wanted: MoveBody
-) -> Response:
-    asked = protocol.MoveMessages(name, wanted.to, wanted.selector, wanted.limit)
-    done = await known.desk.do(person, "move", f"queue:{name}", _asks(asked), touches="message")
+async def move(web: request_state.Web, person: request_state.Person, name: Queue, body: MoveBody) -> Response:
+    request = protocol.MoveMessages(name, body.to, body.selector, body.limit)
+    done = await web.actions.run(person, "move", f"queue:{name}", _act_of(request), touches="message")
     return base.reply({"queue": name, "moved": done.count})
 
 
 @router.get(
-    "/dead-letters", summary="Messages that could not be delivered, and why", **base.answers(base.items())
+    "/dead-letters", summary="List undeliverable messages and the reasons", **base.answers(base.items())
 )
 async def dead_letters(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows, next_ = await known.source.browse(
+    rows, next_ = await web.source.browse(
         destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
     )
     return base.page(rows, next_)
@@ -114,10 +112,10 @@ def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
     return row["client_id"] or "", row["subscription"], row["identity"]
 
 
-def _asks(asked: protocol.DispatcherRequest) -> Any:
+def _act_of(request: protocol.DispatcherRequest) -> Any:
     async def act(bus: Any) -> protocol.DispatcherReply:
         return await read_model.call_dispatcher(
-            bus, protocol.request_subject(bus.identity), asked, timeout_s=30.0
+            bus, protocol.request_subject(bus.identity), request, timeout_s=30.0
         )
 
     return act

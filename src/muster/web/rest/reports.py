@@ -1,4 +1,4 @@
-"""Reports: the system, groups, machines and services, now or as they were; history; capacity."""
+"""REST: current and past reports of the system, groups, machines and services; history; capacity."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from muster.web.rest import base
 router = base.router("reports")
 
 At = Annotated[
-    int | None, Query(ge=0, le=(1 << 53) - 1, description="As it was then: milliseconds since 1970.")
+    int | None, Query(ge=0, le=(1 << 53) - 1, description="Time of the report in milliseconds since 1970.")
 ]
-Window = Annotated[float, Query(gt=0, le=3600, description="With `at`: how far back to look, in seconds.")]
+Window = Annotated[
+    float, Query(gt=0, le=3600, description="With `at`: maximum age of the report in seconds.")
+]
 Name = Annotated[str, Path(min_length=1, max_length=256)]
 
 _MACHINE = base.row(
@@ -38,128 +40,129 @@ _MACHINE = base.row(
 
 @router.get(
     "/overview",
-    summary="The fleet in one look: counts, staleness, throughput, alerts",
+    summary="Summary of the fleet: counts, staleness, throughput, alerts",
     **base.answers({"type": "object"}),
 )
-async def overview(known: request_state.Known, person: request_state.Person) -> Response:
-    return base.reply(await facts(known.source))
+async def overview(web: request_state.Web, person: request_state.Person) -> Response:
+    return base.reply(await facts(web.source))
 
 
 async def facts(source: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"domain": source.domain, "connected": source.link.is_up}
-    found["machines"] = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-    found["reports_per_s"] = source.machines.rows_per_s()
+    overview_: dict[str, Any] = {"domain": source.domain, "connected": source.link.is_up}
+    overview_["machines"] = await source.cache.get(
+        "machine summary", "machines", 2.0, source.machines.summary
+    )
+    overview_["reports_per_s"] = source.machines.rows_per_s()
     try:
-        found["resources"] = await source.summary()
+        overview_["resources"] = await source.summary()
     except errors.Unavailable as error:
-        found["resources"] = {"error": error.message}
+        overview_["resources"] = {"error": error.message}
     try:
         alerts = await source.alerts()
-        found["alerts"] = {
+        overview_["alerts"] = {
             severity.value: sum(
-                one.severity is severity and one.state is messages.AlertState.FIRING for one in alerts
+                alert.severity is severity and alert.state is messages.AlertState.FIRING for alert in alerts
             )
             for severity in messages.Severity
         }
     except errors.Unavailable as error:
-        found["alerts"] = {"error": error.message}
-    return found
+        overview_["alerts"] = {"error": error.message}
+    return overview_
 
 
 @router.get(
-    "/reports/system", summary="The system report", **base.answers(base.kind(reports_columns.SystemReport))
+    "/reports/system", summary="Report of the system", **base.answers(base.kind(reports_columns.SystemReport))
 )
 async def system(
-    known: request_state.Known, person: request_state.Person, at: At = None, window_s: Window = 60.0
+    web: request_state.Web, person: request_state.Person, at: At = None, window_s: Window = 60.0
 ) -> Response:
     if at is not None:
-        return base.reply(await known.source.report_at("system", "", at, window_s))
-    found = await known.source.system()
-    if found is None:
-        raise errors.NotFound(
-            "there is no system report yet", hint="reports come from sensors, through channels"
-        )
-    return base.reply(found)
+        return base.reply(await web.source.report_at("system", "", at, window_s))
+    report = await web.source.system()
+    if report is None:
+        raise errors.NotFound("there is no system report yet", hint="start sensors and a channel")
+    return base.reply(report)
 
 
-@router.get("/reports/groups", summary="Groups, with counts", **base.answers(base.items()))
+@router.get("/reports/groups", summary="List groups with counts", **base.answers(base.items()))
 async def groups(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.machines.summary()
-    if not found["groups"]:
-        known.source.must_hear()
-    return base.paginate(found["groups"], cursor, limit, lambda row: (str(row["group"]),))
+    summary = await web.source.machines.summary()
+    if not summary["groups"]:
+        web.source.require_connection()
+    return base.paginate(summary["groups"], cursor, limit, lambda row: (str(row["group"]),))
 
 
 @router.get(
     "/reports/groups/{name:path}",
-    summary="A group's report",
+    summary="Report of a group",
     **base.answers(base.kind(reports_columns.GroupReport)),
 )
 async def group(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     name: Name,
     at: At = None,
     window_s: Window = 60.0,
 ) -> Response:
     if at is not None:
-        return base.reply(await known.source.report_at("group", name, at, window_s))
-    return base.reply(await known.source.group(name))
+        return base.reply(await web.source.report_at("group", name, at, window_s))
+    return base.reply(await web.source.group(name))
 
 
-@router.get("/reports/nodes", summary="Machines, by name", **base.answers(base.items(_MACHINE)))
+@router.get("/reports/nodes", summary="List machines by name", **base.answers(base.items(_MACHINE)))
 async def nodes(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
-    group: Annotated[str, Query(max_length=256, description="Only of this group.")] = "",
+    group: Annotated[str, Query(max_length=256, description="Only machines of this group.")] = "",
     state_: Annotated[
-        str, Query(alias="state", max_length=32, description="Only in this state; `stale` is one.")
+        str, Query(alias="state", max_length=32, description="Only machines in this state, such as `stale`.")
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows, total, next_ = await known.source.machines.page(
-        group=group, state=state_, after=cursor, limit=limit
-    )
+    rows, total, next_ = await web.source.machines.page(group=group, state=state_, after=cursor, limit=limit)
     if not rows:
-        known.source.must_hear()
+        web.source.require_connection()
     return base.page(rows, next_, total=total)
 
 
 @router.get(
     "/reports/nodes/{name:path}",
-    summary="A machine's report, with its services",
+    summary="Report of a machine with its services",
     **base.answers(base.kind(messages.NodeReport)),
 )
 async def node(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     name: Name,
     at: At = None,
     window_s: Window = 60.0,
 ) -> Response:
     if at is not None:
-        return base.reply(await known.source.report_at("node", name, at, window_s))
-    return base.reply(await known.source.node(name))
+        return base.reply(await web.source.report_at("node", name, at, window_s))
+    return base.reply(await web.source.node(name))
 
 
 @router.get(
     "/reports/services/{service}/of/{name:path}",
-    summary="One service on a machine",
+    summary="Report of a service on a machine",
     **base.answers({"type": "object"}),
 )
 async def service(
-    known: request_state.Known, person: request_state.Person, service: Name, name: Name
+    web: request_state.Web, person: request_state.Person, service: Name, name: Name
 ) -> Response:
-    found = next((one for one in (await known.source.node(name)).services if one.name == service), None)
-    if found is None:
+    reported = next(
+        (candidate for candidate in (await web.source.node(name)).services if candidate.name == service),
+        None,
+    )
+    if reported is None:
         raise errors.NotFound(f"the last report of {name!r} has no service {service!r}")
-    return base.reply(msgspec.to_builtins(found))
+    return base.reply(msgspec.to_builtins(reported))
 
 
 @router.get(
@@ -168,19 +171,19 @@ async def service(
     **base.answers(base.items()),
 )
 async def history(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     kind: Literal["nodes", "rollups", "alerts", "days"],
     where: base.Where = "",
     from_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
     to_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
     columns: Annotated[
-        str, Query(max_length=1000, description="Names, with commas between; empty: all.")
+        str, Query(max_length=1000, description="Names, separated by commas; empty: all.")
     ] = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows, next_ = await known.source.history(
+    rows, next_ = await web.source.history(
         kind,
         where,
         from_ms=from_ms,
@@ -192,9 +195,11 @@ async def history(
     return base.page(rows, next_)
 
 
-@router.get("/history-plot", summary="A metric of a scope over time, thinned", **base.answers(base.items()))
+@router.get(
+    "/history-plot", summary="A metric of a scope over time, downsampled", **base.answers(base.items())
+)
 async def plot(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     metric: Annotated[str, Query(min_length=1, max_length=256)],
     scope: Literal["system", "group", "zone"] = "system",
@@ -202,12 +207,12 @@ async def plot(
     from_ms: Annotated[int, Query(ge=0, le=(1 << 53) - 1)] = 0,
     points: Annotated[int, Query(ge=2, le=2000)] = 240,
 ) -> Response:
-    return base.page(await known.source.plot(scope, name, metric, from_ms=from_ms, points=points))
+    return base.page(await web.source.plot(scope, name, metric, from_ms=from_ms, points=points))
 
 
 @router.get(
     "/capacity",
-    summary="How old reports are: predicted by the model, and measured",
+    summary="Age of reports: predicted by the model, and measured",
     **base.answers(
         base.row(
             levels="integer",
@@ -220,5 +225,5 @@ async def plot(
         )
     ),
 )
-async def capacity(known: request_state.Known, person: request_state.Person) -> Response:
-    return base.reply(await known.source.capacity())
+async def capacity(web: request_state.Web, person: request_state.Person) -> Response:
+    return base.reply(await web.source.capacity())

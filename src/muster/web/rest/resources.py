@@ -1,4 +1,4 @@
-"""Resources, managers, agents, brokers: what is managed, by whom, and over what."""
+"""REST: resources, managers, agents, rollouts and brokers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ManifestBody(StrictBody):
 
 
 class DesiredStateBody(StrictBody):
-    """One entry of a manifest, without its name."""
+    """An entry of a manifest without the name."""
 
     type: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     agent: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
@@ -60,71 +60,71 @@ class ExecuteBody(StrictBody):
     operation: str = Field(min_length=1, max_length=256)
     arguments: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(30.0, gt=0, le=600)
-    id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The same again does nothing.")
+    id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Idempotency key: a repeated request has no effect.",
+    )
 
 
 @router.get(
     "/resources",
-    summary="Resources by name; those a predicate selects",
+    summary="List resources by name",
     **base.answers(base.items(_RESOURCE)),
 )
 async def resources(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     where: base.Where = "",
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.resources(where=where, after=cursor, limit=limit)
-    return base.page(found.items, found.next)
+    result = await web.source.resources(where=where, after=cursor, limit=limit)
+    return base.page(result.items, result.next)
 
 
 @router.get(
     "/resources/{name}",
-    summary="All there is to tell of a resource",
+    summary="Details of a resource",
     **base.answers(_RESOURCE, headers=True),
 )
-async def resource(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName
-) -> Response:
-    found = await known.source.resource(name)
-    return base.reply(found, version=found["generation"])
+async def resource(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
+    current = await web.source.resource(name)
+    return base.reply(current, version=current["generation"])
 
 
 @router.put(
     "/resources/{name}",
-    summary="Make a resource be so",
+    summary="Create or change a resource",
     **base.answers({"type": "object"}, headers=True),
 )
 async def put_resource(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     name: base.ResourceName,
-    wanted: DesiredStateBody,
+    body: DesiredStateBody,
     if_match: base.IfMatch = None,
 ) -> Response:
-    changes = wanted.model_dump(exclude_defaults=True)
+    changes = body.model_dump(exclude_defaults=True)
     version = base.if_match(if_match)
 
     async def act(bus: Any) -> dict[str, Any]:
         manage = client.ManageClient(bus)
         try:
             generation = version if isinstance(version, int) else None
-            return await manage.put(name, generation=generation, **{"type": wanted.type, **changes})
+            return await manage.put(name, generation=generation, **{"type": body.type, **changes})
         except errors.NotFound:
             if version is not None:
                 raise
-            return await manage.create({"name": name, "type": wanted.type, **changes})
+            return await manage.create({"name": name, "type": body.type, **changes})
 
-    done = await _conditional(known.desk.do(person, "apply", name, act, touches="manage"), if_match)
+    done = await _conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
     return base.reply(done, version=done["generation"])
 
 
-@router.delete(
-    "/resources/{name}", summary="Take a resource down and forget it", **base.answers({"type": "object"})
-)
+@router.delete("/resources/{name}", summary="Stop and delete a resource", **base.answers({"type": "object"}))
 async def delete_resource(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     name: base.ResourceName,
     if_match: base.IfMatch = None,
@@ -136,12 +136,12 @@ async def delete_resource(
         return await client.ManageClient(bus).delete(name, generation=generation)
 
     return base.reply(
-        await _conditional(known.desk.do(person, "delete", name, act, touches="manage"), if_match)
+        await _conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
     )
 
 
 async def _conditional(work: Any, if_match: str | None) -> Any:
-    """A conflict is a failed precondition, where there was a precondition."""
+    """Convert a conflict to a failed precondition if there was a precondition."""
     try:
         return await work
     except errors.Conflict as error:
@@ -156,99 +156,99 @@ async def _conditional(work: Any, if_match: str | None) -> Any:
 
 @router.post(
     "/resources/{name}/executions",
-    summary="Have an operation carried out",
+    summary="Run an operation of a resource",
     **base.answers({"type": "object"}),
 )
 async def execute(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName, wanted: ExecuteBody
+    web: request_state.Web, person: request_state.Person, name: base.ResourceName, body: ExecuteBody
 ) -> Response:
     async def act(bus: Any) -> dict[str, Any]:
-        found = await client.ManageClient(bus).exec(
-            wanted.operation, name, arguments=wanted.arguments, timeout_s=wanted.timeout_s, id=wanted.id
+        results = await client.ManageClient(bus).exec(
+            body.operation, name, arguments=body.arguments, timeout_s=body.timeout_s, id=body.id
         )
-        return found[0]
+        return results[0]
 
-    target = f"{name}: {wanted.operation}"
-    return base.reply(await known.desk.do(person, "exec", target, act, touches="manage"))
+    target = f"{name}: {body.operation}"
+    return base.reply(await web.actions.run(person, "exec", target, act, touches="manage"))
 
 
 @router.post(
     "/resources/{name}/drain",
-    summary="Let it finish what it has, and stop",
+    summary="Drain a resource",
     **base.answers({"type": "object"}),
 )
-async def drain(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName
-) -> Response:
+async def drain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
-        await known.desk.do(
+        await web.actions.run(
             person, "drain", name, lambda bus: client.ManageClient(bus).drain(name), touches="manage"
         )
     )
 
 
-@router.post("/resources/{name}/undrain", summary="Let it work again", **base.answers({"type": "object"}))
-async def undrain(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName
-) -> Response:
+@router.post(
+    "/resources/{name}/undrain",
+    summary="Return a drained resource to service",
+    **base.answers({"type": "object"}),
+)
+async def undrain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
-        await known.desk.do(
+        await web.actions.run(
             person, "undrain", name, lambda bus: client.ManageClient(bus).undrain(name), touches="manage"
         )
     )
 
 
-@router.post("/plans", summary="What a manifest would change", **base.answers(base.items()))
-async def plan(known: request_state.Known, person: request_state.Person, wanted: ManifestBody) -> Response:
-    return base.page(await client.ManageClient(known.source.link.bus).plan(wanted.manifest))
+@router.post("/plans", summary="Show what a manifest would change", **base.answers(base.items()))
+async def plan(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
+    return base.page(await client.ManageClient(web.source.link.bus).plan(body.manifest))
 
 
 @router.post("/manifests", summary="Apply a manifest", **base.answers({"type": "object"}))
-async def apply(known: request_state.Known, person: request_state.Person, wanted: ManifestBody) -> Response:
+async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
     return base.reply(
-        await known.desk.do(
+        await web.actions.run(
             person,
             "apply",
             "a manifest",
-            lambda bus: client.ManageClient(bus).apply(wanted.manifest),
+            lambda bus: client.ManageClient(bus).apply(body.manifest),
             touches="manage",
         )
     )
 
 
-@router.get("/summary", summary="How many resources in each state", **base.answers({"type": "object"}))
-async def summary(known: request_state.Known, person: request_state.Person) -> Response:
-    return base.reply(await known.source.summary())
+@router.get("/summary", summary="Number of resources by state", **base.answers({"type": "object"}))
+async def summary(web: request_state.Web, person: request_state.Person) -> Response:
+    return base.reply(await web.source.summary())
 
 
-@router.get("/managers", summary="Managers, and how much each manages", **base.answers(base.items()))
+@router.get("/managers", summary="List managers and their resources", **base.answers(base.items()))
 async def managers(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.managers(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await web.source.managers(), cursor, limit, lambda row: (row["name"],))
 
 
-@router.get("/agents", summary="Agents: machines that host resources", **base.answers(base.items()))
+@router.get("/agents", summary="List agents", **base.answers(base.items()))
 async def agents(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.agents(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await web.source.agents(), cursor, limit, lambda row: (row["name"],))
 
 
-@router.get("/rollouts", summary="Rollouts, and how far they are", **base.answers(base.items()))
+@router.get("/rollouts", summary="List rollouts and their progress", **base.answers(base.items()))
 async def rollouts(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.rollouts(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await web.source.rollouts(), cursor, limit, lambda row: (row["id"],))
 
 
 # Brokers
@@ -265,74 +265,78 @@ class LinkBody(StrictBody):
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
 
-@router.get("/brokers", summary="The domain's brokers", **base.answers(base.items()))
+@router.get("/brokers", summary="List the brokers of the domain", **base.answers(base.items()))
 async def brokers(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows = [_without_paths(one) for one in await known.source.brokers()]
+    rows = [_without_paths(broker) for broker in await web.source.brokers()]
     return base.paginate(rows, cursor, limit, lambda row: (row["name"],))
 
 
-def _without_paths(one: dict[str, Any]) -> dict[str, Any]:
-    """Where files lie on the machine is nobody's business here."""
-    return {key: value for key, value in one.items() if key not in ("storage", "log_file")}
+def _without_paths(broker: dict[str, Any]) -> dict[str, Any]:
+    """Remove paths of files on the machine."""
+    return {key: value for key, value in broker.items() if key not in ("storage", "log_file")}
 
 
-@router.post("/brokers", summary="Start one more broker", **base.answers({"type": "object"}, status=201))
-async def start_broker(
-    known: request_state.Known, person: request_state.Person, wanted: BrokerBody
-) -> Response:
-    made = await _control(known, person, "start", wanted.name, **wanted.model_dump())
+@router.post("/brokers", summary="Start another broker", **base.answers({"type": "object"}, status=201))
+async def start_broker(web: request_state.Web, person: request_state.Person, body: BrokerBody) -> Response:
+    made = await _control(web, person, "start", body.name, **body.model_dump())
     return base.reply(_without_paths(made), status=201)
 
 
 @router.delete(
-    "/brokers/{name}", summary="Stop a broker that was started later", **base.answers({"type": "object"})
+    "/brokers/{name}",
+    summary="Stop a broker that was started at run time",
+    **base.answers({"type": "object"}),
 )
 async def stop_broker(
-    known: request_state.Known, person: request_state.Person, name: base.ResourceName
+    web: request_state.Web, person: request_state.Person, name: base.ResourceName
 ) -> Response:
-    return base.reply(_without_paths(await _control(known, person, "stop", name, name=name)))
+    return base.reply(_without_paths(await _control(web, person, "stop", name, name=name)))
 
 
-@router.get("/links", summary="What joins the brokers", **base.answers(base.items()))
+@router.get("/links", summary="List the links between brokers", **base.answers(base.items()))
 async def links(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await known.source.links(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await web.source.links(), cursor, limit, lambda row: (row["id"],))
 
 
-@router.post("/links", summary="Hang a broker on another", **base.answers({"type": "object"}, status=201))
-async def link(known: request_state.Known, person: request_state.Person, wanted: LinkBody) -> Response:
-    target = f"{wanted.near}>{wanted.far}"
-    return base.reply(await _control(known, person, "link", target, **wanted.model_dump()), status=201)
+@router.post(
+    "/links",
+    summary="Connect a broker to another with a leaf link",
+    **base.answers({"type": "object"}, status=201),
+)
+async def link(web: request_state.Web, person: request_state.Person, body: LinkBody) -> Response:
+    target = f"{body.near}>{body.far}"
+    return base.reply(await _control(web, person, "link", target, **body.model_dump()), status=201)
 
 
-@router.delete("/links", summary="Take a leaf link away", **base.answers({"type": "object"}))
+@router.delete("/links", summary="Remove a leaf link", **base.answers({"type": "object"}))
 async def unlink(
-    known: request_state.Known,
+    web: request_state.Web,
     person: request_state.Person,
     id: Annotated[str, Query(min_length=1, max_length=700)],
 ) -> Response:
-    return base.reply(await _control(known, person, "unlink", id, id=id))
+    return base.reply(await _control(web, person, "unlink", id, id=id))
 
 
 async def _control(
-    known: request_state.WebState, person: sessions.LoginSession, verb: str, target: str, **arguments: Any
+    web: request_state.WebState, person: sessions.LoginSession, verb: str, target: str, **arguments: Any
 ) -> dict[str, Any]:
     async def act(bus: Any) -> dict[str, Any]:
         subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
-        found: dict[str, Any] = await rpc.call(
+        reply: dict[str, Any] = await rpc.call(
             bus, subject, arguments, timeout_s=60.0, try_s=3.0, waits=False
         )
-        return found
+        return reply
 
-    return await known.desk.do(
+    return await web.actions.run(
         person, f"broker-{verb}", target, act, touches="brokers", needs=sessions.WebRole.ADMIN
     )

@@ -1,4 +1,4 @@
-"""What is done at the command line stands in the audit: done or refused, with the domain up or down."""
+"""Commands are recorded in the activity log: done or refused, while the domain is up or down."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ RECORDED_BY_THE_SERVICE = {
 }
 #: They look, carry messages, are processes of their own, or change only the caller's own files.
 NO_ACTS = {
-    *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "audit", "authority list"),
+    *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "activity", "authority list"),
     *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
-    *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor", "events"),
+    *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor"),
     *("gateway amqp", "gateway wsman", "get", "history", "inform find", "inform get", "inform history"),
     *("inform node",),
     *("inform nodes", "inform service find", "inform service show", "inform session status"),
@@ -78,7 +78,7 @@ def test_every_command_is_known_to_act_or_not_to():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home whose domain was told something before it ran for the first time."""
-    made = tmp_path_factory.mktemp("audit") / "home"
+    made = tmp_path_factory.mktemp("activity") / "home"
     assert driver.quick("init", "--port", "0", home=made).code == 0
     assert driver.quick("creds", "issue", "early", home=made).code == 0
     answer = driver.run("up", "--detach", "--set", "web.enabled=false", home=made)
@@ -91,7 +91,7 @@ def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
     """The newest act of this kind; notes in a file are taken over a moment later."""
 
     def look() -> Any:
-        found = driver.quick("audit", "--what", what, *filters, "-o", "json", home=place)
+        found = driver.quick("activity", "--what", what, *filters, "-o", "json", home=place)
         assert found.code == 0, found.err
         return found.json()
 
@@ -102,7 +102,7 @@ def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
 def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place):
     one = told(place, "issue", "--target", "early")
     assert (one["who"], one["target"], one["outcome"]) == ("admin", "early as user", "done")
-    assert one["details"]["door"] == "cli"
+    assert one["details"]["interface"] == "cli"
     assert driver.quick("web", "password", "ann", home=place, stdin="a long secret\n").code == 0
     assert told(place, "set-login", "--target", "ann")["outcome"] == "done"
     assert driver.quick("web", "forget", "ann", home=place).code == 0
@@ -133,15 +133,15 @@ ACTS = [
 def test_acts_over_the_bus_are_written_down_at_once(place, line, what, target, outcome):
     answer = driver.quick(*line, home=place)
     assert (answer.code == 0) == (outcome == "done"), answer.err
-    assert "audit" not in answer.err
-    found = driver.quick("audit", "--what", what, "--target", target, "-o", "json", home=place).json()
+    assert "activity log" not in answer.err
+    found = driver.quick("activity", "--what", what, "--target", target, "-o", "json", home=place).json()
     assert [one["outcome"] for one in found] == [outcome]
     assert found[0]["who"] == "admin"
 
 
 async def test_following_shows_what_was_and_then_each_new_act(place):
     following = await child_process.start_muster(
-        "audit", "--follow", "--what", "set-login", env={"MUSTER_HOME": str(place)}
+        "activity", "--follow", "--what", "set-login", env={"MUSTER_HOME": str(place)}
     )
     async with following:
         for name in ("berta", "carl"):  # however it falls with the start of the follower, each comes once
@@ -170,11 +170,13 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
         assert b"malformed" in answer.data
         with pytest.raises(errors.InvalidInput, match="cannot be a name"):
             await audit.publish_entry(bus, messages_of("two words"))
-    found = await asyncio.to_thread(driver.quick, "audit", "--target", "innocent", "-o", "json", home=place)
+    found = await asyncio.to_thread(
+        driver.quick, "activity", "--target", "innocent", "-o", "json", home=place
+    )
     (stored,) = found.json()
     assert stored["who"] == "mallory"
     assert not stored["at"].startswith("1970"), "it was dated back"
-    assert set(stored["details"]) == {"door", "user"}
+    assert set(stored["details"]) == {"interface", "user"}
     assert len(stored["why"]) <= audit.TEXT_MAX
 
 

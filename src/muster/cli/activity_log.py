@@ -1,8 +1,8 @@
-"""What is done at the command line stands in the domain's audit: done, refused or failed.
+"""Records commands in the domain's activity log, with their outcome: done, refused or failed.
 
-A command that acts says so where it is declared (``acts=("purge", "queue:{queue}")``: a word, and what it was
-done to, with the command's own arguments).  Not here: what the registry records itself (`muster apply` and
-its like), and messages, which are traffic.
+A command that changes something declares its action and target, with placeholders for its arguments:
+``acts=("purge", "queue:{queue}")``.  Not recorded here: operations that the registry records itself (such as
+`muster apply`), and messages, which are traffic.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def audited(context: click.Context, what: str, target: str, when: str = "") -> Iterator[None]:
-    """``when``: the argument without which the command only looks."""
+def recorded(context: click.Context, what: str, target: str, when: str = "") -> Iterator[None]:
+    """``when``: the argument without which the command only reads."""
     from muster.core import errors, messages
 
     if when and context.params[when] is None:
@@ -32,7 +32,9 @@ def audited(context: click.Context, what: str, target: str, when: str = "") -> I
         yield
     except errors.MusterError as error:
         if not isinstance(error, errors.Unavailable) or isinstance(error, errors.TimedOut):
-            with contextlib.suppress(errors.MusterError, OSError):  # the act's own error is what counts
+            with contextlib.suppress(
+                errors.MusterError, OSError
+            ):  # the error of the command itself takes precedence
                 _record(context, what, about, error.message, messages.DecisionOutcome.of(error))
         raise
     except OSError as error:
@@ -42,7 +44,7 @@ def audited(context: click.Context, what: str, target: str, when: str = "") -> I
     try:
         _record(context, what, about, "", messages.DecisionOutcome.DONE)
     except (errors.MusterError, OSError) as error:
-        command.invocation_of(context).printer.note(f"not in the audit: {error}")
+        command.invocation_of(context).printer.note(f"not recorded in the activity log: {error}")
 
 
 def _record(
@@ -54,7 +56,7 @@ def _record(
     from muster.cli.domain import config
 
     invocation = command.invocation_of(context)
-    if "servers" not in context.params:  # an act on the home itself
+    if "servers" not in context.params:  # the command operates on the home itself
         folder = home.DomainFolder(config.load(invocation).domain.folder).root
         audit.append_entry(folder, audit.audit_entry(identities.ADMINISTRATOR, what, target, why, outcome))
         return
@@ -62,11 +64,11 @@ def _record(
         **{name: context.params[name] for name in ("servers", "creds", "ca", "locator")}
     )
 
-    async def say() -> None:
+    async def publish() -> None:
         async with await connection.connect(invocation, to) as bus:
             await audit.publish_entry(bus, audit.audit_entry(bus.identity, what, target, why, outcome))
 
-    command.run(say())
+    command.run(publish())
 
 
 def _plain(value: Any) -> str:

@@ -1,0 +1,54 @@
+"""The page of the activity log."""
+
+from __future__ import annotations
+
+from muster.web.components import page, widgets
+from muster.web.components.html import Child, Markup, join
+from muster.web.data import bus_feed
+from muster.web.rest import activity as rest
+from muster.web.rest import base
+
+PAGE_SIZE = 100
+
+
+def activity(request: page.PageRequest) -> page.DashboardPage:
+    who, what, target = request.parameter("who"), request.parameter("what"), request.parameter("target")
+
+    async def rows() -> Markup:
+        records = rest.select(request.web, who=who, what=what, target=target)
+        listed, next_ = base.behind(records, request.parameter("after"), PAGE_SIZE, bus_feed.decision_key)
+        made: list[list[Child]] = [
+            [
+                widgets.moment(record.at_ms),
+                record.who,
+                record.on_behalf_of,
+                record.what,
+                record.target,
+                widgets.badge(record.outcome.value),
+                record.details.get("interface", ""),
+                record.why,
+            ]
+            for record in listed
+        ]
+        return join(
+            widgets.table(
+                ["Time", "Who", "On behalf of", "Operation", "Target", "Outcome", "Interface", "Reason"],
+                made,
+                label="Activity log",
+                none="No activity matches.",
+            ),
+            widgets.pages(request, next_, total=len(records), shown=len(made)),
+        )
+
+    return page.DashboardPage(
+        "Activity",
+        (page.PageSection("rows", "Activity log", rows, ("activity",), 5.0),),
+        lead="Who did what, when, and with which outcome: operations from this dashboard, the REST API, the "
+        "command line and the gateways, and decisions of the managers. Records are stored for a year.",
+        head=widgets.search(
+            "/activity",
+            widgets.field("Who", "who", who),
+            widgets.field("Operation", "what", what, placeholder="apply"),
+            widgets.field("Target contains", "target", target),
+        ),
+    )

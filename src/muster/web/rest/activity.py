@@ -1,0 +1,50 @@
+"""REST: the activity log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from starlette.responses import Response
+
+from muster.core import messages
+from muster.web import request_state
+from muster.web.data import bus_feed
+from muster.web.rest import base
+
+router = base.router("activity")
+
+
+@router.get(
+    "/activity",
+    summary="Activity log: who did what, newest first",
+    **base.answers(base.items(base.kind(messages.Decision))),
+)
+async def activity(
+    web: request_state.Web,
+    person: request_state.Person,
+    who: Annotated[str, Query(max_length=256)] = "",
+    what: Annotated[str, Query(max_length=256)] = "",
+    target: Annotated[
+        str, Query(max_length=256, description="Only records whose target contains this text.")
+    ] = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    records = select(web, who=who, what=what, target=target)
+    rows, next_ = base.behind(records, cursor, limit, bus_feed.decision_key)
+    return base.page(rows, next_, total=len(records))
+
+
+def select(
+    web: request_state.WebState, *, who: str = "", what: str = "", target: str = ""
+) -> list[messages.Decision]:
+    if not web.source.decisions:
+        web.source.require_connection()
+    return [
+        record
+        for record in reversed(web.source.decisions)
+        if (not who or who in (record.who, record.on_behalf_of))
+        and (not what or record.what == what)
+        and target in record.target
+    ]

@@ -204,7 +204,7 @@ async def test_an_act_that_is_cancelled_while_it_is_carried_out_is_recorded_in_d
         sent.set()
         await asyncio.Event().wait()
 
-    doing = asyncio.create_task(desk.do(OLGA, "purge", "queue:q", act))
+    doing = asyncio.create_task(desk.run(OLGA, "purge", "queue:q", act))
     await sent.wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -222,7 +222,7 @@ async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_c
     async def act(_bus):
         done.set()
 
-    doing = asyncio.create_task(desk.do(OLGA, "purge", "queue:q", act))
+    doing = asyncio.create_task(desk.run(OLGA, "purge", "queue:q", act))
     await done.wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -249,7 +249,7 @@ async def test_the_outcome_of_an_act_that_failed(error, outcome):
         raise error
 
     with pytest.raises(type(error)):
-        await desk.do(OLGA, "apply", "web", act, touches="manage")
+        await desk.run(OLGA, "apply", "web", act, touches="manage")
     assert [one.outcome for one in link.published] == [outcome]
     assert desk._source.cache.turn("manage") > before  # it may have been carried out
 
@@ -295,7 +295,7 @@ def test_a_cursor_of_another_list_is_refused(cursor):
     if cursor == "W10":  # []: before everything
         assert shown(base.paginate(["a"], cursor, 2, by_name)) == (["a"], None)
         return
-    with pytest.raises(errors.InvalidInput, match="no cursor"):
+    with pytest.raises(errors.InvalidInput, match="not a cursor"):
         base.paginate(["a"], cursor, 2, by_name)
 
 

@@ -693,6 +693,14 @@ async def test_a_repeated_put_that_expects_what_has_never_been_there_leaves_no_t
     assert await alone.desk.log.last("k") is None
 
 
+async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_the_primary(alone):
+    first = await alone.writer.write(put(expected_version=0, request="r"), "ann")
+    await alone.writer.write(put(value=b"later"), "ann")
+    repeated = await alone.writer.write(put(expected_version=0, request="r", repeat=True), "ann")
+    assert (repeated.version, repeated.copies) == (first.version, 1)
+    assert (await record(alone)).value == b"later"
+
+
 async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     first = await alone.writer.write(put(request="r"), "ann")
     stored = await record(alone)

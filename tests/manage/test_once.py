@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from muster.app.supervisor import restarts
 from muster.bus.rpc import single_flight
+from muster.core import errors
+from muster.manage.agent import operation_log
 
 
 async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
@@ -66,3 +69,13 @@ def test_a_process_that_fell_thousands_of_times_is_started_again():
     for number in range(2_000):
         care.ended("a", float(number), "it ended")
     assert care.next_at() == 1_999.0 + restarts.PAUSE_S_MAX
+
+
+def test_an_agent_that_restarts_still_rejects_a_manager_that_was_replaced():
+    before = operation_log.OperationHistory(operation_log.OperationRecord(name="a"))
+    before.check(7, "new")
+    stored = msgspec.json.decode(before.to_store(), type=operation_log.OperationRecord)
+    after = operation_log.OperationHistory(stored)
+    with pytest.raises(errors.StaleEpoch):
+        after.check(6, "old")
+    after.check(7, "new")

@@ -36,22 +36,22 @@ class AlertMachine(RuleBasedStateMachine):
         self.message = 0  # its place in the stream
         self.number: dict[str, int] = {}  # of the last report of a machine
         self.hot: dict[str, bool] = {}  # what it said
-        self.heard_ms: dict[str, int] = {}
+        self.received_ms: dict[str, int] = {}
         self.deferred = False
 
     def feed(self, arrivals: list[state.Arrival]) -> None:
         output = self.fleet.feed(arrivals, self.now_ms)
-        judgements = [
-            *rollups.of_machines(output.changes),
-            *self.judge.judge(rollups.scope_totals(output.closed), self.book.on()),
+        verdicts = [
+            *rollups.node_verdicts(output.changes),
+            *self.judge.evaluate(rollups.scope_totals(output.closed), self.book.on()),
         ]
-        judgements.sort(key=lambda one: one.at_ms)
-        self.last = judgements
-        self.book.judge(judgements, output.clock_ms)
+        verdicts.sort(key=lambda one: one.at_ms)
+        self.last = verdicts
+        self.book.apply(verdicts, output.clock_ms)
         self.deferred = any(reason.endswith(" hot") for reason in output.counts)
-        for machine, heard_ms in list(self.heard_ms.items()):
-            if self.now_ms - heard_ms > PLAN.forget_s * 1000 + 2 * WINDOW_MS:
-                del self.heard_ms[machine], self.hot[machine]
+        for machine, received_ms in list(self.received_ms.items()):
+            if self.now_ms - received_ms > PLAN.forget_s * 1000 + 2 * WINDOW_MS:
+                del self.received_ms[machine], self.hot[machine]
 
     @rule(
         messages=st.lists(st.lists(REPORT, min_size=1, max_size=6), max_size=3), step_ms=st.integers(0, 9000)
@@ -67,7 +67,7 @@ class AlertMachine(RuleBasedStateMachine):
                 at_ms = self.now_ms + max(skew_ms, -5000)
                 cpu = 99.0 if hot else 1.0
                 made.append(traffic.report(machine, number, at_ms, metrics={"cpu_percent": cpu}))
-                self.hot[machine], self.heard_ms[machine] = hot, self.now_ms
+                self.hot[machine], self.received_ms[machine] = hot, self.now_ms
             arrivals.append(
                 state.Arrival(self.message, self.now_ms, columns.to_batch(made), columns.BatchInfo())
             )
@@ -81,7 +81,7 @@ class AlertMachine(RuleBasedStateMachine):
 
     @rule()
     def a_batch_is_judged_again(self) -> None:
-        self.book.judge(getattr(self, "last", []), self.now_ms)
+        self.book.apply(getattr(self, "last", []), self.now_ms)
 
     @rule(ahead_s=st.integers(0, 7200))
     def an_operator_silences_something_else(self, ahead_s: int) -> None:
@@ -91,11 +91,11 @@ class AlertMachine(RuleBasedStateMachine):
 
     @rule()
     def the_process_restarts(self) -> None:
-        names = self.fleet.roll.names
+        names = self.fleet.nodes.names
         self.fleet = state.FleetState.unpack(
             self.fleet.pack(), PLAN, node_columns.NodeNames.unpack(names.version, names.pack())
         )
-        memory = msgspec.json.decode(msgspec.json.encode(self.book.memory()), type=tracker.AlertTrackerState)
+        memory = msgspec.json.decode(msgspec.json.encode(self.book.state()), type=tracker.AlertTrackerState)
         self.book = tracker.AlertTracker(PLAN.rules, memory, forget_s=PLAN.forget_s)
 
     @invariant()
@@ -105,7 +105,7 @@ class AlertMachine(RuleBasedStateMachine):
         about = {one.about for one in self.book.alerts() if one.rule == "hot"}
         hot = {f"node:{machine}" for machine, is_hot in self.hot.items() if is_hot}
         kept = {
-            f"node:{machine}" for machine, at_ms in self.heard_ms.items() if self.now_ms - at_ms <= 120_000
+            f"node:{machine}" for machine, at_ms in self.received_ms.items() if self.now_ms - at_ms <= 120_000
         }
         assert about <= hot
         if not self.deferred:
@@ -113,8 +113,8 @@ class AlertMachine(RuleBasedStateMachine):
 
     def never_judged_again(self, hot: set[str]) -> set[str]:
         """A machine that was deferred is judged at its next report."""
-        column = self.fleet.roll.of["on hot"]
-        names = self.fleet.roll.names.array.to_pylist()
+        column = self.fleet.nodes.data["on hot"]
+        names = self.fleet.nodes.names.array.to_pylist()
         return {f"node:{name}" for name, on in zip(names, column.tolist(), strict=True) if not on}
 
     def teardown(self) -> None:

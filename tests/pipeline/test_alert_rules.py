@@ -39,7 +39,7 @@ def states(outcome: tracker.AlertUpdates) -> list[str]:
 
 
 def notices(outcome: tracker.AlertUpdates) -> list[tuple[str, tuple[str, ...]]]:
-    return [(notice.alert.state.value, notice.receivers) for notice in outcome.notices]
+    return [(notice.alert.state.value, notice.receivers) for notice in outcome.notifications]
 
 
 def silence(id: str = "s", covers: str = "TRUE", from_ms: int = 0, until_ms: int = 100) -> tracker.Silence:
@@ -51,12 +51,12 @@ def silence(id: str = "s", covers: str = "TRUE", from_ms: int = 0, until_ms: int
 
 def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
     book = make_book()
-    book.judge([say("hot", "node:later", True, 20), say("hot", "node:b", True, 10)], 20)
-    book.judge([say("hot", "node:a", True, 10)], 20)
-    book.judge([say("down", f"group:{name}", True, 5) for name in "xyz"], 20)
+    book.apply([say("hot", "node:later", True, 20), say("hot", "node:b", True, 10)], 20)
+    book.apply([say("hot", "node:a", True, 10)], 20)
+    book.apply([say("down", f"group:{name}", True, 5) for name in "xyz"], 20)
     book.acknowledge("down", "group:x", "ann", 30)
     book.silence(silence(covers="about = 'group:y'", until_ms=1000), 20)
-    book.judge([say("quiet", "system", True, 15)], 20)
+    book.apply([say("quiet", "system", True, 15)], 20)
     assert [(alert.state.value, alert.about) for alert in book.alerts()] == [
         ("firing", "group:z"),
         ("firing", "system"),
@@ -66,19 +66,19 @@ def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
         ("acknowledged", "group:x"),
         ("silenced", "group:y"),
     ]
-    assert tracker.key_of(book.alerts()[0]) == "down group:z"
+    assert tracker.alert_key(book.alerts()[0]) == "down group:z"
 
 
 def test_an_alert_says_what_is_known_of_it():
     book = make_book()
-    judged = book.judge([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
+    judged = book.apply([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
     (alert,) = judged.alerts
     assert (alert.rule, alert.about, alert.severity) == ("down", "group:x", messages.Severity.CRITICAL)
     assert (alert.state, alert.since_ms, alert.at_ms) == (AlertState.FIRING, 5, 5)
     assert (alert.value, alert.labels) == (7.0, {"team": "web", "group": "x"})
     assert alert.reason == "down holds of group:x"
-    assert judged.notices[0].id == "down:group:x:firing:5"
-    book.judge([tracker.RuleVerdict("down", "group:x", True, 8, 6.0, "")], 9)
+    assert judged.notifications[0].id == "down:group:x:firing:5"
+    book.apply([tracker.RuleVerdict("down", "group:x", True, 8, 6.0, "")], 9)
     (alert,) = book.alerts()
     assert (alert.since_ms, alert.at_ms, alert.value) == (5, 8, 6.0)
     assert alert.labels == {"team": "web"}
@@ -122,41 +122,41 @@ def test_values_cannot_be_changed():
 
 def test_a_rule_that_is_not_known_is_not_judged_and_does_not_stop_others():
     book = make_book()
-    outcome = book.judge([say("gone", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
+    outcome = book.apply([say("gone", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
     assert [alert.rule for alert in outcome.alerts] == ["quiet"]
 
 
 def test_what_never_began_does_not_end_and_does_not_stop_others():
     book = make_book()
-    outcome = book.judge([say("hot", "node:a", False, 0), say("quiet", "system", True, 0)], 0)
+    outcome = book.apply([say("hot", "node:a", False, 0), say("quiet", "system", True, 0)], 0)
     assert [alert.rule for alert in outcome.alerts] == ["quiet"]
-    assert [entry.rule for entry in book.memory().entries] == ["quiet"]
+    assert [entry.rule for entry in book.state().entries] == ["quiet"]
 
 
 def test_an_older_judgement_changes_nothing_and_one_of_the_same_time_counts():
     book = make_book()
-    book.judge([say("quiet", "system", True, 100, 5.0)], 100)
-    outcome = book.judge([say("quiet", "system", False, 99, 1.0), say("down", "group:x", True, 1)], 100)
+    book.apply([say("quiet", "system", True, 100, 5.0)], 100)
+    outcome = book.apply([say("quiet", "system", False, 99, 1.0), say("down", "group:x", True, 1)], 100)
     assert [alert.rule for alert in outcome.alerts] == ["down"]
     assert book.alerts()[0].value in (5.0, 1.0)
     assert {(alert.rule, alert.value) for alert in book.alerts()} == {("quiet", 5.0), ("down", 1.0)}
-    assert states(book.judge([say("quiet", "system", False, 100)], 100)) == ["resolved"]
+    assert states(book.apply([say("quiet", "system", False, 100)], 100)) == ["resolved"]
 
 
 def test_a_judgement_that_is_still_true_begins_nothing_anew():
     book = make_book()
-    book.judge([say("hot", "node:a", True, 5_000)], 5_000)
-    assert states(book.judge([say("hot", "node:a", True, 20_000)], 20_000)) == []
+    book.apply([say("hot", "node:a", True, 5_000)], 5_000)
+    assert states(book.apply([say("hot", "node:a", True, 20_000)], 20_000)) == []
     assert states(book.tick(34_999)) == []
-    (fired,) = book.judge([], 36_000).alerts
+    (fired,) = book.apply([], 36_000).alerts
     assert (fired.state, fired.since_ms) == (AlertState.FIRING, 35_000)
 
 
 def test_which_rules_are_true_of_what_is_known_whatever_their_alerts_do():
     book = make_book()
-    book.judge([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
+    book.apply([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
     assert book.on() == {("hot", "node:a"), ("quiet", "system")}
-    book.judge([say("quiet", "system", False, 1)], 1)
+    book.apply([say("quiet", "system", False, 1)], 1)
     assert book.on() == {("hot", "node:a")}
 
 
@@ -165,39 +165,39 @@ def test_which_rules_are_true_of_what_is_known_whatever_their_alerts_do():
 
 def test_receivers_hear_of_an_alert_when_it_fires_and_when_it_ends():
     book = make_book()
-    assert notices(book.judge([say("down", "group:x", True, 0)], 0)) == [("firing", ("team", "boss"))]
+    assert notices(book.apply([say("down", "group:x", True, 0)], 0)) == [("firing", ("team", "boss"))]
     assert notices(book.acknowledge("down", "group:x", "ann", 1)) == []
-    assert notices(book.judge([say("down", "group:x", False, 2)], 2)) == [("resolved", ("team", "boss"))]
+    assert notices(book.apply([say("down", "group:x", False, 2)], 2)) == [("resolved", ("team", "boss"))]
 
 
 def test_a_rule_without_receivers_tells_no_receiver():
     book = make_book()
-    assert notices(book.judge([say("quiet", "system", True, 0)], 0)) == []
-    assert notices(book.judge([say("quiet", "system", False, 1)], 1)) == []
+    assert notices(book.apply([say("quiet", "system", True, 0)], 0)) == []
+    assert notices(book.apply([say("quiet", "system", False, 1)], 1)) == []
 
 
 def test_the_end_of_an_alert_that_was_not_reported_is_not_reported_whatever_happened_before():
     book = make_book()
-    book.judge([say("hot", "node:a", True, 0)], 0)
+    book.apply([say("hot", "node:a", True, 0)], 0)
     assert notices(book.tick(30_000)) == [("firing", ("team",))]
-    assert notices(book.judge([say("hot", "node:a", False, 30_001)], 30_001)) == [("resolved", ("team",))]
-    book.judge([say("hot", "node:a", True, 30_002)], 30_002)
-    assert notices(book.judge([say("hot", "node:a", False, 30_003)], 30_003)) == []
+    assert notices(book.apply([say("hot", "node:a", False, 30_001)], 30_001)) == [("resolved", ("team",))]
+    book.apply([say("hot", "node:a", True, 30_002)], 30_002)
+    assert notices(book.apply([say("hot", "node:a", False, 30_003)], 30_003)) == []
 
 
 def test_an_alert_that_was_silenced_from_its_beginning_ends_without_a_notice():
     book = make_book()
     book.silence(silence(until_ms=50), 0)
-    assert states(book.judge([say("down", "group:x", True, 0)], 0)) == ["silenced"]
-    ended = book.judge([say("down", "group:x", False, 10)], 10)
+    assert states(book.apply([say("down", "group:x", True, 0)], 0)) == ["silenced"]
+    ended = book.apply([say("down", "group:x", False, 10)], 10)
     assert (states(ended), notices(ended)) == (["resolved"], [])
 
 
 def test_an_alert_that_was_silenced_after_its_notice_ends_with_a_notice():
     book = make_book()
-    book.judge([say("down", "group:x", True, 0)], 0)
+    book.apply([say("down", "group:x", True, 0)], 0)
     assert states(book.silence(silence(until_ms=50), 0)) == ["silenced"]
-    assert notices(book.judge([say("down", "group:x", False, 10)], 10)) == [("resolved", ("team", "boss"))]
+    assert notices(book.apply([say("down", "group:x", False, 10)], 10)) == [("resolved", ("team", "boss"))]
 
 
 # Acknowledging.
@@ -207,7 +207,7 @@ def test_only_what_fires_or_is_silenced_can_be_acknowledged():
     book = make_book()
     with pytest.raises(errors.NotFound):
         book.acknowledge("hot", "node:a", "ann", 0)
-    book.judge([say("hot", "node:a", True, 0)], 0)
+    book.apply([say("hot", "node:a", True, 0)], 0)
     with pytest.raises(errors.Conflict, match="is pending"):
         book.acknowledge("hot", "node:a", "ann", 0)
     assert "acknowledged_by" not in book.alerts()[0].labels
@@ -216,10 +216,10 @@ def test_only_what_fires_or_is_silenced_can_be_acknowledged():
     (alert,) = book.acknowledge("hot", "node:a", "ann", 30_001).alerts
     assert alert.state is AlertState.ACKNOWLEDGED
     assert states(book.tick(HOUR_MS)) == [], "the end of the silence is nothing to it"
-    book.judge([say("hot", "node:a", False, HOUR_MS)], HOUR_MS)
+    book.apply([say("hot", "node:a", False, HOUR_MS)], HOUR_MS)
     with pytest.raises(errors.NotFound):
         book.acknowledge("hot", "node:a", "ann", HOUR_MS)
-    book.judge([say("hot", "node:a", True, HOUR_MS + 1)], HOUR_MS + 1)
+    book.apply([say("hot", "node:a", True, HOUR_MS + 1)], HOUR_MS + 1)
     assert "acknowledged_by" not in book.alerts()[0].labels, "it is another alert"
 
 
@@ -276,7 +276,7 @@ def test_a_silence_selects_by_all_that_an_alert_is(covers, state):
     book = make_book()
     book.silence(silence("other", "rule = 'none'"), 0)
     book.silence(silence("s", covers), 0)
-    assert states(book.judge([tracker.RuleVerdict("down", "group:x", True, 1, None, "x")], 1)) == [state]
+    assert states(book.apply([tracker.RuleVerdict("down", "group:x", True, 1, None, "x")], 1)) == [state]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_silence_that_can_never_match_is_rejected(covers, hint):
 
 def test_a_silence_covers_from_its_beginning_until_its_end():
     book = make_book()
-    book.judge([say("down", "group:x", True, 0)], 0)
+    book.apply([say("down", "group:x", True, 0)], 0)
     assert states(book.silence(silence(from_ms=10, until_ms=20), 0)) == []
     steps = [(now_ms, states(book.tick(now_ms)), len(book.silences())) for now_ms in (9, 10, 19, 20, 21)]
     assert steps == [(9, [], 1), (10, ["silenced"], 1), (19, [], 1), (20, ["firing"], 0), (21, [], 0)]
@@ -308,7 +308,7 @@ def test_a_silence_covers_from_its_beginning_until_its_end():
 
 def test_an_alert_that_two_silences_cover_is_silent_until_both_are_over():
     book = make_book()
-    book.judge([say("down", "group:x", True, 0)], 0)
+    book.apply([say("down", "group:x", True, 0)], 0)
     book.silence(silence("a", until_ms=10), 0)
     book.silence(silence("b", until_ms=20), 0)
     assert states(book.tick(10)) == []
@@ -319,14 +319,14 @@ def test_an_alert_that_two_silences_cover_is_silent_until_both_are_over():
 def test_a_silence_of_the_same_name_covers_what_the_new_silence_selects(how):
     book = make_book()
     book.silence(silence("s", "rule = 'down'", until_ms=10), 0)
-    assert states(book.judge([say("down", "group:x", True, 1)], 1)) == ["silenced"]
+    assert states(book.apply([say("down", "group:x", True, 1)], 1)) == ["silenced"]
     if how == "ended early":
         assert states(book.unsilence("s")) == ["firing"]
     elif how == "over":
         assert states(book.tick(10)) == ["firing"]
     outcome = book.silence(silence("s", "rule = 'quiet'", until_ms=100), 10)
     assert states(outcome) == (["firing"] if how == "replaced" else [])
-    assert states(book.judge([say("quiet", "system", True, 11)], 11)) == ["silenced"]
+    assert states(book.apply([say("quiet", "system", True, 11)], 11)) == ["silenced"]
 
 
 def test_only_a_silence_that_is_there_can_be_ended():
@@ -334,7 +334,7 @@ def test_only_a_silence_that_is_there_can_be_ended():
     with pytest.raises(errors.NotFound, match="'s'"):
         book.unsilence("s")
     book.silence(silence(), 0)
-    book.judge([say("down", "group:x", True, 0)], 0)
+    book.apply([say("down", "group:x", True, 0)], 0)
     book.unsilence("s")
     assert book.silences() == []
     assert book._covers == {}
@@ -355,23 +355,23 @@ def test_time_never_goes_back():
     book = make_book()
     book.tick(1000)
     assert book.tick(500).alerts == []
-    assert book.memory().now_ms == 1000
+    assert book.state().now_ms == 1000
     book.silence(silence(from_ms=0, until_ms=2000), 0)
-    assert states(book.judge([say("down", "group:x", True, 1)], 600)) == ["silenced"]
-    assert book.memory().now_ms == 1000
+    assert states(book.apply([say("down", "group:x", True, 1)], 600)) == ["silenced"]
+    assert book.state().now_ms == 1000
 
 
 def test_a_new_book_begins_at_time_0():
-    assert make_book().memory() == tracker.AlertTrackerState(version=1, now_ms=0, entries=[], silences=[])
+    assert make_book().state() == tracker.AlertTrackerState(version=1, now_ms=0, entries=[], silences=[])
 
 
 @pytest.mark.parametrize("after_ms", [HOUR_MS, HOUR_MS + 1])
 def test_a_resolved_alert_is_remembered_for_an_hour(after_ms):
     book = make_book()
-    book.judge([say("quiet", "system", True, 1000)], 1000)
-    book.judge([say("quiet", "system", False, 1000)], 1000)
+    book.apply([say("quiet", "system", True, 1000)], 1000)
+    book.apply([say("quiet", "system", False, 1000)], 1000)
     book.tick(1000 + after_ms)
-    assert len(book.memory().entries) == (after_ms <= HOUR_MS)
+    assert len(book.state().entries) == (after_ms <= HOUR_MS)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_resolved_alert_is_remembered_for_an_hour(after_ms):
 )
 def test_an_alert_about_a_group_or_zone_of_which_nothing_is_heard_for_a_day_ends(rule, about, ends):
     book = make_book()
-    book.judge([say(rule, about, True, 1000)], 1000)
+    book.apply([say(rule, about, True, 1000)], 1000)
     book.tick(HOUR_MS)
     assert states(book.tick(1000 + DAY_MS)) == []
     assert states(book.tick(1000 + DAY_MS + 1)) == (["resolved"] if ends else [])
@@ -394,9 +394,9 @@ def test_an_alert_about_a_group_or_zone_of_which_nothing_is_heard_for_a_day_ends
 
 def test_of_a_rule_that_is_gone_nothing_is_remembered_and_the_rest_is():
     book = make_book()
-    book.judge([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
+    book.apply([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 0)
     book.silence(silence(until_ms=50), 0)
-    memory = msgspec.json.decode(msgspec.json.encode(book.memory()), type=tracker.AlertTrackerState)
+    memory = msgspec.json.decode(msgspec.json.encode(book.state()), type=tracker.AlertTrackerState)
     later = tracker.AlertTracker((HOT,), memory)
     assert [alert.rule for alert in later.alerts()] == ["hot"]
     assert later.silences() == book.silences()

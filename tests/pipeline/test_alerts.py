@@ -26,7 +26,7 @@ def states(outcome: tracker.AlertUpdates) -> list[str]:
 
 
 def restarted(one: tracker.AlertTracker) -> tracker.AlertTracker:
-    return book(msgspec.json.decode(msgspec.json.encode(one.memory()), type=tracker.AlertTrackerState))
+    return book(msgspec.json.decode(msgspec.json.encode(one.state()), type=tracker.AlertTrackerState))
 
 
 def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
@@ -35,11 +35,11 @@ def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twi
     assert states(one.tick(29_999)) == []
     fired = restarted(one).tick(30_000)
     assert states(fired) == ["firing"]
-    assert fired.notices[0].receivers == ("team",)
+    assert fired.notifications[0].receivers == ("team",)
     one.tick(30_000)
     ended = one.judge(say(False, 50), 50_000)
     assert states(ended) == ["resolved"]
-    assert len(ended.notices) == 1
+    assert len(ended.notifications) == 1
     assert one.alerts() == []
 
 
@@ -48,7 +48,7 @@ def test_what_ends_before_it_is_ripe_is_told_to_nobody():
     one.judge(say(True, 0), 0)
     outcome = one.judge(say(False, 10), 10_000)
     assert states(outcome) == ["resolved"]
-    assert outcome.notices == []
+    assert outcome.notifications == []
 
 
 def test_a_judgement_made_twice_changes_nothing_the_second_time():
@@ -92,7 +92,7 @@ def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
     assert states(one.tick(30_000)) == ["silenced"]
     spoken = restarted(one).tick(60_000)
     assert states(spoken) == ["firing"]
-    assert len(spoken.notices) == 1
+    assert len(spoken.notifications) == 1
     assert one.unsilence("s").alerts[0].state is AlertState.FIRING
 
 
@@ -110,7 +110,7 @@ def test_a_maintenance_window_begins_later():
     [
         ("colour = 'red'", 0, 10, "colour"),
         ("rule =", 0, 10, "end"),
-        ("TRUE", 0, 0, "over before"),
+        ("TRUE", 0, 0, "before it begins"),
         ("TRUE", -1, 10, "begin at -1 ms"),
         ("TRUE", 0, 10**17, "end at"),
     ],
@@ -183,7 +183,7 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
                 alert.state is AlertState.SILENCED and AlertState.FIRING in reachable
             )
             before = alert.state
-        for notice in outcome.notices:
+        for notice in outcome.notifications:
             if notice.alert.state is AlertState.RESOLVED:
                 assert told
             told = notice.alert.state is AlertState.FIRING

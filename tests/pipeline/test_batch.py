@@ -87,9 +87,9 @@ def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
 
 
 def test_copies_go_where_most_of_the_demand_is():
-    assert rule_replay.places({"a": 90.0, "b": 5.0, "c": 5.0}, 0.8, 3) == ["a"]
-    assert rule_replay.places({"a": 50.0, "b": 30.0, "c": 20.0}, 0.8, 3) == ["a", "b"]
-    assert rule_replay.places({}, 0.8, 3) == []
+    assert rule_replay.replica_zones({"a": 90.0, "b": 5.0, "c": 5.0}, 0.8, 3) == ["a"]
+    assert rule_replay.replica_zones({"a": 50.0, "b": 30.0, "c": 20.0}, 0.8, 3) == ["a", "b"]
+    assert rule_replay.replica_zones({}, 0.8, 3) == []
 
 
 def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):

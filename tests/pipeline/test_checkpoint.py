@@ -122,19 +122,19 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     folder = tmp_path / "checkpoint"
     label = checkpoint_label.open_(folder, settings.PipelineSettings())
     assert checkpoint_label.open_(folder, settings.PipelineSettings()) == label
-    with pytest.raises(checkpoint_label.CheckpointUnusable, match="shards = 4, and 8") as refused:
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="shards = 4, but 8") as refused:
         checkpoint_label.open_(folder, settings.PipelineSettings(shards=8))
     assert "move" in (refused.value.hint or "")
     path = folder / checkpoint_label.LABEL
     path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":99'))
-    with pytest.raises(checkpoint_label.CheckpointUnusable, match="is of version 99"):
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="has version 99"):
         checkpoint_label.open_(folder, settings.PipelineSettings())
     path.write_text("rubbish")
     with pytest.raises(checkpoint_label.CheckpointUnusable, match="cannot be read"):
         checkpoint_label.open_(folder, settings.PipelineSettings())
     path.unlink()
     (folder / "offsets").mkdir()
-    with pytest.raises(checkpoint_label.CheckpointUnusable, match="did not make"):
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="did not create"):
         checkpoint_label.open_(folder, settings.PipelineSettings())
 
 

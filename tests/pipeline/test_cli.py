@@ -73,11 +73,11 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
             service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
         )
         task = asyncio.create_task(one.run())
-        await eventually(lambda: hasattr(one._outcomes, "_alerts"))
+        await eventually(lambda: hasattr(one._committer, "_alerts"))
         down = [
             tracker.RuleVerdict("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")
         ]
-        await one._outcomes._finish(0, down, 1000, [], {}, 0)
+        await one._committer._finish(0, down, 1000, [], {}, 0)
 
         async with await client.connect([broker.url], identity="ann") as user:
             ask = pipeline_client.PipelineClient(user)
@@ -100,7 +100,7 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
         again = await asyncio.to_thread(
             service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
         )
-        kept = {one.about: one.state for one in again._outcomes.book.alerts()}
+        kept = {one.about: one.state for one in again._committer.alert_tracker.alerts()}
         assert kept == {"group:web": AlertState.ACKNOWLEDGED, "group:db": AlertState.FIRING}
 
 
@@ -123,12 +123,12 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
             service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
         )
         task = asyncio.create_task(one.run())
-        await eventually(lambda: hasattr(one._outcomes, "_alerts"))
+        await eventually(lambda: hasattr(one._committer, "_alerts"))
         now_ms = traffic.now_ms()
         down = [
             tracker.RuleVerdict("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")
         ]
-        await one._outcomes._finish(0, down, now_ms, [], {}, 0)
+        await one._committer._finish(0, down, now_ms, [], {}, 0)
         assert await states() == {"group:web": "firing", "group:db": "firing"}
         await muster("alert", "ack", "down", "group:web")
         made = (

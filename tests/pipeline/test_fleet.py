@@ -29,7 +29,7 @@ def closed(output: fleet_state.ShardOutput) -> dict[tuple[str, str, int], rollup
 
 def again(known: fleet_state.FleetState, plan: fleet_state.FleetStatePlan) -> fleet_state.FleetState:
     """As it comes back from Spark's state."""
-    names = known.roll.names
+    names = known.nodes.names
     return fleet_state.FleetState.unpack(
         known.pack(), plan, node_columns.NodeNames.unpack(names.version, names.pack())
     )

@@ -395,8 +395,8 @@ def test_windows_that_are_open_survive_that_machines_before_them_are_forgotten()
     ]
     output = known.feed([arrival(rows, at_ms, 2)], at_ms)
     assert output.machines == 3
-    assert list(known.roll.groups) == ["g", "h"]
-    assert list(known.roll.zones) == ["zg", "zh"]
+    assert list(known.nodes.groups) == ["g", "h"]
+    assert list(known.nodes.zones) == ["zg", "zh"]
     result = closed(again(known, plan).feed([], at_ms + 20_000))
     totals = {key[:2]: many.cell.total for key, many in result.items() if many.cell.total}
     assert totals == {
@@ -470,7 +470,7 @@ def test_a_summary_that_is_too_old_to_be_distinguished_from_a_repeat_is_late():
 
 def test_state_of_another_layout_is_refused_with_both_numbers():
     packed = msgspec.msgpack.encode((99, 0, 0, {}, [], []))
-    with pytest.raises(state.StateUnreadable, match="of layout 99, and this is layout 2"):
+    with pytest.raises(state.StateUnreadable, match="layout is 99, expected 2"):
         state.FleetState.unpack(packed, state.FleetStatePlan(), node_columns.NodeNames())
     with pytest.raises(state.StateUnreadable):
         state.FleetState.unpack(b"rubbish", state.FleetStatePlan(), node_columns.NodeNames())
@@ -640,7 +640,7 @@ def test_what_is_usual_is_learned_as_described():
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
-        block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
+        block = blocks.ReportBlock.from_message(arrival(rows, T0), known, {})
         place = known.places(block.machines)
         (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
         away = value - mean
@@ -654,9 +654,9 @@ def test_what_is_usual_is_learned_as_described():
         mean += pull * away
         if number:
             spread += pull * (abs(away) - spread)
-        assert known.of["mean cpu_percent"][0] == pytest.approx(mean, rel=1e-4)
-        assert known.of["spread cpu_percent"][0] == pytest.approx(spread, rel=1e-3)
-    assert known.of["samples cpu_percent"][0] == 120
+        assert known.data["mean cpu_percent"][0] == pytest.approx(mean, rel=1e-4)
+        assert known.data["spread cpu_percent"][0] == pytest.approx(spread, rel=1e-3)
+    assert known.data["samples cpu_percent"][0] == 120
 
 
 def test_a_report_without_the_metric_teaches_nothing():
@@ -664,12 +664,12 @@ def test_a_report_without_the_metric_teaches_nothing():
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
-    block = blocks.ReportBlock.of(arrival(rows, T0), known, {})
+    block = blocks.ReportBlock.from_message(arrival(rows, T0), known, {})
     place = known.places(block.machines)
     scores = judge._scores(known, "load_1m", block, place, [slice(None)])
     assert np.isnan(scores).all()
-    assert known.of["samples load_1m"].tolist() == [1, 0]
-    assert known.of["mean load_1m"].tolist() == [4.0, 0.0]
+    assert known.data["samples load_1m"].tolist() == [1, 0]
+    assert known.data["mean load_1m"].tolist() == [4.0, 0.0]
     assert set(judge.column_schema) - set(node_columns.COLUMNS) == {
         "mean load_1m",
         "spread load_1m",

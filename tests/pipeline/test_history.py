@@ -214,6 +214,6 @@ def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root)
     assert sorted(path.name for path in (root / "nodes").glob("run=*/batch=*")) == ["batch=0", "batch=1"]
 
 
-def test_a_history_that_nobody_marked_is_gone_on_behind(root, tmp_path_factory):
+def test_a_history_that_nobody_marked_is_gone_on_lag_messages(root, tmp_path_factory):
     assert tables.settle(root, first=0) == (2, -1)
     assert tables.settle(tmp_path_factory.mktemp("empty"), first=1) == (0, 0)

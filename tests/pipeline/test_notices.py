@@ -146,7 +146,7 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
     assert [one.alert.about for one in sender.unsent()] == ["node:0", "node:1", "node:2"]
     sender.add(notice(0, AlertState.RESOLVED))
     assert [one.alert.about for one in sender.unsent()] == ["node:1", "node:2", "node:0"]
-    assert counted == ["notices-not-sent"] * 2
+    assert counted == ["notifications-not-sent"] * 2
     assert sender.failed == 2
 
 

@@ -34,7 +34,7 @@ async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitt
         wanted,
         history=folder / "history",
         run="r",
-        memory=folder / "alerts.json",
+        state_path=folder / "alerts.json",
     )
     await made.open(protocol.streams())
     return made
@@ -58,7 +58,7 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
         one._alerts = stream
         await one._finish(7, DOWN, 1000, [], {}, 0)
         assert await said(bus) == [("group:web", AlertState.FIRING)]
-        await one.pass_time()
+        await one.advance_clock()
         assert await said(bus) == [("group:web", AlertState.FIRING)]
         rows = [
             row
@@ -76,7 +76,7 @@ async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path)
             await one._finish(7, DOWN, 1000, [], {}, 0)
         one.save()  # as whoever sends notices does, at any moment
         again = await opened(bus, tmp_path)
-        await again.pass_time()
+        await again.advance_clock()
         assert await said(bus) == [("group:web", AlertState.FIRING)]
-        await again.pass_time()
+        await again.advance_clock()
         assert len(await said(bus)) == 1

@@ -32,7 +32,7 @@ async def serving(broker, folder, operators=("*",)):
             known, operators, progress=_none, batches=list, stop=lambda: None
         )
         async with server.RpcServer(bus, protocol.PART, made.operations(), authorize=made.authorize):
-            yield known.book, user
+            yield known.alert_tracker, user
 
 
 async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
@@ -41,7 +41,7 @@ async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
         tracker.RuleVerdict("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)
     ]
     async with serving(broker, tmp_path) as (book, user):
-        book.judge(down, 2000)
+        book.apply(down, 2000)
         found = await client.PipelineClient(user).alerts()
         assert [one.about for one in found] == [one.about for one in book.alerts()]
         assert len(found) == COUNT

@@ -25,7 +25,7 @@ rules:
 def test_a_rule_is_read_as_it_is_written():
     hot, odd, absent = rules.parse(GOOD)
     assert (hot.for_s, hot.severity, hot.notify) == (90.0, messages.Severity.CRITICAL, ("web",))
-    assert hot.say("node:a", 97.4) == "node:a is at 97 %"
+    assert hot.format_summary("node:a", 97.4) == "node:a is at 97 %"
     assert hot.measured == "cpu_percent"
     assert odd.names == {"cpu_percent_z"}
     assert absent.only == ("web",)

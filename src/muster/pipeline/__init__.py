@@ -1,11 +1,14 @@
 """The data pipeline: Spark Structured Streaming at the root of the monitoring hierarchy.
 
-It reads the stream of reports, rolls them up over event-time windows, watches every machine, raises alerts,
-writes the history and publishes results back to the bus.  It promises that the history holds every report
-that was stored, once, and that each result is on the bus once, whenever its process is killed; that no
-report, however odd, stops it; and that what it refuses is counted by reason.  It does not promise that a
-notice to people arrives only once, nor to notice its own absence: look at its progress.
+It reads the stream of reports, aggregates them over event-time windows, tracks every machine, raises alerts,
+writes the history and publishes results on the bus.
 
-The only folder that imports ``pyspark``, and only `format`, `source` and `sink` do when they are imported.
-It needs Java 17 or 21 (`java`); everything else in Muster works without it.
+Guaranteed, even if the process is killed at any time: the history holds every stored report once; each result
+is published once; no report, however malformed, stops the pipeline; rejected reports are counted by reason.
+Not guaranteed: a notification to a contact may arrive twice, and the pipeline does not detect its own
+absence: monitor its progress.
+
+This is the only folder that imports ``pyspark``, and only `source.data_source`, `source.reader` and
+`source.writer` do so at import time.  The pipeline needs Java 17 or 21 (`source.java_runtime`); the rest of
+Muster does not.
 """

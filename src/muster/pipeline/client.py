@@ -1,7 +1,7 @@
-"""What users, the web, the command line and the simulator call.
+"""Client of the pipeline, for programs, the web interface, the command line and the simulator.
 
-Questions go to the running pipeline, which answers from memory; whoever may read streams (an operator, a
-service) also gets the latest report from the stream when no pipeline runs, and can follow alerts.
+Requests go to the running pipeline, which replies from memory.  Clients that may read streams (operators and
+services) also get the latest report from the stream when no pipeline runs, and can follow alerts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PipelineClient:
     # Reports
 
     async def system(self) -> columns.SystemReport | None:
-        """The latest; None before the first window is over."""
+        """The latest report; None before the first window is closed."""
         return await self._latest("system", "", columns.SystemReport)
 
     async def group(self, name: str) -> columns.GroupReport | None:
@@ -44,7 +44,7 @@ class PipelineClient:
 
     async def _latest(self, scope: str, name: str, kind: type[M]) -> M | None:
         try:
-            report = await self._ask(protocol.read, "latest", scope=scope, name=name)
+            report = await self._call(protocol.read, "latest", scope=scope, name=name)
         except errors.Unavailable:
             try:
                 stream = await self._bus.open_stream(columns.SYSTEM_STREAM)
@@ -57,17 +57,17 @@ class PipelineClient:
     # Alerts
 
     async def alerts(self) -> list[messages.Alert]:
-        """All that are not resolved, those that need attention first."""
+        """All unresolved alerts, those that need attention first."""
         alerts = [
             messages.decode(msgspec.json.encode(row), messages.Alert) async for row in self._pages("alerts")
         ]
         return sorted(alerts, key=alerts_.urgency)
 
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
-        """Each change as it is stored, with its place in the stream; from ``first`` on, or from now on.
+        """Each change with its sequence in the stream, starting at ``first`` or now.
 
-        What is not an alert is passed over.  `errors.Dropped` if the stream does not keep some of them any
-        more; the alerts after ``last`` can be followed with another call.
+        Messages that are not alerts are skipped.  `errors.Dropped` if the stream no longer has some of them;
+        another call can continue after its ``last``.
         """
         stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
         start = (await stream.state()).last_sequence + 1 if first is None else first
@@ -79,20 +79,20 @@ class PipelineClient:
                     continue
 
     async def acknowledge(self, rule: str, about: str) -> None:
-        """Somebody has it in hand."""
-        await self._ask(protocol.request, "acknowledge", rule=rule, about=about)
+        """Acknowledge an alert."""
+        await self._call(protocol.request, "acknowledge", rule=rule, about=about)
 
     async def silence(
         self, covers: str, *, for_s: float, from_ms: int | None = None, reason: str = ""
     ) -> alerts_.Silence:
-        """Nobody is told of what ``covers`` selects. With a later ``from_ms`` it is a maintenance window."""
-        row = await self._ask(
+        """Suppress notifications of the selected alerts. With a later ``from_ms``: a maintenance window."""
+        row = await self._call(
             protocol.request, "silence", covers=covers, for_s=for_s, from_ms=from_ms, reason=reason
         )
         return msgspec.convert(row, alerts_.Silence)
 
     async def unsilence(self, id: str) -> None:
-        await self._ask(protocol.request, "unsilence", id=id)
+        await self._call(protocol.request, "unsilence", id=id)
 
     async def silences(self) -> list[alerts_.Silence]:
         silences = [msgspec.convert(row, alerts_.Silence) async for row in self._pages("silences")]
@@ -102,12 +102,12 @@ class PipelineClient:
 
     async def progress(self) -> protocol.BatchProgress:
         """`errors.Unavailable` if no pipeline runs."""
-        row = await self._ask(protocol.read, "status")
+        row = await self._call(protocol.read, "status")
         return messages.decode(msgspec.json.encode(row), protocol.BatchProgress)
 
     async def batches(self) -> list[protocol.BatchProgress]:
-        """Of the last few hundred batches, the newest last."""
-        rows = await self._ask(protocol.read, "batches")
+        """The last few hundred batches, the newest last."""
+        rows = await self._call(protocol.read, "batches")
         return [messages.decode(msgspec.json.encode(row), protocol.BatchProgress) for row in rows]
 
     async def follow_progress(self) -> AsyncIterator[protocol.BatchProgress]:
@@ -116,14 +116,14 @@ class PipelineClient:
                 yield messages.decode(message.data, protocol.BatchProgress)
 
     async def stop(self) -> None:
-        """Ask it to end after the batch it works on."""
-        await self._ask(protocol.request, "stop")
+        """Stop the pipeline after the current batch."""
+        await self._call(protocol.request, "stop")
 
-    async def _ask(self, subject: Any, verb: str, **arguments: Any) -> Any:
-        return await client.call(self._bus, subject(self._bus.identity, verb), arguments, **_options())
+    async def _call(self, subject: Any, operation: str, **arguments: Any) -> Any:
+        return await client.call(self._bus, subject(self._bus.identity, operation), arguments, **_options())
 
-    def _pages(self, verb: str) -> AsyncIterator[Any]:
-        return client.pages(self._bus, protocol.read(self._bus.identity, verb), **_options())
+    def _pages(self, operation: str) -> AsyncIterator[Any]:
+        return client.pages(self._bus, protocol.read(self._bus.identity, operation), **_options())
 
 
 def _options() -> dict[str, Any]:

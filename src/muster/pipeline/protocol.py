@@ -1,15 +1,15 @@
-"""The wire of the pipeline: subjects, streams and message types.
+"""The wire protocol of the pipeline: subjects, streams and message types.
 
-    muster.pipeline.from.<pipeline>.report.<scope>[.<name>]  group, zone and system; kept in ``system``
+    muster.pipeline.from.<pipeline>.report.<scope>[.<name>]  group, zone and system; stored in ``system``
     muster.pipeline.from.<pipeline>.report.top               the machines with the highest values
-    muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); kept in ``alerts``
-    muster.pipeline.from.<pipeline>.progress                 how the job fares; not kept
-    muster.pipeline.from.<user>.read.<verb>                  asks for status, batches, alerts, …
-    muster.pipeline.from.<user>.request.<verb>               acknowledge, silence, unsilence, stop
-    muster.monitor.from.<pipeline>.batch.root.tick           nothing, so that time passes for Spark even
+    muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); stored in ``alerts``
+    muster.pipeline.from.<pipeline>.progress                 progress of the job; not stored
+    muster.pipeline.from.<user>.read.<operation>             requests for status, batches, alerts, …
+    muster.pipeline.from.<user>.request.<operation>          acknowledge, silence, unsilence, stop
+    muster.monitor.from.<pipeline>.batch.root.tick           empty, so that time advances for Spark even
                                                              when the whole fleet is silent
 
-A question is a JSON object, an answer ``{"result": …}`` or ``{"error": {"code", "message", "hint"}}``.
+A request is a JSON object; the reply is ``{"result": …}`` or ``{"error": {"code", "message", "hint"}}``.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ TICK = "tick"
 
 Counts = dict[str, int]
 
-#: What `Progress.counts` counts, in words. ``deferred RULE`` besides: alerts of a rule that were raised in a
-#: later batch because too many began at once.
+#: Descriptions of the counters in `BatchProgress.counts`. In addition ``deferred RULE``: alerts of a rule
+#: that were raised in a later batch because too many began at once.
 COUNTED = {
-    "malformed": "messages that could not be read",
-    "too-large": "messages that were too large to be read",
-    "wrong-schema": "messages with other columns than reports have",
-    "wrong-version": "messages of a version that is not known here",
+    "malformed": "messages that could not be decoded",
+    "too-large": "messages that exceed the size limit",
+    "wrong-schema": "messages whose columns are not those of reports",
+    "wrong-version": "messages of an unknown version",
     "forged": "messages whose header names another group than their rows",
-    "future": "reports from too far in the future: a machine's clock is wrong",
-    "late": "reports that came after their window had closed; the history has them",
-    "duplicated": "reports that were seen already, and counted once",
-    "unusable": "reports that could not be taken in: a fault of Muster's, please report it",
-    "unpublished": "results that could not be said: a fault of Muster's, please report it",
-    "summaries": "rows of summaries that were taken in: nothing is wrong with them",
+    "future": "reports from too far in the future: the clock of a machine is wrong",
+    "late": "reports that arrived after their window was closed; the history has them",
+    "duplicated": "reports that were received before, and counted once",
+    "unusable": "reports that could not be processed: an error in Muster, please report it",
+    "unpublished": "results that could not be published: an error in Muster, please report it",
+    "summaries": "rows of summaries that were processed; not an error",
     "not-in-history": "reports that could not be written to the history",
     "rollups-not-in-history": "group, zone and system reports that could not be written to the history",
-    "alerts-not-in-history": "changes of alerts that could not be written to the history",
-    "notices-not-sent": "notices about alerts that a receiver did not take, or that its full queue dropped",
-    "history-full": "times the history had no room",
+    "alerts-not-in-history": "alert changes that could not be written to the history",
+    "notifications-not-sent": "alert notifications that a contact rejected or its full queue dropped",
+    "history-full": "times the history had no disk space",
     "history-failed": "times the history could not be written for another reason",
-    "query-failed": "times Spark's query ended by itself and was started again; nothing is lost by that",
-    "bus-errors": "times the brokers did not take a tick or an alert; it is tried again",
-    "progress-not-kept": "accounts of batches that could not be kept for `muster pipeline fit`",
-    "not-compacted": "times the history could not be compacted; it is tried again",
-    "alerts-not-saved": "times the book of alerts could not be saved; it is tried again",
+    "query-failed": "times Spark's query ended by itself and was restarted; no data is lost",
+    "bus-errors": "times the brokers did not accept a tick or an alert; it is retried",
+    "progress-not-stored": "progress samples that could not be stored for `muster pipeline fit`",
+    "not-compacted": "times the history could not be compacted; it is retried",
+    "alerts-not-saved": "times the alert state could not be saved; it is retried",
 }
 
 
@@ -68,7 +68,7 @@ class TopNodes(messages.WireMessage, frozen=True, kw_only=True, tag="top/1"):
 class BatchProgress(
     messages.WireMessage, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True
 ):
-    """One micro-batch of the job, and what has been counted since it started."""
+    """Progress of a micro-batch, and the counters since the start of the job."""
 
     state: str = "running"  # starting, running, stopping, failed
     reason: str = ""
@@ -81,7 +81,7 @@ class BatchProgress(
     rows_s: float = 0.0
     messages: int = 0
     lag_messages: int = 0  # in the stream, and not yet read
-    lag_s: float = 0.0  # how old the newest report was that the batch read, when it was done
+    lag_s: float = 0.0  # age of the newest report of the batch when the batch was done
     state_bytes: int = 0
     state_rows: int = 0
     machines: int = 0
@@ -105,12 +105,12 @@ def top(pipeline: str) -> str:
     return columns.result_subject(pipeline, "top")
 
 
-def read(user: str, verb: str) -> str:
-    return subjects.from_identity(PART, user, "read", verb)
+def read(user: str, operation: str) -> str:
+    return subjects.from_identity(PART, user, "read", operation)
 
 
-def request(user: str, verb: str) -> str:
-    return subjects.from_identity(PART, user, "request", verb)
+def request(user: str, operation: str) -> str:
+    return subjects.from_identity(PART, user, "request", operation)
 
 
 def tick(pipeline: str) -> str:
@@ -129,7 +129,7 @@ def streams(
     kept: int = 8,
     replicas: int = 1,
 ) -> list[api.StreamSettings]:
-    """Where results are kept. Repeats are dropped: of reports for an hour, of alerts for a day."""
+    """The streams of results. Duplicates are dropped: reports for an hour, alerts for a day."""
     return [
         api.StreamSettings(
             name=columns.SYSTEM_STREAM,

@@ -133,5 +133,5 @@ class PipelineComponent:
         told = pipeline_options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, msgspec.json.encode(told | {"leashed": True}))
+        files.write(path, msgspec.json.encode(told | {"lifeline": True}))
         return path

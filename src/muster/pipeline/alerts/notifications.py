@@ -1,15 +1,15 @@
-"""Telling people: notices by webhook and by mail, to allowed addresses only.
+"""Alert notifications to contacts by webhook and mail, to allowed addresses only.
 
     receivers:
       team-web: {webhook: "https://hooks.example/web"}
       on-call:  {mail: [ann@example.org]}
 
-A webhook gets the alert as JSON in a POST; redirects are not followed.  Each receiver has a queue and a
-worker of its own, so that one that does not answer delays no other.  A notice is tried again with growing
-waits, and given up after `TRIES`.  A full queue refuses new alerts; for the end of an alert it drops its
-oldest notice instead, since a receiver that never hears of an end acts on what is over.  Whatever is given up
-or dropped is counted.  What is still queued when the process ends is sent by the next one, so a notice may
-arrive twice, and its ``id`` says so.
+A webhook receives the alert as JSON in a POST request; redirects are not followed.  Each contact has its own
+queue and worker, so an unresponsive contact does not delay the others.  A failed notification is retried with
+exponential back-off, `TRIES` times.  A full queue rejects new alerts.  For the end of an alert it drops its
+oldest notification instead, because a contact that never learns of an end acts on outdated information.
+Abandoned and dropped notifications are counted.  Notifications that are still queued when the process ends
+are sent by the next process, so a notification may arrive twice, with the same ``id``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:
-    """The receivers of a file of rules; `errors.InvalidInput` for an address that is not allowed."""
+    """Read the contacts of a rules file; `errors.InvalidInput` for an address that is not allowed."""
     document = yaml.read(path.read_text("utf-8"), str(path))
     listed = document.get("receivers", {}) if isinstance(document, dict) else {}
     try:
@@ -64,20 +64,20 @@ def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.Pipe
     if receiver.webhook and not _url_allowed(receiver.webhook, settings.webhooks_allowed):
         raise errors.InvalidInput(
             f"the receiver {name!r}: {receiver.webhook} is not allowed",
-            hint="pipeline.webhooks_allowed in the settings lists what is",
+            hint="the setting pipeline.webhooks_allowed lists the allowed addresses",
         )
     for address in receiver.mail:
         if not _mail_allowed(address, settings.mail_allowed):
             raise errors.InvalidInput(
                 f"the receiver {name!r}: mail to {address!r} is not allowed",
-                hint="pipeline.mail_allowed in the settings lists what is",
+                hint="the setting pipeline.mail_allowed lists the allowed addresses",
             )
     if receiver.mail:
         mail_server(settings)
 
 
 def _url_allowed(url: str, allowed: Sequence[str]) -> bool:
-    """Same scheme, host and port, and a path below: prefixes of text would let other hosts in."""
+    """Same scheme, host and port, and a path below it. Comparing text prefixes would allow other hosts."""
     try:
         target = parse.urlsplit(url)
         if target.scheme not in ("http", "https") or target.username or ".." in target.path.split("/"):
@@ -121,40 +121,45 @@ class AlertNotificationSender:
         self._log = log.EventLog("pipeline")
         self.sent = self.failed = 0
         self._count = count
-        for notice in unsent:
-            self.add(notice)
+        for notification in unsent:
+            self.add(notification)
 
-    def add(self, notice: tracker.AlertNotification) -> None:
-        for name in notice.receivers:
+    def add(self, notification: tracker.AlertNotification) -> None:
+        for name in notification.receivers:
             queue = self._queues.get(name)
-            if queue is None or notice.id in queue:
+            if queue is None or notification.id in queue:
                 continue
             if len(queue) >= QUEUE_MAX:
                 self._fail()
-                self._log.warning("notice-dropped", receiver=name, notice=notice.id, queued=len(queue))
-                if notice.alert.state is not messages.AlertState.RESOLVED:
+                self._log.warning(
+                    "notification-dropped", receiver=name, notification=notification.id, queued=len(queue)
+                )
+                if notification.alert.state is not messages.AlertState.RESOLVED:
                     continue
                 queue.popitem(last=False)
-            queue[notice.id] = notice
+            queue[notification.id] = notification
             self._more[name].set()
 
     def _fail(self) -> None:
         self.failed += 1
-        self._count("notices-not-sent")
+        self._count("notifications-not-sent")
 
     def unsent(self) -> list[tracker.AlertNotification]:
-        """Each with the receivers that have not got it yet."""
+        """Each with the contacts that have not received it yet."""
         pending: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
         for name, queue in self._queues.items():
-            for id, notice in queue.items():
-                pending.setdefault(id, (notice, []))[1].append(name)
-        return [tracker.AlertNotification(notice.alert, tuple(names)) for notice, names in pending.values()]
+            for id, notification in queue.items():
+                pending.setdefault(id, (notification, []))[1].append(name)
+        return [
+            tracker.AlertNotification(notification.alert, tuple(names))
+            for notification, names in pending.values()
+        ]
 
     async def run(self, save: Callable[[], None]) -> None:
-        """Send what is queued, each receiver's one after the other, until cancelled."""
+        """Send queued notifications until cancelled, in order for each contact."""
         async with asyncio.TaskGroup() as workers:
             for name in self._receivers:
-                workers.create_task(self._work(name, save), name=f"notices for {name}")
+                workers.create_task(self._work(name, save), name=f"notifications for {name}")
 
     async def _work(self, name: str, save: Callable[[], None]) -> None:
         receiver, queue, more = self._receivers[name], self._queues[name], self._more[name]
@@ -162,30 +167,32 @@ class AlertNotificationSender:
             await more.wait()
             more.clear()
             while queue:
-                id, notice = next(iter(queue.items()))
+                id, notification = next(iter(queue.items()))
                 try:
-                    await self._send(receiver, notice)
-                except Exception as error:  # noqa: BLE001  (a fault with one receiver must not end the pipeline)
+                    await self._send(receiver, notification)
+                except Exception as error:  # noqa: BLE001  (an error of one contact must not end the pipeline)
                     self._fail()
-                    self._log.error("notice-failed", receiver=name, notice=id, error=error)
+                    self._log.error("notification-failed", receiver=name, notification=id, error=error)
                 queue.pop(id, None)
                 await asyncio.to_thread(save)
 
-    async def _send(self, receiver: AlertContact, notice: tracker.AlertNotification) -> None:
-        ways: list[Callable[[], Awaitable[None]]] = []
+    async def _send(self, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
+        transports: list[Callable[[], Awaitable[None]]] = []
         if receiver.webhook:
-            ways.append(lambda: post(receiver.webhook, notice))
+            transports.append(lambda: post(receiver.webhook, notification))
         if receiver.mail:
-            ways.append(lambda: asyncio.to_thread(mail, receiver.mail, notice, self._settings))
-        for way in ways:
+            transports.append(lambda: asyncio.to_thread(mail, receiver.mail, notification, self._settings))
+        for transport in transports:
             wait_s = FIRST_WAIT_S
             for attempt in range(1, TRIES + 1):
                 try:
-                    await way()
+                    await transport()
                     self.sent += 1
                     break
                 except (OSError, smtplib.SMTPException, errors.MusterError) as error:
-                    self._log.warning("notice-not-sent", notice=notice.id, attempt=attempt, error=error)
+                    self._log.warning(
+                        "notification-not-sent", notification=notification.id, attempt=attempt, error=error
+                    )
                     if attempt == TRIES:
                         self._fail()
                     else:
@@ -193,10 +200,10 @@ class AlertNotificationSender:
                         wait_s *= 2
 
 
-async def post(url: str, notice: tracker.AlertNotification) -> None:
+async def post(url: str, notification: tracker.AlertNotification) -> None:
     response = await client.post(
         url,
-        msgspec.json.encode({"id": notice.id, "alert": notice.alert}),
+        msgspec.json.encode({"id": notification.id, "alert": notification.alert}),
         headers={"Content-Type": "application/json"},
         timeout_s=TIMEOUT_S,
     )
@@ -205,16 +212,16 @@ async def post(url: str, notice: tracker.AlertNotification) -> None:
 
 
 def mail(
-    addresses: Sequence[str], notice: tracker.AlertNotification, settings: settings_.PipelineSettings
+    addresses: Sequence[str], notification: tracker.AlertNotification, settings: settings_.PipelineSettings
 ) -> None:
-    alert = notice.alert
+    alert = notification.alert
     message = email.message.EmailMessage()
     message["From"] = settings.mail_from
     message["To"] = ", ".join(addresses)
     message["Subject"] = _one_line(
         f"[{alert.severity.value}] {alert.state.value}: {alert.rule} {alert.about}"
     )
-    facts: dict[str, Any] = {"value": alert.value, "id": notice.id, **alert.labels}
+    facts: dict[str, Any] = {"value": alert.value, "id": notification.id, **alert.labels}
     lines = [
         _one_line(alert.reason),
         "",
@@ -224,7 +231,7 @@ def mail(
     host, port = mail_server(settings)
     security = settings.mail_security
     if security == "off" and not hosts.is_loopback(host):
-        raise errors.InvalidInput("mail without TLS goes only to a server on loopback")
+        raise errors.InvalidInput("mail without TLS is allowed only to a server on loopback")
     tls = ssl.create_default_context()
     opened = (
         smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=tls)
@@ -240,7 +247,7 @@ def mail(
 
 
 def mail_server(settings: settings_.PipelineSettings) -> tuple[str, int]:
-    """Its host and port."""
+    """Host and port of the mail server."""
     host, _, port = settings.mail_server.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise errors.InvalidInput(

@@ -1,11 +1,11 @@
-"""Alert rules: what is worth telling, in YAML.
+"""Alert rules, in YAML.
 
     rules:
       - name: hot
         scope: node                       # node, group, zone or system
-        when: cpu_percent > 95            # a predicate over what is known at that level
-        until: cpu_percent < 80           # hysteresis; without it: NOT (when)
-        for: 30s                          # how long it must hold
+        when: cpu_percent > 95            # a predicate over the attributes of the scope
+        until: cpu_percent < 80           # hysteresis; default: NOT (when)
+        for: 30s                          # how long the condition must hold
         severity: warning                 # info, warning or critical
         summary: "{about} is at {value:.0f} %"
         labels: {team: web}
@@ -15,14 +15,14 @@
         when: age_s > 3 * period_s
       - name: no-data
         scope: group
-        only: [web, db]                   # these, whether or not anything was ever heard of them
+        only: [web, db]                   # these groups, even if they never reported
         when: reports = 0
 
-What a predicate may name at each level is `MODELS`.  A metric of the fleet's own, which no list holds, is
-``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of many.  So is what services on the
-machine report: ``own.shop_queue`` is the metric ``queue`` of the service ``shop``, and ``own.shop_up`` is 1
-or 0.  A rule that names something else, cannot be parsed or is wrong in any other way is refused with its
-name and the character at fault; all of a file or none.
+`MODELS` lists the attributes that a predicate may use in each scope.  Metrics that are not standard are
+``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of the other scopes.  So are the
+metrics of services: ``own.shop_queue`` is the metric ``queue`` of the service ``shop``, and ``own.shop_up``
+is 1 or 0.  A file with an invalid rule is rejected as a whole; the error names the rule and, for a predicate,
+the position.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Scope = Literal["node", "group", "zone", "system"]
 
 _STRING, _INT, _FLOAT, _BOOL = (types.parse_type(name) for name in ("string", "int", "float", "bool"))
 
-Z = "_z"  # ends the names of scores: how far something is from its own history
+Z = "_z"  # suffix of scores: the distance of a value from its own history
 
-OWN = "own"  # the scope of metrics that are not standard
+OWN = "own"  # prefix of metrics that are not standard
 _OWN_STATISTICS = ("mean", "min", "max")
 
 
 class _Open(dict[str, types.AttributeType]):
-    """A model that also has the fleet's own metrics, whatever they are called."""
+    """A model that also accepts the fleet's own metrics, whatever their names."""
 
     def __init__(self, fixed: Mapping[str, types.AttributeType], endings: tuple[str, ...] = ()) -> None:
         super().__init__(fixed)
@@ -78,11 +78,11 @@ _NODE = {
     "zone": _STRING,
     "state": _STRING,
     "period_s": _FLOAT,
-    "age_s": _FLOAT,  # since the machine was last heard of
+    "age_s": _FLOAT,  # since the last report of the machine
     **dict.fromkeys(columns.STANDARD_METRICS, _FLOAT),
     **{f"{metric}{Z}": _FLOAT for metric in columns.STANDARD_METRICS},
 }
-#: Known of a machine when it is silent; a rule that names nothing else is looked at all the time.
+#: Attributes that are known of a silent machine; a rule that uses only these is evaluated in every batch.
 ALWAYS_KNOWN = frozenset({"machine", "group", "zone", "period_s", "age_s"})
 
 _STATISTICS = ("mean", "min", "max", "p50", "p95", "p99", "z")
@@ -97,7 +97,7 @@ _MANY: dict[str, types.AttributeType] = {
     "partial": _BOOL,
     **{f"{metric}_{statistic}": _FLOAT for metric in columns.STANDARD_METRICS for statistic in _STATISTICS},
 }
-#: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
+#: ``cpu_percent_z`` is the distance of a machine, or of the mean of a scope, from its own history, in robust
 #: standard deviations.
 MODELS: Mapping[str, Mapping[str, types.AttributeType]] = {
     "node": _Open(_NODE),
@@ -127,8 +127,8 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for text in filter(None, (self.when, self.until)):
             type_check.require(_parsed(text), MODELS[self.scope], text)
         if self.only and self.scope == "system":
-            raise errors.InvalidInput("`only` names groups, zones or machines; there is one system")
-        self.say("x", None)
+            raise errors.InvalidInput("`only` lists groups, zones or machines, not the system")
+        self.format_summary("x", None)
 
     @property
     def condition(self) -> ast.Condition:
@@ -136,7 +136,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def release(self) -> ast.Condition:
-        """What ends it: true of something that is known and well again."""
+        """The condition that ends an alert of this rule."""
         if self.until:
             return _parsed(self.until)
         return ast.Not(self.condition)
@@ -147,7 +147,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def measured(self) -> str | None:
-        """The number that an alert of this rule shows: the first it asks about."""
+        """The number that an alert of this rule shows: the first numeric attribute of its condition."""
         numbers = [
             node.key
             for node in ast.walk(self.condition)
@@ -157,7 +157,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
         return numbers[0] if numbers else None
 
-    def say(self, about: str, value: float | None) -> str:
+    def format_summary(self, about: str, value: float | None) -> str:
         try:
             return self.summary.format(
                 rule=self.name, about=about, value=float("nan") if value is None else value
@@ -179,7 +179,7 @@ def _named(text: str) -> frozenset[str]:
 
 
 def parse(text: str, source: str = "rules") -> tuple[AlertRule, ...]:
-    """`errors.InvalidInput` says which rule is wrong, and how."""
+    """`errors.InvalidInput` names the invalid rule and the reason."""
     if len(text) > FILE_BYTES_MAX:
         raise errors.LimitExceeded(f"{source}: over {FILE_BYTES_MAX} characters of rules")
     document = yaml.read(text, source)
@@ -192,7 +192,7 @@ def parse(text: str, source: str = "rules") -> tuple[AlertRule, ...]:
     for number, entry in enumerate(listed, 1):
         rule = _rule(entry, f"{source}, rule {number}")
         if rule.name in rules:
-            raise errors.InvalidInput(f"{source}: two rules are called {rule.name!r}")
+            raise errors.InvalidInput(f"{source}: two rules have the name {rule.name!r}")
         rules[rule.name] = rule
     return tuple(rules.values())
 
@@ -215,7 +215,7 @@ def _rule(entry: Any, where: str) -> AlertRule:
             settings["for_s"] = units.parse_duration_s(settings["for_s"])
         return msgspec.convert(settings, AlertRule)
     except msgspec.ValidationError as error:
-        # What __post_init__ raises arrives wrapped; the cause has the better words.
+        # msgspec wraps the errors of __post_init__; the cause has the better message.
         cause = error.__cause__
         if isinstance(cause, errors.ParseError):
             raise errors.InvalidInput(

@@ -1,22 +1,24 @@
-"""The book of alerts: what is true, what somebody has in hand, and who is to be told. Pure.
+"""Alert states, acknowledgements and silences. Pure.
 
-An alert is named by its rule and what it is about.  Its life, as a table (`NEXT`):
+An alert is identified by its rule and its object.  Its states and transitions, as a table (`NEXT`):
 
-    (none) ──begins──> pending ──ripe──> firing ──acknowledge──> acknowledged
+    (none) ──begins──> pending ──held──> firing ──acknowledge──> acknowledged
                                             │ ▲                        │
-                                    silence │ │ speak                  │
+                                    silence │ │ unsilence              │
                                             ▼ │                        │
                                          silenced                      │
-    and from each of them ──ends──> resolved, after which it is forgotten
+    and from each of them ──ends──> resolved, after which it is deleted
 
-*Begins* and *ends* are what the rule's predicates say, *ripe* that it has held for as long as the rule asks.
-A silence, or a maintenance window, covers alerts while it lasts; what it covers is *silenced* instead of
-firing, and fires when the silence is over.  An alert that was acknowledged stays so until it ends.
+*Begins* and *ends* follow from the rule's predicates; *held* means that the condition has held for the time
+that the rule requires.  A silence or a maintenance window covers alerts while it lasts: a covered alert is
+*silenced* instead of firing, and fires when the silence ends.  An acknowledged alert stays acknowledged until
+it ends.
 
-**Time** is that of the stream: the broker's, as of the newest message read.  What an operator does carries
-the time of the operator's clock, which marks when it was done and moves no alert on.
+**Time** is the time of the stream: the broker's clock at the newest message read.  Operations of users carry
+the time of the user's clock, which is recorded but does not advance any alert.
 
-A judgement older than the last one about the same thing changes nothing, so a batch may be judged twice.
+A verdict that is older than the last one about the same object has no effect, so a batch may be applied
+twice.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _STRING = types.parse_type("string")
 #: The attributes that a silence may use.
 SILENCE_MODEL = dict.fromkeys(("rule", "about", "scope", "severity", "group"), _STRING)
 
-REMEMBER_S = 3600.0  # a resolved alert is remembered so long, lest a repeated judgement bring it back
-FORGET_S = 86400.0  # an alert about a group or zone of which nothing was reported for so long ends
+REMEMBER_S = 3600.0  # how long a resolved alert is kept, so that a repeated verdict does not reopen it
+FORGET_S = 86400.0  # an alert about a group or zone ends after this time without reports
 SILENCES_MAX = 10_000
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "scope": get_args(rules.Scope),
@@ -50,29 +52,29 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 class AlertEvent(enum.Enum):
     BEGINS = "begins"
-    RIPE = "ripe"
+    HELD = "held"
     ENDS = "ends"
     ACKNOWLEDGE = "acknowledge"
     SILENCE = "silence"
-    SPEAK = "speak"
+    UNSILENCE = "unsilence"
 
 
 NEXT: Mapping[tuple[AlertState, AlertEvent], AlertState] = {
     (AlertState.RESOLVED, AlertEvent.BEGINS): AlertState.PENDING,
-    (AlertState.PENDING, AlertEvent.RIPE): AlertState.FIRING,
+    (AlertState.PENDING, AlertEvent.HELD): AlertState.FIRING,
     (AlertState.PENDING, AlertEvent.ENDS): AlertState.RESOLVED,
     (AlertState.FIRING, AlertEvent.ENDS): AlertState.RESOLVED,
     (AlertState.FIRING, AlertEvent.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
     (AlertState.FIRING, AlertEvent.SILENCE): AlertState.SILENCED,
     (AlertState.ACKNOWLEDGED, AlertEvent.ENDS): AlertState.RESOLVED,
-    (AlertState.SILENCED, AlertEvent.SPEAK): AlertState.FIRING,
+    (AlertState.SILENCED, AlertEvent.UNSILENCE): AlertState.FIRING,
     (AlertState.SILENCED, AlertEvent.ACKNOWLEDGE): AlertState.ACKNOWLEDGED,
     (AlertState.SILENCED, AlertEvent.ENDS): AlertState.RESOLVED,
 }
 
 
 class RuleVerdict(msgspec.Struct, frozen=True):
-    """A rule is, or is not, true of something, as of a time."""
+    """Whether a rule is true of an object at a time."""
 
     rule: str
     about: str
@@ -87,9 +89,9 @@ class TrackedAlert(msgspec.Struct):
     about: str
     state: AlertState = AlertState.RESOLVED
     on: bool = False
-    began_ms: int = 0  # when it became true  # equivalent: set by the first judgement
-    since_ms: int = 0  # when this state began  # equivalent: set by the first judgement
-    judged_ms: int = -1  # equivalent: any time before all judgements
+    began_ms: int = 0  # when it became true  # equivalent: set by the first verdict
+    since_ms: int = 0  # when this state began  # equivalent: set by the first verdict
+    evaluated_ms: int = -1  # equivalent: any time before all verdicts
     value: float | None = None
     group: str = ""
     by: str = ""  # who acknowledged it
@@ -97,7 +99,7 @@ class TrackedAlert(msgspec.Struct):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Nobody is told of what ``covers`` selects. One that starts later is a maintenance window."""
+    """Suppresses notifications of selected alerts. One that starts later is a maintenance window."""
 
     id: str
     covers: str
@@ -111,7 +113,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertNotification(msgspec.Struct, frozen=True):
-    """To be told to these receivers."""
+    """An alert to be sent to contacts."""
 
     alert: messages.Alert
     receivers: tuple[str, ...]
@@ -124,11 +126,11 @@ class AlertNotification(msgspec.Struct, frozen=True):
 
 class AlertUpdates(msgspec.Struct):
     alerts: list[messages.Alert] = msgspec.field(default_factory=list)
-    notices: list[AlertNotification] = msgspec.field(default_factory=list)
+    notifications: list[AlertNotification] = msgspec.field(default_factory=list)
 
 
 class AlertTrackerState(msgspec.Struct):
-    """What a book keeps over a restart."""
+    """The tracker's state that survives a restart."""
 
     version: int = 1
     now_ms: int = 0
@@ -147,12 +149,12 @@ _URGENCY = (
 
 
 def urgency(alert: messages.Alert) -> tuple[int, int, str, str]:
-    """The order of a list: those that need attention first."""
+    """Sort key: alerts that need attention first."""
     return _URGENCY.index(alert.state), alert.since_ms, alert.rule, alert.about
 
 
-def key_of(alert: messages.Alert) -> str:
-    """Its name: the order of pages."""
+def alert_key(alert: messages.Alert) -> str:
+    """Sort key of pages."""
     return f"{alert.rule} {alert.about}"
 
 
@@ -168,17 +170,17 @@ class AlertTracker:
         self._forget_ms = int(forget_s * 1000)
         memory = memory or AlertTrackerState()
         self._now_ms = memory.now_ms
-        # Of a rule that is gone from the file nothing remains.
+        # Alerts of rules that are no longer in the file are dropped.
         self._entries = {
             (entry.rule, entry.about): entry for entry in memory.entries if entry.rule in self._rules
         }
         self._silences = {silence.id: silence for silence in memory.silences}
         self._covers: dict[str, Callable[[Callable[[str], Any]], bool]] = {}
 
-    # What is there
+    # Queries
 
     def alerts(self) -> list[messages.Alert]:
-        """All that are not resolved, those that need somebody first."""
+        """All unresolved alerts, those that need attention first."""
         open_ = [entry for entry in self._entries.values() if entry.state is not AlertState.RESOLVED]
         return sorted(map(self._alert, open_), key=urgency)
 
@@ -186,20 +188,20 @@ class AlertTracker:
         return sorted(self._silences.values(), key=lambda silence: silence.until_ms)
 
     def on(self) -> frozenset[tuple[str, str]]:
-        """Which rules are true of what."""
+        """The pairs of rule and object for which the rule is true."""
         return frozenset(key for key, entry in self._entries.items() if entry.on)
 
-    def memory(self) -> AlertTrackerState:
+    def state(self) -> AlertTrackerState:
         return AlertTrackerState(
             now_ms=self._now_ms, entries=list(self._entries.values()), silences=list(self._silences.values())
         )
 
-    # What happens
+    # Changes
 
-    def judge(self, judgements: Sequence[RuleVerdict], now_ms: int) -> AlertUpdates:
-        """What a batch found, and that it is ``now_ms``."""
+    def apply(self, verdicts: Sequence[RuleVerdict], now_ms: int) -> AlertUpdates:
+        """Apply the verdicts of a batch and advance the clock to ``now_ms``."""
         outcome = AlertUpdates()
-        for verdict in judgements:
+        for verdict in verdicts:
             if verdict.rule not in self._rules:
                 continue
             entry = self._entries.get((verdict.rule, verdict.about))
@@ -207,35 +209,35 @@ class AlertTracker:
                 if not verdict.on:
                     continue
                 entry = self._entries[verdict.rule, verdict.about] = TrackedAlert(verdict.rule, verdict.about)
-            if verdict.at_ms < entry.judged_ms:
+            if verdict.at_ms < entry.evaluated_ms:
                 continue
-            entry.judged_ms, entry.group = verdict.at_ms, verdict.group
-            if verdict.value is not None:  # a window in which nothing was measured says nothing newer
+            entry.evaluated_ms, entry.group = verdict.at_ms, verdict.group
+            if verdict.value is not None:  # a window without measurements keeps the previous value
                 entry.value = verdict.value
             if verdict.on != entry.on:
                 entry.on = verdict.on
                 if verdict.on:
                     entry.began_ms = verdict.at_ms
-                self._step(
+                self._transition(
                     entry, AlertEvent.BEGINS if verdict.on else AlertEvent.ENDS, verdict.at_ms, outcome
                 )
-        self._pass_time(now_ms, outcome)
+        self._advance_clock(now_ms, outcome)
         return outcome
 
     def tick(self, now_ms: int) -> AlertUpdates:
         outcome = AlertUpdates()
-        self._pass_time(now_ms, outcome)
+        self._advance_clock(now_ms, outcome)
         return outcome
 
     def acknowledge(self, rule: str, about: str, by: str, now_ms: int) -> AlertUpdates:
         entry = self._entries.get((rule, about))
         if entry is None or entry.state is AlertState.RESOLVED:
-            raise errors.NotFound(f"no alert of {rule!r} about {about!r} is open")
+            raise errors.NotFound(f"there is no open alert of {rule!r} about {about!r}")
         if (entry.state, AlertEvent.ACKNOWLEDGE) not in NEXT:
             raise errors.Conflict(f"the alert of {rule!r} about {about!r} is {entry.state.value}")
         outcome = AlertUpdates()
         entry.by = by
-        self._step(entry, AlertEvent.ACKNOWLEDGE, now_ms, outcome)
+        self._transition(entry, AlertEvent.ACKNOWLEDGE, now_ms, outcome)
         return outcome
 
     def silence(self, silence: Silence, now_ms: int) -> AlertUpdates:
@@ -246,7 +248,7 @@ class AlertTracker:
                     f"the silence would {name} at {time_ms} ms: expected 0 to {messages.TIME_MS_MAX}"
                 )
         if silence.until_ms <= max(silence.from_ms, now_ms):
-            raise errors.InvalidInput("the silence would be over before it began")
+            raise errors.InvalidInput("the silence would end before it begins")
         if len(self._silences) >= SILENCES_MAX:
             raise errors.LimitExceeded(f"there are {SILENCES_MAX} silences already")
         self._silences[silence.id] = silence
@@ -255,13 +257,13 @@ class AlertTracker:
 
     def unsilence(self, id: str) -> AlertUpdates:
         if self._silences.pop(id, None) is None:
-            raise errors.NotFound(f"no silence is called {id!r}")
+            raise errors.NotFound(f"there is no silence {id!r}")
         self._covers.pop(id, None)
         return self.tick(self._now_ms)
 
-    # Inside
+    # Transitions
 
-    def _pass_time(self, now_ms: int, outcome: AlertUpdates) -> None:
+    def _advance_clock(self, now_ms: int, outcome: AlertUpdates) -> None:
         self._now_ms = max(self._now_ms, now_ms)
         for gone in [silence.id for silence in self._silences.values() if silence.until_ms <= self._now_ms]:
             del self._silences[gone]
@@ -269,34 +271,34 @@ class AlertTracker:
         for key, entry in list(self._entries.items()):
             rule = self._rules[entry.rule]
             if entry.state is AlertState.RESOLVED:
-                if self._now_ms - entry.judged_ms > REMEMBER_S * 1000:
+                if self._now_ms - entry.evaluated_ms > REMEMBER_S * 1000:
                     del self._entries[key]
-            elif rule.scope in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
+            elif rule.scope in ("group", "zone") and self._now_ms - entry.evaluated_ms > self._forget_ms:
                 entry.on = False
-                self._step(entry, AlertEvent.ENDS, self._now_ms, outcome)
+                self._transition(entry, AlertEvent.ENDS, self._now_ms, outcome)
             elif entry.state is AlertState.PENDING:
-                ripe_ms = entry.began_ms + int(rule.for_s * 1000)
-                if self._now_ms >= ripe_ms:
-                    self._step(entry, AlertEvent.RIPE, ripe_ms, outcome)
+                held_ms = entry.began_ms + int(rule.for_s * 1000)
+                if self._now_ms >= held_ms:
+                    self._transition(entry, AlertEvent.HELD, held_ms, outcome)
             elif entry.state is AlertState.FIRING and self._is_silenced(entry):
-                self._step(entry, AlertEvent.SILENCE, self._now_ms, outcome)
+                self._transition(entry, AlertEvent.SILENCE, self._now_ms, outcome)
             elif entry.state is AlertState.SILENCED and not self._is_silenced(entry):
-                self._step(entry, AlertEvent.SPEAK, self._now_ms, outcome)
+                self._transition(entry, AlertEvent.UNSILENCE, self._now_ms, outcome)
 
-    def _step(self, entry: TrackedAlert, event: AlertEvent, at_ms: int, outcome: AlertUpdates) -> None:
+    def _transition(self, entry: TrackedAlert, event: AlertEvent, at_ms: int, outcome: AlertUpdates) -> None:
         entry.state = NEXT[entry.state, event]
         entry.since_ms = at_ms
         rule = self._rules[entry.rule]
         if entry.state is AlertState.PENDING and rule.for_s == 0:
-            self._step(entry, AlertEvent.RIPE, at_ms, outcome)
+            self._transition(entry, AlertEvent.HELD, at_ms, outcome)
             return
         if entry.state is AlertState.FIRING and self._is_silenced(entry):
             entry.state = NEXT[entry.state, AlertEvent.SILENCE]
         alert = self._alert(entry)
         outcome.alerts.append(alert)
-        tell = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.notified)
-        if tell and rule.notify:
-            outcome.notices.append(AlertNotification(alert, rule.notify))
+        notify = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.notified)
+        if notify and rule.notify:
+            outcome.notifications.append(AlertNotification(alert, rule.notify))
         if entry.state is AlertState.FIRING:
             entry.notified = True
         elif entry.state is AlertState.RESOLVED:
@@ -330,9 +332,9 @@ class AlertTracker:
             severity=rule.severity,
             state=entry.state,
             since_ms=entry.since_ms,
-            at_ms=max(entry.judged_ms, entry.since_ms),
+            at_ms=max(entry.evaluated_ms, entry.since_ms),
             value=entry.value,
-            reason=rule.say(entry.about, entry.value),
+            reason=rule.format_summary(entry.about, entry.value),
             labels=labels,
         )
 

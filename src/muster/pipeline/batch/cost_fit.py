@@ -1,7 +1,7 @@
-"""From measured batches to the parameters of the analytic model: what a batch costs, and what each report.
+"""Fits the parameters of the capacity model to measured batches: the cost of a batch and of a report.
 
-A batch takes ``fixed_s + report_s * reports``.  The two are fitted by least squares to the progress that the
-pipeline keeps of its batches; from them follows the largest fleet whose batches end before the next is due.
+A batch takes ``fixed_s + report_s * reports``.  Both are fitted by least squares to the stored progress of
+the pipeline.  They determine the largest fleet whose batches end before the next batch is due.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class CostFit(msgspec.Struct, frozen=True):
     batches: int
     fixed_s: float
     report_s: float
-    r2: float  # 1: the line explains everything
-    root_holding_s: float  # the trigger: what the model calls the root's holding time
+    r2: float  # coefficient of determination
+    root_holding_s: float  # the trigger: the holding time of the root in the model
 
     def machines(self, period_s: float) -> float:
-        """The most that a root of this speed can watch."""
+        """The largest number of machines that the root can process."""
         if self.report_s <= 0:
             return float("inf")
         return max(0.0, self.root_holding_s - self.fixed_s) / self.report_s / self.root_holding_s * period_s
 
 
 def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
-    """Append one batch; at a bound the older half goes."""
+    """Append a batch; at the size limit the older half is removed."""
     if path.exists() and path.stat().st_size > KEPT_BYTES:
         lines = path.read_bytes().splitlines(keepends=True)
         fresh = path.with_suffix(f".{os.getpid()}")
@@ -45,7 +45,7 @@ def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
 
 
 def read(path: Path) -> list[protocol.BatchProgress]:
-    """What can be read: a line that was being written when the machine failed is passed over."""
+    """Read the samples; an incomplete line is skipped."""
     samples = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
@@ -56,15 +56,15 @@ def read(path: Path) -> list[protocol.BatchProgress]:
 
 
 def fit(batches: list[protocol.BatchProgress], *, trigger_s: float) -> CostFit:
-    """`errors.InvalidInput` where there is too little to fit a line to."""
-    # The first batch of a process also starts Spark's workers.
+    """`errors.InvalidInput` if there are too few samples."""
+    # The first batch of a process includes the start of Spark's workers.
     usable = [batch for batch in batches if batch.batch_s > 0 and batch.batch > 0]
     rows = np.array([batch.rows for batch in usable], np.float64)
     took = np.array([batch.batch_s for batch in usable], np.float64)
     if len(usable) < 3 or np.ptp(rows) == 0:
         raise errors.InvalidInput(
-            f"{len(usable)} batches of different size are too few to fit a line to",
-            hint="let it run for longer",
+            f"{len(usable)} batches are too few to fit a line, or all have the same size",
+            hint="let the pipeline run for longer",
         )
     (slope, fixed), *_ = np.linalg.lstsq(np.stack([rows, np.ones(len(rows))], axis=1), took, rcond=None)
     left = took - (fixed + slope * rows)

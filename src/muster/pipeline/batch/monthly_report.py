@@ -1,4 +1,4 @@
-"""The monthly report: one HTML page that needs nothing else, with plots drawn as SVG."""
+"""The monthly report: a self-contained HTML page with SVG plots."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _STYLE = (
 def render_report(
     root: Path, month: str, *, demand: Sequence[rule_replay.ContextDemand] | None = None
 ) -> str:
-    """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it.
+    """``month`` has the form 2030-01. `errors.NotFound` if the history has no data of it.
 
-    ``demand``: who asked for which metadata from where (`batch.demand`), if that is to be shown too.
+    ``demand``: optional section about the demand for metadata (`rule_replay.demand`).
     """
     from_ms, to_ms = bounds(month)
     system = _by_hour(root, from_ms, to_ms)
     if not system:
-        raise errors.NotFound(f"the history has nothing of {month}")
+        raise errors.NotFound(f"the history has no data of {month}")
     plots: list[tuple[str, list[tuple[int, float | None]]]] = [
         ("Machines that reported", [(hour, values["machines"]) for hour, values in system]),
         ("Stale machines", [(hour, values["stale"]) for hour, values in system]),
@@ -61,7 +61,7 @@ def render_report(
 
 
 def plot(points: Sequence[tuple[int, float]], from_ms: int, to_ms: int) -> str:
-    """A line over time, with its greatest and least value named."""
+    """A line plot over time, with its maximum and minimum."""
     most, least = max(value for _, value in points), min(0.0, *(value for _, value in points))
     span = (most - least) or 1.0
 
@@ -91,7 +91,7 @@ def bounds(month: str) -> tuple[int, int]:
 
 
 def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
-    """Of each hour: the most machines, the most stale, and the mean of each metric."""
+    """For each hour: the maximum of machines and stale machines, and the mean of each metric."""
     query = search.HistorySearch(
         "rollups",
         "scope = 'system'",
@@ -128,7 +128,7 @@ def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
 
 
 def _groups(root: Path, from_ms: int, to_ms: int) -> str:
-    """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
+    """Groups by mean CPU over the month, with maximum machines and highest 95th percentile of a window."""
     query = search.HistorySearch(
         "rollups",
         "scope = 'group' AND metric = 'cpu_percent'",
@@ -160,7 +160,7 @@ def _groups(root: Path, from_ms: int, to_ms: int) -> str:
 
 def _demand(demands: Sequence[rule_replay.ContextDemand]) -> str:
     if not demands:
-        return "<p>Nobody reported any.</p>"
+        return "<p>No demand was reported.</p>"
     rows = [
         (
             demand.key,
@@ -170,7 +170,7 @@ def _demand(demands: Sequence[rule_replay.ContextDemand]) -> str:
         )
         for demand in demands[:GROUPS_SHOWN]
     ]
-    return _table(("key", "accesses", "from", "copies would be near in"), rows)
+    return _table(("key", "accesses", "from", "suggested replica zones"), rows)
 
 
 def _zones(by_zone: Mapping[str, float]) -> str:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHANGE, DECISION = "notify-kept/1", "notify-decided/1"
-LISTENS = "(policy)"  # whether it has one, as if that were an attribute
-REGION = "region"  # the attribute by which a grant's scope knows where a receiver is
+LISTENS = "(policy)"  # pseudo-attribute: whether the receiver has a policy
+REGION = "region"  # the attribute that a grant's regional scope refers to
 ADDRESSES_AT_ONCE = 100
 LISTED_MAX = 10_000
 
@@ -48,7 +48,7 @@ _CHANGES = pa.schema(
         ("receiver", pa.string()),
         ("what", pa.string()),  # join, update or leave
         ("model", pa.string()),
-        ("said", _VALUES),
+        ("reported", _VALUES),
     ]
 )
 _EVENTS = pa.schema(
@@ -74,7 +74,7 @@ _EVENTS = pa.schema(
 )
 _CHANGE_COLUMNS = (
     "at_ms bigint, sequence bigint, place int, receiver string, what string, model string, "
-    "said map<string,string>"
+    "reported map<string,string>"
 )
 _EVENT_COLUMNS = (
     "at_ms bigint, sequence bigint, id string, sender string, type string, address string, "
@@ -86,14 +86,14 @@ _EVENT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayModels:
-    """What receivers and events are described with, by the names of their models."""
+    """The models of receivers and events, by name."""
 
     receivers: Mapping[str, types.Model]
     events: Mapping[str, types.Model]
 
 
 class ReplayedNotification(msgspec.Struct, frozen=True):
-    """One event of the past: whom it reached, and whom it would have."""
+    """A stored event: how many receivers it reached, and how many it would have reached."""
 
     at_ms: int
     type: str
@@ -105,10 +105,10 @@ class ReplayedNotification(msgspec.Struct, frozen=True):
 
 class PolicyReplay(msgspec.Struct, frozen=True):
     events: int
-    reached: int  # deliveries, as they were decided
-    deliveries: int  # as they would have been
-    receivers: int  # different receivers
-    notifications: list[ReplayedNotification]  # the newest, bounded
+    reached: int  # actual deliveries
+    deliveries: int  # deliveries under the replayed policy
+    receivers: int  # distinct receivers
+    notifications: list[ReplayedNotification]  # the newest, limited
 
 
 def replay(
@@ -122,10 +122,10 @@ def replay(
     from_ms: int | None = None,
     to_ms: int | None = None,
 ) -> PolicyReplay:
-    """As if every receiver that had a policy had had this one. ``address``: in place of the senders' own.
+    """Replay with this policy for every receiver that had one. ``address`` replaces the senders' addresses.
 
-    ``access`` are the options of `source` that say how to reach the bus.  The policy has been checked against
-    the models by whoever asks.
+    ``access``: the connection options of `source.reader`.  The caller has checked the policy against the
+    models.
     """
     session.activate(spark)
     raw = spark.read.format("muster").options(**access, streams=stream, onLoss="skip").load().cache()
@@ -137,7 +137,7 @@ def replay(
 
 
 def _events(spark: SparkSession, raw: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    """Each once, though several notifiers decided about their own receivers."""
+    """Each event once, although several notifiers decided about their own receivers."""
     raw.mapInArrow(_decisions, _EVENT_COLUMNS).createOrReplaceTempView("past_decisions")
     bounds = [f"at_ms >= {from_ms}"] if from_ms is not None else []
     bounds += [f"at_ms < {to_ms}"] if to_ms is not None else []
@@ -165,10 +165,10 @@ def _meet(
         addresses = [
             row["address"] for row in spark.sql("SELECT DISTINCT address FROM past_events").collect()
         ]
-        meant = {
+        addressed = {
             text: parser.parse(text if address is None else address, home="receiver") for text in addresses
         }
-        attributes = {name.key for condition in meant.values() for name in ast.names(condition)}
+        attributes = {name.key for condition in addressed.values() for name in ast.names(condition)}
         attributes |= {LISTENS, REGION}
         raw.mapInArrow(_changes, _CHANGE_COLUMNS).createOrReplaceTempView("past_changes")
         spark.sql(_versions(sorted(attributes))).createOrReplaceTempView("past_states")
@@ -177,13 +177,13 @@ def _meet(
             spark.sql(
                 f"""
                 SELECT e.sender, e.id, v.receiver FROM (
-                    SELECT struct(e.*) AS e, struct(v.*) AS v, {_BELIEVED} AS believed
+                    SELECT struct(e.*) AS e, struct(v.*) AS v, {_EFFECTIVE} AS effective
                     FROM past_events e JOIN past_states v
                       ON v.began <= e.at AND (v.ended IS NULL OR e.at < v.ended)
                 ) WHERE ({_means(conditions, models)}) AND ({accepts})
                 """
             )
-            for conditions in _in_parts(meant)
+            for conditions in _in_parts(addressed)
         ]
         counts: dict[tuple[str, str], int] = {}
         receivers = 0
@@ -226,9 +226,9 @@ def _meet(
     )
 
 
-def _in_parts(meant: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:
-    """A statement of all conditions at once could be too long."""
-    left = iter(meant.items())
+def _in_parts(addressed: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:
+    """One statement with all conditions could be too long."""
+    left = iter(addressed.items())
     while chunk := dict(itertools.islice(left, ADDRESSES_AT_ONCE)):
         yield chunk
 
@@ -237,11 +237,11 @@ def _in_parts(meant: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Conditi
 
 
 def _versions(attributes: Sequence[str]) -> str:
-    """Each receiver's states: what was said last of each attribute, between two changes."""
+    """The states of each receiver: the last value of each attribute, between two changes."""
     quote, word = dialects.SPARK.identifier, dialects.SPARK.string
     last = ", ".join(
-        f"last(IF(what = 'join' OR map_contains_key(said, {word(name)}), "
-        f"named_struct('v', try_element_at(said, {word(name)})), NULL), true) OVER held AS {quote(name)}"
+        f"last(IF(what = 'join' OR map_contains_key(reported, {word(name)}), "
+        f"named_struct('v', try_element_at(reported, {word(name)})), NULL), true) OVER held AS {quote(name)}"
         for name in attributes
     )
     current = ", ".join(f"{quote(name)}.v AS {quote(name)}" for name in attributes)
@@ -260,10 +260,10 @@ def _versions(attributes: Sequence[str]) -> str:
     """
 
 
-def _means(meant: Mapping[str, ast.Condition], models: ReplayModels) -> str:
+def _means(addressed: Mapping[str, ast.Condition], models: ReplayModels) -> str:
     word = dialects.SPARK.string
     whens = []
-    for text, condition in meant.items():
+    for text, condition in addressed.items():
         by_model = " ".join(
             f"WHEN {word(name)} THEN {_address(condition, model)}" for name, model in models.receivers.items()
         )
@@ -277,7 +277,7 @@ def _address(condition: ast.Condition, model: types.Model) -> str:
 
 
 def _accepts(policy: str, models: ReplayModels) -> str:
-    """Of events of each type by its model; of a type without one, by what any event may have."""
+    """The policy as SQL, by the model of each event type; types without a model use all attributes."""
     condition = parser.parse(policy, home="event")
     word = dialects.SPARK.string
     senders: dict[str, types.AttributeType] = {"sender._process": types.STRING, "sender._id": types.STRING}
@@ -296,7 +296,7 @@ def _accepts(policy: str, models: ReplayModels) -> str:
             if key == kind:
                 return "TRUE"
             name = key.removeprefix("sender.")
-            place = "e.content" if name == key else "believed"
+            place = "e.content" if name == key else "effective"
             return _typed(f"try_element_at({place}, {word(name)})", model[key])
 
         return sql.write(condition, model, column=column)
@@ -308,8 +308,8 @@ def _accepts(policy: str, models: ReplayModels) -> str:
     return f"CASE e.type {whens} ELSE {others} END" if whens else others
 
 
-#: The sender's attributes as this receiver believes them: a grant may hold in a region or for an audience.
-_BELIEVED = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
+#: The sender's effective attributes for a receiver: a grant may be limited to a region or an audience.
+_EFFECTIVE = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
     (w.region = '' OR substr(v.`{REGION}`, 3) = w.region
         OR startswith(v.`{REGION}`, concat('s:', w.region, '/'))
         OR startswith(v.`{REGION}`, concat('s:', w.region, '.')))
@@ -320,7 +320,7 @@ _BELIEVED = f"""aggregate(e.within, e.attributes, (known, w) -> IF(
 
 
 def _typed(text: str, declared: types.AttributeType) -> str:
-    """What a text with its letter says, if that is of the type."""
+    """The value of a prefixed text, if it has the type."""
     match declared.kind:
         case types.ValueKind.STRING:
             return f"IF(left({text}, 1) = 's', substr({text}, 3), NULL)"
@@ -357,7 +357,7 @@ def _rows(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _messages(batch: pa.RecordBatch, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What cannot be read is passed over: the stream is notifiers' own, and no promise hangs on it."""
+    """Unreadable messages are skipped: only notifiers write this stream, without guarantees."""
     for sequence, data in zip(
         batch.column("sequence").to_pylist(), batch.column("data").to_pylist(), strict=True
     ):
@@ -398,7 +398,7 @@ def _changed(change: dict[str, Any]) -> Iterator[tuple[str, str, str | None, lis
 
 
 def _by_receiver(change: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Values stand in columns."""
+    """Values are stored in columns."""
     values = change.get("values", {})
     for place, receiver in enumerate(change["receivers"]):
         yield receiver, {name: column[place] for name, column in values.items()}
@@ -446,4 +446,4 @@ def _text(value: Any) -> str | None:
             return f"f:{value!r}"
         case list() | tuple():
             return f"w:{json.dumps(value)}"
-    raise errors.InvalidInput(f"a value of no type: {value!r:.80}")
+    raise errors.InvalidInput(f"unsupported type of value: {value!r:.80}")

@@ -1,6 +1,6 @@
-"""Questions to the history that need Spark: what would have happened, and who asks for what from where.
+"""Batch jobs over the history with Spark: replay of alerts under a policy, and demand for metadata by zone.
 
-Both use the predicates of the running system, as SQL that Spark runs (`muster.predicates.backends.sql`).
+Both evaluate predicates as SQL (`muster.predicates.backends.sql`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVENT = {
 
 
 class ReplayedEvent(msgspec.Struct, frozen=True):
-    """One event of the past, and how many would have been told of it."""
+    """A stored event, and how many receivers it would have reached."""
 
     at: str
     rule: str
@@ -42,7 +42,7 @@ class ReplayedEvent(msgspec.Struct, frozen=True):
 class RuleReplay(msgspec.Struct, frozen=True):
     events: int
     deliveries: int
-    receivers: int  # different machines
+    receivers: int  # distinct machines
     reached: list[ReplayedEvent]
 
 
@@ -56,7 +56,7 @@ def replay(
     to_ms: int | None = None,
     horizon_s: float = 60.0,
 ) -> RuleReplay:
-    """Whom a policy would have let past alerts through to.
+    """The receivers that stored alerts would have reached under a policy.
 
     ``policy`` is about the event (``severity = 'critical'``) and, as ``receiver.zone``, about the receiver;
     ``address`` is about the receiver.  A receiver's state is what its machine last reported before the event,
@@ -103,7 +103,7 @@ def replay(
 
 
 class ContextDemand(msgspec.Struct, frozen=True):
-    """Who asked for a piece of metadata, and where copies of it would be near to them."""
+    """The accesses to a key by zone, and the suggested zones for replicas."""
 
     key: str
     total: float
@@ -121,10 +121,10 @@ def demand(
     from_ms: int | None = None,
     to_ms: int | None = None,
 ) -> list[ContextDemand]:
-    """Accesses of each key by zone, and the fewest zones that cover most of them.
+    """Accesses to each key by zone, and the fewest zones that cover most of them.
 
-    From metrics of machines and of services that are called ``reads.<key>``: so many in a period; or
-    ``reads.<key>_s``: so many a second, as statsd's counters become.
+    From metrics of machines and services named ``reads.<key>`` (count in a period) or ``reads.<key>_s`` (rate
+    per second, as for statsd counters).
     """
     session.activate(spark)
     nodes = _during(_read(spark, root, tables.NODES), "reported_at", from_ms, to_ms)
@@ -147,15 +147,15 @@ def demand(
         demands.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
     return sorted(
         (
-            ContextDemand(key, sum(zones.values()), zones, places(zones, covered, most))
+            ContextDemand(key, sum(zones.values()), zones, replica_zones(zones, covered, most))
             for key, zones in demands.items()
         ),
         key=lambda item: (-item.total, item.key),
     )
 
 
-def places(zones: dict[str, float], covered: float, most: int) -> list[str]:
-    """The busiest zones, until they hold this share of the accesses or there are enough of them."""
+def replica_zones(zones: dict[str, float], covered: float, most: int) -> list[str]:
+    """The busiest zones, until they cover this share of the accesses or the maximum number is reached."""
     chosen: list[str] = []
     total = sum(zones.values())
     for zone in sorted(zones, key=lambda name: (-zones[name], name)):
@@ -172,7 +172,9 @@ def _quoted(prefix: str) -> str:
 def _read(spark: SparkSession, root: Path, kind: str) -> DataFrame:
     paths = [str(path) for path in tables.files(root, kind)]
     if not paths:
-        raise errors.NotFound(f"the history in {root} has no {kind}", hint="`muster pipeline run` writes it")
+        raise errors.NotFound(
+            f"the history in {root} has no table {kind}", hint="`muster pipeline run` writes it"
+        )
     return spark.read.option("mergeSchema", "true").parquet(*paths)
 
 

@@ -1,7 +1,7 @@
-"""Reports as numbers: what a message says, taken apart once, and many messages joined into a block.
+"""Reports as arrays: each message is decoded once, and many messages are joined into a block.
 
-Everything that can be wrong with a message is found while it is taken apart (`Piece.of`), before anything is
-remembered of it; what is done with a block afterwards is arithmetic on arrays.
+All validation happens while a message is decoded (`ReportBlock.from_message`), before any state changes.  The
+processing of a block is arithmetic on arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-ROWS = 32_768  # of one block: some megabytes, which a cache can hold
+ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
 EXTRA_MAX = 256  # metrics that are not standard, of one shard in one micro-batch
 STATES = tuple(state.value for state in health.HealthState)
 _PERIOD_MS_MAX = 2**31 - 1
@@ -51,24 +51,24 @@ class ReportBlock:
     period_ms: Ints
     group: Ints
     zone: Ints
-    state: Ints  # places in `STATES`; the number after the last is a word that we do not know
+    state: Ints  # indexes of `STATES`; the next number stands for an unknown state
     partial: Bools
     metrics: Floats
-    extra_row: Ints  # metrics that are not standard: which row, which of ``words``, and what
+    extra_row: Ints  # metrics that are not standard: row, index of ``words``, value
     extra_word: Ints
     extra_value: Floats
-    dropped: list[tuple[int, columns.BatchInfo]]  # with a row of the message that told of it
+    dropped: list[tuple[int, columns.BatchInfo]]  # with a row of the message that reported it
 
     def __len__(self) -> int:
         return len(self.stored_ms)
 
     @classmethod
-    def of(
+    def from_message(
         cls, arrival: DecodedMessage, known: node_columns.NodeColumns, words: dict[str, int]
     ) -> ReportBlock:
-        """Of one message; raises what pyarrow and numpy raise where something in it does not hold.
+        """Decode a message; raises the errors of pyarrow and numpy for invalid content.
 
-        ``words`` are the names of metrics that are not standard, and grows.
+        ``words`` maps the names of metrics that are not standard to codes, and grows.
         """
         batch = arrival.batch
         rows = batch.num_rows
@@ -119,8 +119,8 @@ class ReportBlock:
             ],
         )
 
-    def take(self, rows: Ints) -> ReportBlock:
-        """These rows, in this order. The names of machines are not taken along."""
+    def select_rows(self, rows: Ints) -> ReportBlock:
+        """The given rows, in this order, without the names of machines."""
         back = np.full(len(self), -1)
         back[rows] = np.arange(len(rows))
         extra_row = back[self.extra_row]
@@ -149,7 +149,7 @@ def _joined(first: Extra, other: Extra) -> Extra:
 
 
 def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
-    """Of a service ``shop``: its metrics as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
+    """The metrics of a service ``shop`` as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
     if lists.null_count == len(lists):
         return _NOTHING
     ends = lists.offsets.to_numpy()
@@ -183,7 +183,7 @@ def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
 
 
 def _plain(name: str) -> str:
-    """As a predicate can say it."""
+    """As a name that predicates accept."""
     return re.sub(r"\W", "_", name)
 
 
@@ -209,7 +209,7 @@ _NUMBERS = ("stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group"
 
 
 def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:
-    """In order, as many together as make a block."""
+    """Join parts, in order, up to the size of a block."""
     waiting: list[ReportBlock] = []
     rows = 0
     for part in parts:

@@ -1,13 +1,13 @@
-"""Cells: what is known of many reports at once, small enough to keep and quick to add up.
+"""Cells: aggregates of many reports, compact to store and quick to merge.
 
-A cell covers one window of one group, one zone or the system.  It is made from columns, thousands of reports
-at a time, and cells add up in any order: counts, sums, least and greatest of every standard metric, how many
-machines were in which state, and a histogram from which quantiles are read.
+A cell covers one window of one group, one zone or the system.  It is computed from columns, thousands of
+reports at a time.  Cells can be merged in any order.  A cell has count, sum, minimum and maximum of every
+standard metric, the number of machines in each state, and a histogram for quantiles.
 
-A bucket of the histogram is the exponent of a number and the first five bits behind it, which are the upper
-bits of a float as it lies in memory: finding the bucket is one shift, no logarithm.  So buckets are a 32nd of
-a power of two wide, and a quantile is off by at most `RELATIVE_ERROR` of itself; only buckets that hold
-something are kept.
+A histogram bucket is the exponent of a number and the first five bits of its mantissa.  These are the upper
+bits of a float in memory, so one shift finds the bucket, without a logarithm.  Buckets are a 32nd of a power
+of two wide, and the relative error of a quantile is at most `RELATIVE_ERROR`.  Only non-empty buckets are
+stored.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ METRICS = columns.STANDARD_METRICS
 RELATIVE_ERROR = 1 / 64
 
 _SHIFT = 18  # of the 23 bits behind a 32-bit float's exponent
-_FIRST = (127 - 10) << 5  # the bucket of 2^-10: whatever is less counts as zero, which is bucket 0
-BUCKETS = 60 * 32  # so the last one is that of 2^50, some 10^15
-_WIDTH = len(METRICS) * BUCKETS  # a metric's buckets follow those of the one before
+_FIRST = (127 - 10) << 5  # the bucket of 2^-10: smaller values count as zero, which is bucket 0
+BUCKETS = 60 * 32  # so the last one is that of 2^50, about 10^15
+_WIDTH = len(METRICS) * BUCKETS  # the buckets of a metric follow those of the previous one
 _MIDDLES = np.array([0, *(np.arange(1, BUCKETS) - 1 + _FIRST << _SHIFT) + (1 << _SHIFT - 1)], np.int32).view(
     np.float32
 )
@@ -77,12 +77,12 @@ class WindowCell:
     dropped: dict[str, int] = field(default_factory=dict)
     oldest_ms: int | None = None
     partial: bool = False
-    merged: sketches.DistinctSketch | None = None  # machines of which only summaries came
-    #: For each ranked metric the highest values so far, and the places of their machines in the roll.
+    merged: sketches.DistinctSketch | None = None  # machines known only from summaries
+    #: For each ranked metric the highest values so far, and the rows of their machines in the node columns.
     ranks: dict[str, tuple[Floats, Ints]] = field(default_factory=dict)
 
     def fold(self, values: Floats) -> None:
-        """Take in a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
+        """Add a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
         aggregate([self], values, np.zeros(1, np.int64))
 
     def fold_extra(self, name: str, metric: ExtraMetric) -> None:
@@ -99,7 +99,7 @@ class WindowCell:
         self.ranks[name] = values[kept], places[kept]
 
     def add(self, other: WindowCell) -> None:
-        """All but the ranks."""
+        """Merge everything except the ranks."""
         self.total += other.total
         self.machines += other.machines
         self.count += other.count
@@ -120,7 +120,7 @@ class WindowCell:
             self.merged.merge(other.merged)
 
     def machine_count(self) -> int:
-        """How many different machines it is about."""
+        """Number of different machines."""
         return self.machines + (self.merged.count() if self.merged is not None else 0)
 
     def figures(self) -> Floats:
@@ -143,7 +143,7 @@ class WindowCell:
         figures[4:, of_metric == 0] = np.nan
         return figures
 
-    # To bytes and back: it lives in Spark's state, and travels from executors to the driver.
+    # Serialization: for Spark's state, and from executors to the driver.
 
     def pack(self) -> list[Any]:
         self._join()
@@ -203,7 +203,7 @@ class WindowCell:
 
 
 def aggregate(targets: Sequence[WindowCell], values: Floats, starts: Ints) -> None:
-    """As `Cell.fold`, for several cells at once: the columns from ``starts[i]`` on are those of cell i."""
+    """As `WindowCell.fold`, for several cells: the columns from ``starts[i]`` on belong to cell i."""
     sizes = np.diff(starts, append=values.shape[1])
     known = np.isfinite(values)  # no sum survives an infinity
     everywhere = bool(known.all())
@@ -235,13 +235,13 @@ def aggregate(targets: Sequence[WindowCell], values: Floats, starts: Ints) -> No
 def bucket_of(values: Floats) -> Ints:
     with np.errstate(over="ignore", invalid="ignore"):
         bits = values.astype(np.float32).view(np.int32)
-    buckets = (bits >> _SHIFT).astype(np.int64)  # what is less than zero has the highest bit set
+    buckets = (bits >> _SHIFT).astype(np.int64)  # negative numbers have the highest bit set
     buckets -= _FIRST - 1
     return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
 
 
 def fold_sketch(cell: WindowCell, metric: int, sketch: sketches.QuantileSketch) -> None:
-    """The histogram of values of which only a sketch came."""
+    """Add the histogram of values that are known only as a sketch."""
     values, counts = sketch.histogram()
     cell.places.append((bucket_of(values) + metric * BUCKETS).astype(np.uint16))
     cell.counts.append(counts)
@@ -253,7 +253,7 @@ def add_counts(into: dict[str, int], other: Mapping[str, int] | Iterable[tuple[s
 
 
 def _counted(codes: Ints, bins: int) -> tuple[Ints, Ints]:
-    """Which codes there are, in order, and how often."""
+    """The distinct codes, in order, and their counts."""
     if bins <= 8 * len(codes):
         counts = np.bincount(codes, minlength=bins)
         filled = np.flatnonzero(counts)

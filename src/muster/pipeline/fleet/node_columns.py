@@ -1,11 +1,11 @@
-"""The roll of a shard's machines: their names, and of each a few numbers, all in columns.
+"""Columns of a shard's machines: their names, and a few numbers for each.
 
-Names hardly change, and are most of what there is to store: so they are kept apart (`Names`, with a version),
-written only when a machine joined or was forgotten, and remembered by a worker between micro-batches.
-The numbers are compressed: most of a column says the same.
+Names rarely change and are most of the data.  So they are stored separately (`NodeNames`, with a version),
+written only when a machine joined or was removed, and cached by a worker between micro-batches.  The numbers
+are compressed; most values of a column are equal.
 
-**Once.**  (machine, boot, sequence) names a report.  Of each machine the highest sequence is kept, and which
-of the 63 before it were seen; so a repeat is found even if reports overtake each other.
+**Deduplication.**  (machine, boot, sequence) identifies a report.  For each machine the highest sequence is
+stored, with a bitmap of the 63 sequences before it, so duplicates are detected even if reports are reordered.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ZONES_MAX = 1024
 _HISTORY_BITS = 64
 _CODEC = "lz4"
 
-#: Of each machine, by name of the column: the type, and what a new machine begins with.
+#: For each column: the type, and the initial value of a new machine.
 COLUMNS: Mapping[str, tuple[Any, float]] = {
     "boot": (np.int64, 0),
     "sequence": (np.int64, -1),
-    "seen": (np.uint64, 0),  # bit i: the sequence i below the highest
-    "heard_ms": (np.int64, 0),  # by the broker's clock
+    "seen": (np.uint64, 0),  # bit i: sequence (highest - i) was received
+    "received_ms": (np.int64, 0),  # by the broker's clock
     "period_ms": (np.int32, 0),
-    "window_ms": (np.int64, -1),  # the last one it was counted in
+    "window_ms": (np.int64, -1),  # the last window in which it was counted
     "windows": (np.uint64, 0),  # bit i: counted in the window i before the last
     "group": (np.int32, 0),
     "zone": (np.int32, 0),
@@ -46,14 +46,14 @@ COLUMNS: Mapping[str, tuple[Any, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeNames:
-    """``hints``: where the machines of a message began that came in one piece, by the first of them."""
+    """``hints``: first row of the machines of a message, by the name of its first machine."""
 
     version: str = ""
     array: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
     hints: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, array: pa.StringArray) -> NodeNames:
+    def from_array(cls, array: pa.StringArray) -> NodeNames:
         return cls(uuid.uuid4().hex, array)
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class NodeNames:
         return name
 
     def hinted(self, machines: pa.StringArray) -> Ints | None:
-        """A channel mostly sends the same machines in the same order, in which they stand here too."""
+        """The rows of the machines, if consecutive: channels mostly keep the order of machines."""
         start = self.hints.get(machines[0].as_py(), -1)
         if start < 0 or not self.array.slice(start, len(machines)).equals(machines):
             return None
@@ -91,21 +91,21 @@ class NodeColumns:
 
     schema: Mapping[str, tuple[Any, float]] = field(default_factory=lambda: COLUMNS)
     names: NodeNames = field(default_factory=NodeNames)
-    of: dict[str, Array] = field(default_factory=dict)
+    data: dict[str, Array] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)  # names, and their codes in the column
     zones: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (kind, start) in self.schema.items():
-            self.of.setdefault(name, np.full(len(self.names), start, kind))
+            self.data.setdefault(name, np.full(len(self.names), start, kind))
 
     def __len__(self) -> int:
         return len(self.names)
 
-    # Names to numbers
+    # Names to rows
 
     def places(self, arrays: Sequence[pa.StringArray]) -> Ints:
-        """Where each machine's numbers stand in the columns; new machines get a place."""
+        """The row of each machine; new machines get a new row."""
         places = [self.names.hinted(array) for array in arrays]
         odd = [number for number, located in enumerate(places) if located is None]
         if odd:
@@ -122,11 +122,11 @@ class NodeColumns:
         return np.concatenate([located for located in places if located is not None])
 
     def group_codes(self, groups: pa.StringArray) -> Ints:
-        """`LookupError` if there are too many."""
+        """`LookupError` if there are too many groups."""
         return _codes(groups, self.groups, GROUPS_MAX, None)
 
     def zone_codes(self, zones: pa.StringArray) -> Ints:
-        """Beyond the limit, all are the last."""
+        """Beyond the limit, all zones share the last code."""
         return _codes(zones, self.zones, ZONES_MAX, ZONES_MAX - 1)
 
     def _grow(self, names: pa.StringArray) -> None:
@@ -134,82 +134,84 @@ class NodeColumns:
         self.names = NodeNames(
             uuid.uuid4().hex, pa.concat_arrays([self.names.array, names.cast(pa.string())]), hints
         )
-        self.of = {
-            name: np.concatenate([self.of[name], np.full(len(names), start, kind)])
+        self.data = {
+            name: np.concatenate([self.data[name], np.full(len(names), start, kind)])
             for name, (kind, start) in self.schema.items()
         }
 
     def keep(self, kept: Bools) -> Ints:
-        """Forget the others. Where each machine stands then; -1 for those that are gone."""
+        """Remove the other machines. The new row of each machine; -1 for removed ones."""
         moved = np.where(kept, np.cumsum(kept) - 1, -1)
-        self.names = NodeNames.of(self.names.array.filter(pa.array(kept)))
-        self.of = {name: column[kept] for name, column in self.of.items()}
+        self.names = NodeNames.from_array(self.names.array.filter(pa.array(kept)))
+        self.data = {name: column[kept] for name, column in self.data.items()}
         return moved
 
-    # Counting once
+    # Deduplication
 
     def unseen(self, place: Array, boot: Array, sequence: Array) -> Bools:
-        """Which of these reports, no two of one machine, are seen for the first time; and remember them."""
-        of = self.of
-        same_boot = of["boot"][place] == boot
-        ahead = sequence - of["sequence"][place]
-        seen = of["seen"][place]
+        """Which of these reports (at most one for each machine) are new; records them."""
+        data = self.data
+        same_boot = data["boot"][place] == boot
+        ahead = sequence - data["sequence"][place]
+        seen = data["seen"][place]
         if same_boot.all() and (ahead == 1).all():  # the usual case
-            of["seen"][place] = seen << np.uint64(1) | np.uint64(1)
-            of["sequence"][place] = sequence
+            data["seen"][place] = seen << np.uint64(1) | np.uint64(1)
+            data["sequence"][place] = sequence
             return np.ones(len(place), np.bool_)
         newer = ~same_boot | (ahead > 0)
-        # The history moves up by ``ahead`` places; what is new gets its bit.
+        # The bitmap is shifted by ``ahead``; new sequences get their bit.
         shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
         kept = np.where(same_boot & (ahead < _HISTORY_BITS), seen << shift, np.uint64(0))
         back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
         bit = np.where(newer, np.uint64(1), np.uint64(1) << back)
         known = same_boot & (ahead <= 0) & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
-        of["seen"][place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
-        of["sequence"][place] = np.where(newer, sequence, of["sequence"][place])
-        of["boot"][place] = boot
+        data["seen"][place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
+        data["sequence"][place] = np.where(newer, sequence, data["sequence"][place])
+        data["boot"][place] = boot
         unseen: Bools = ~known
         return unseen
 
     def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
-        """Which of these reports, no two of one machine, are the first of their machine in their window; and
-        remember them. Only those ``counted`` matter."""
-        last, bits = self.of["window_ms"][place], self.of["windows"][place]
+        """Which of these reports (at most one for each machine) are the first of their machine in a window;
+        records them. Only ``counted`` reports are considered."""
+        last, bits = self.data["window_ms"][place], self.data["windows"][place]
         ahead = (window_ms - last) // width_ms
         shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
         moved = np.where(ahead < _HISTORY_BITS, bits << shift, np.uint64(0))
         back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
         bit = np.uint64(1) << back
         first: Bools = counted & ((ahead > 0) | ((bits & bit) == 0))
-        self.of["windows"][place] = np.where(first, moved | bit, bits)
-        self.of["window_ms"][place] = np.where(counted, np.maximum(last, window_ms), last)
+        self.data["windows"][place] = np.where(first, moved | bit, bits)
+        self.data["window_ms"][place] = np.where(counted, np.maximum(last, window_ms), last)
         return first
 
-    # To bytes and back
+    # Serialization
 
     def pack(self) -> list[Any]:
-        """All but the names."""
-        columns = {name: pa.compress(column, codec=_CODEC, asbytes=True) for name, column in self.of.items()}
+        """Everything except the names."""
+        columns = {
+            name: pa.compress(column, codec=_CODEC, asbytes=True) for name, column in self.data.items()
+        }
         return [self.names.version, len(self.names), list(self.groups), list(self.zones), columns]
 
     @classmethod
     def unpack(
         cls, packed: Sequence[Any], names: NodeNames, schema: Mapping[str, tuple[Any, float]]
     ) -> NodeColumns:
-        """A column that is new begins as for a new machine; one that is gone leaves nothing."""
+        """A new column has initial values; a column that is no longer in the schema is dropped."""
         _, rows, groups, zones, columns = packed
-        of = {}
+        data_ = {}
         for name, (kind, _) in schema.items():
             if name in columns:
                 size = rows * np.dtype(kind).itemsize
-                data = pa.decompress(columns[name], decompressed_size=size, codec=_CODEC, asbytes=True)
-                of[name] = np.frombuffer(bytearray(data), kind)
+                raw = pa.decompress(columns[name], decompressed_size=size, codec=_CODEC, asbytes=True)
+                data_[name] = np.frombuffer(bytearray(raw), kind)
         codes = [{word: code for code, word in enumerate(words)} for words in (groups, zones)]
-        return cls(schema, names, of, *codes)
+        return cls(schema, names, data_, *codes)
 
 
 def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
-    """Rows in rounds, so that no machine occurs twice in one, and each machine's in the order of sequence."""
+    """Split rows into rounds with at most one row for each machine, in the order of sequence."""
     if len(place) == 0:
         return
     if (np.diff(place) > 0).all() or len(np.unique(place)) == len(place):

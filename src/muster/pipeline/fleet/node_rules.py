@@ -1,13 +1,14 @@
-"""Rules about single machines, and what is usual for each of them: columns in, changes out. Pure.
+"""Evaluation of rules about single machines, with running statistics: columns in, changes out. Pure.
 
-A rule's truth about every machine is a column of the roll; only changes of it are told.  Rules that ask about
-nothing but silence are looked at for all machines at every batch, the others for those that reported.
+The truth of a rule for every machine is one of the node columns; only changes are reported.  Rules that use
+only `rules.ALWAYS_KNOWN` are evaluated for all machines in every batch, the others for the machines that
+reported.
 
-**What is usual.**  A million machines cannot keep their past.  So of each metric that some rule asks about as
-``<metric>_z``, each machine keeps two running figures of its own: its level, and how far it mostly is from
-it.  Both move towards what is measured by a little each time (at first by more, so that they settle quickly),
-and a value far out moves them no further than one at the edge of what is usual: a few odd values do not make
-the odd usual, but a new level becomes so in time.
+**Running statistics.**  The history of a million machines does not fit into memory.  So for each metric that
+some rule uses as ``<metric>_z``, each machine has two running figures: a mean and a mean deviation.  Both
+move towards each new value by a small step (larger at first, so that they settle quickly).  An outlier moves
+them no further than a value at the edge of the usual range: a few outliers do not change the baseline, but a
+lasting change does.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from muster.predicates.backends import columnar, columns
 
 Array = npt.NDArray[Any]
 
-_MEMORY = 120  # reports: what is older weighs less than what is newer
-_LEAST = 20  # reports of a machine before anything about it is called odd
-_EDGE = 3.0  # standard deviations: as far as a value can pull
+_MEMORY = 120  # reports: the weight of older reports decreases
+_LEAST = 20  # reports of a machine before scores are computed
+_EDGE = 3.0  # standard deviations: the maximum influence of a value
 _TO_SIGMA = 1.2533  # from the mean absolute deviation, of a normal distribution
-_LEAST_SPREAD = 0.01  # of the level: what never changed at all would make any change infinitely odd
+_LEAST_SPREAD = 0.01  # of the mean: without it any change of a constant value has an infinite score
 
 
 class NodeRuleChange(msgspec.Struct, array_like=True, frozen=True):
-    """A rule began or ceased to be true of a machine."""
+    """A rule became true or false for a machine."""
 
     rule: str
     machine: str
@@ -48,8 +49,9 @@ class NodeRuleChange(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Changes:
-    """Of one batch.  Of each rule at most ``most`` beginnings are reported; the others are deferred: their
-    machines are judged again in the next batch.  Ends are never deferred."""
+    """The changes of a batch.  At most ``most`` beginnings of each rule are reported; the others are deferred
+    to
+    the next batch.  Ends are never deferred."""
 
     def __init__(self, most: int) -> None:
         self.reported: list[NodeRuleChange] = []
@@ -58,7 +60,7 @@ class Changes:
         self._begun: collections.Counter[str] = collections.Counter()
 
     def admit(self, rule: str, beginnings: Array) -> Array:
-        """Which of these rows may begin now."""
+        """The rows whose beginning may be reported now."""
         admitted = beginnings[: max(0, self._most - self._begun[rule])]
         self._begun[rule] += len(admitted)
         if len(admitted) < len(beginnings):
@@ -82,7 +84,7 @@ class NodeRuleEvaluator:
 
     @property
     def column_schema(self) -> Mapping[str, tuple[Any, float]]:
-        """The columns that the roll needs."""
+        """The columns that these rules need."""
         return {
             **node_columns.COLUMNS,
             **{f"on {rule.name}": (np.bool_, 0) for rule in self._rules},
@@ -97,7 +99,7 @@ class NodeRuleEvaluator:
             },
         }
 
-    def reports(
+    def evaluate_reports(
         self,
         known: node_columns.NodeColumns,
         block: blocks.ReportBlock,
@@ -105,19 +107,19 @@ class NodeRuleEvaluator:
         words: Sequence[str],
         changes: Changes,
         *,
-        judged_ms: int,
+        evaluated_ms: int,
     ) -> None:
         """``words`` are the names of the metrics that are not standard.
 
-        Judged by the broker's clock, which a machine cannot set back; never earlier than ``judged_ms``, when
-        the reports before these were judged, nor than an earlier report of the same machine.
+        Judged by the broker's clock, which a machine cannot set back; never earlier than ``evaluated_ms``,
+        when the reports before these were judged, nor than an earlier report of the same machine.
         """
         if not self._about_reports:
             return
         rounds = list(node_columns.split_rounds(place, block.sequence))
-        at_ms = np.maximum(block.stored_ms, judged_ms)
+        at_ms = np.maximum(block.stored_ms, evaluated_ms)
         if len(rounds) > 1:
-            latest_ms = np.full(len(known), judged_ms)
+            latest_ms = np.full(len(known), evaluated_ms)
             for rows in rounds:
                 at_ms[rows] = latest_ms[place[rows]] = np.maximum(at_ms[rows], latest_ms[place[rows]])
         table = self._table(known, block, place, words, rounds)
@@ -126,17 +128,17 @@ class NodeRuleEvaluator:
             for rows in rounds:
                 self._compare(known, rule, table, rows, place[rows], at_ms, value, changes)
 
-    def look(self, known: node_columns.NodeColumns, clock_ms: int, changes: Changes) -> None:
-        """Rules about silence: of every machine, whether or not it was heard of just now."""
+    def evaluate_silence(self, known: node_columns.NodeColumns, clock_ms: int, changes: Changes) -> None:
+        """Evaluate rules about silence for every machine, whether or not it reported in this batch."""
         rows = len(known)
         if not rows or not self._about_silence:
             return
-        of = known.of
-        age_s = (clock_ms - of["heard_ms"]) / 1000
+        data = known.data
+        age_s = (clock_ms - data["received_ms"]) / 1000
         inputs = {
-            "group": _coded(of["group"], known.groups),
-            "zone": _coded(of["zone"], known.zones),
-            "period_s": columns.Column(types.ValueKind.FLOAT, of["period_ms"] / 1000),
+            "group": _coded(data["group"], known.groups),
+            "zone": _coded(data["zone"], known.zones),
+            "period_s": columns.Column(types.ValueKind.FLOAT, data["period_ms"] / 1000),
             "age_s": columns.Column(types.ValueKind.FLOAT, age_s),
         }
         if any("machine" in rule.names for rule in self._about_silence):
@@ -149,11 +151,11 @@ class NodeRuleEvaluator:
             self._compare(known, rule, table, slice(None), every, at_ms, value, changes)
 
     def forget(self, known: node_columns.NodeColumns, gone: Array, clock_ms: int, changes: Changes) -> None:
-        """No rule is true of a machine that is forgotten."""
+        """End all rules for machines that are removed."""
         groups = list(known.groups)
         for rule in self._rules:
-            for at in np.flatnonzero(gone & known.of[f"on {rule.name}"]).tolist():
-                group = groups[int(known.of["group"][at])]
+            for at in np.flatnonzero(gone & known.data[f"on {rule.name}"]).tolist():
+                group = groups[int(known.data["group"][at])]
                 changes.reported.append(
                     NodeRuleChange(rule.name, known.names[at], group, False, clock_ms, None)
                 )
@@ -206,10 +208,10 @@ class NodeRuleEvaluator:
         place: Array,
         rounds: list[Any],
     ) -> Array:
-        """How far each value is from what its machine mostly says, in standard deviations; and learn it."""
+        """The distance of each value from the running mean, in standard deviations; updates the figures."""
         values = block.metrics[cells.METRICS.index(metric)]
         scores = np.full(len(values), np.nan)
-        mean, spread, samples = (known.of[f"{what} {metric}"] for what in ("mean", "spread", "samples"))
+        mean, spread, samples = (known.data[f"{what} {metric}"] for what in ("mean", "spread", "samples"))
         for rows in rounds:
             value, at = values[rows], place[rows]
             good = np.isfinite(value)
@@ -240,7 +242,7 @@ class NodeRuleEvaluator:
         value: Array | None,
         changes: Changes,
     ) -> None:
-        on = known.of[f"on {rule.name}"]
+        on = known.data[f"on {rule.name}"]
         when = columnar.evaluate(rule.condition, table)[rows]
         was = on[place]
         if not when.any() and not was.any():
@@ -248,7 +250,7 @@ class NodeRuleEvaluator:
         now = np.where(was, ~columnar.evaluate(rule.release, table)[rows], when)
         beginnings = np.flatnonzero(now & ~was)
         now[beginnings] = False
-        if rule.only:  # it says nothing about other machines
+        if rule.only:  # the rule does not apply to other machines
             names = known.names.array.take(pa.array(place[beginnings]))
             beginnings = beginnings[
                 pc.is_in(names, value_set=pa.array(rule.only, pa.string())).to_numpy(False)
@@ -264,7 +266,7 @@ class NodeRuleEvaluator:
         for row in changed.tolist():
             at = int(place[row])
             figure = None if measured is None or not np.isfinite(measured[row]) else float(measured[row])
-            group = groups[int(known.of["group"][at])]
+            group = groups[int(known.data["group"][at])]
             changes.reported.append(
                 NodeRuleChange(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
             )

@@ -1,7 +1,7 @@
-"""What the driver makes of a batch: reports of groups, zones and the system, judged by the rules. Pure.
+"""Reports of groups, zones and the system, computed by the driver and evaluated by the rules. Pure.
 
-Shards close a window in the same batch, since they are told the same clock; so the upper levels are sums over
-the cells at hand, and nothing has to be kept between batches but the baselines of anomaly detection.
+All shards close a window in the same batch, because they receive the same clock.  So the upper scopes are
+sums over the cells of one batch, and only the baselines of anomaly detection are kept between batches.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ METRICS_LISTED = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")  #
 
 #: Scales the median of absolute deviations to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
-_LEAST_SPREAD = 0.01  # of the median: what never changed at all would make any change infinitely odd
+_LEAST_SPREAD = 0.01  # of the median: without it any change of a constant value has an infinite score
 
 
 @dataclass(slots=True)
 class ScopeTotals:
-    """A scope's sums over one window."""
+    """The totals of a scope over one window."""
 
     scope: str
     name: str
@@ -38,8 +38,8 @@ class ScopeTotals:
     cell: cells.WindowCell = field(default_factory=cells.WindowCell)
     known: int = 0
     stale: int = 0
-    top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values, and whose
-    gone: bool = False  # all of its machines were forgotten
+    top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values and their machines
+    gone: bool = False  # all of its machines were removed
     _figures: cells.Floats | None = None
 
     @property
@@ -48,7 +48,7 @@ class ScopeTotals:
 
     @property
     def figures(self) -> cells.Floats:
-        """As `cells.Cell.figures`, worked out once."""
+        """As `cells.WindowCell.figures`, computed once."""
         if self._figures is None:
             self._figures = self.cell.figures()
         return self._figures
@@ -62,7 +62,7 @@ class ScopeTotals:
 
 
 def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
-    """Groups, zones and the system, for each window in turn."""
+    """Totals of groups, zones and the system, for each window."""
     totals: dict[tuple[int, str, str], ScopeTotals] = {}
     for window in closed:
         key = (window.from_ms, window.scope, window.name)
@@ -75,20 +75,20 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
 
 
 class Baselines:
-    """The recent history of each metric's mean, of each group, zone and the system: what is usual here.
+    """The recent means of each metric, for each group, zone and the system.
 
     The robust z-score of a value is its distance from the median, in units of the median absolute deviation:
-    a few odd values among those remembered do not move it.
+    a few outliers in the history do not change it.
     """
 
     def __init__(self, length: int = 120, least: int = 20) -> None:
         self._length = length
-        self._least = least  # remembered values, before anything is called odd
+        self._least = least  # stored values before scores are computed
         self._kept: dict[tuple[str, str], collections.deque[np.ndarray[Any, Any]]] = {}
         self._last_ms: dict[tuple[str, str], int] = {}
 
     def scores(self, scope: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """How odd each of ``means`` is; and remember them. NaN where it cannot be said."""
+        """The score of each of ``means``, which are then stored. NaN where there is too little history."""
         key = (scope, name)
         kept = self._kept.setdefault(key, collections.deque(maxlen=self._length))
         scores = np.full(len(means), np.nan)
@@ -100,14 +100,14 @@ class Baselines:
                 spread = np.nanmedian(np.abs(past[:, known] - middle), axis=0) * _MAD_TO_SIGMA
                 floor = np.maximum(np.abs(middle) * _LEAST_SPREAD, 1e-9)
                 scores[known] = (means[known] - middle) / np.maximum(spread, floor)
-        if at_ms > self._last_ms.get(key, -1):  # a batch that is done again teaches nothing
+        if at_ms > self._last_ms.get(key, -1):  # a repeated batch is not stored again
             kept.append(means)
             self._last_ms[key] = at_ms
         return scores
 
 
 def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
-    """What rules may ask about this scope: the attributes of `rules.MODELS`."""
+    """The attributes of a scope, as declared in `rules.MODELS`."""
     cell = many.cell
     attributes: dict[str, Any] = {
         "name": many.name or many.scope,
@@ -172,7 +172,7 @@ def rollups(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
 
 
 class ScopeRuleEvaluator:
-    """Applies the rules about groups, zones and the system, and passes on what shards said of machines."""
+    """Evaluates the rules about groups, zones and the system."""
 
     def __init__(self, known: Sequence[rules.AlertRule], baselines: Baselines, window_ms: int) -> None:
         self._rules = [
@@ -180,17 +180,17 @@ class ScopeRuleEvaluator:
             for rule in known
             if rule.scope != "node"
         ]
-        self.scored = {  # levels of which a rule asks for scores
+        self.scored = {  # scopes for which a rule needs scores
             rule.scope for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
         }
         self._baselines = baselines
         self._window_ms = window_ms
 
-    def judge(
+    def evaluate(
         self, totals: Sequence[ScopeTotals], on_before: Set[tuple[str, str]]
     ) -> list[tracker.RuleVerdict]:
-        """``on_before``: which rules were true of what, so far."""
-        judgements: list[tracker.RuleVerdict] = []
+        """``on_before``: the pairs of rule and object for which the rule was true before."""
+        verdicts: list[tracker.RuleVerdict] = []
         is_on = dict.fromkeys(on_before, True)
         for many in self._expected(totals):
             applying = [compiled for compiled in self._rules if _applies(compiled[0], many)]
@@ -208,7 +208,7 @@ class ScopeRuleEvaluator:
                     on = not until(known.get) if is_on.get(key) else when(known.get)
                 is_on[key] = on
                 value = known.get(rule.measured) if rule.measured else None
-                judgements.append(
+                verdicts.append(
                     tracker.RuleVerdict(
                         rule.name,
                         many.about,
@@ -218,10 +218,10 @@ class ScopeRuleEvaluator:
                         many.name if many.scope == "group" else "",
                     )
                 )
-        return judgements
+        return verdicts
 
     def _expected(self, totals: Sequence[ScopeTotals]) -> list[ScopeTotals]:
-        """With those that rules name and of which nothing was heard."""
+        """Including scopes that rules name in `only` and that did not report."""
         there = {(many.scope, many.name, many.from_ms) for many in totals}
         windows = {many.from_ms for many in totals}
         missing = {
@@ -240,7 +240,7 @@ def _applies(rule: rules.AlertRule, many: ScopeTotals) -> bool:
     return rule.scope == many.scope and (not rule.only or many.name in rule.only)
 
 
-def of_machines(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.RuleVerdict]:
+def node_verdicts(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.RuleVerdict]:
     return [
         tracker.RuleVerdict(
             change.rule, f"node:{change.machine}", change.on, change.at_ms, change.value, change.group
@@ -257,7 +257,7 @@ def group_report(many: ScopeTotals, window_ms: int) -> columns.GroupReport:
 
 
 def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals], window_ms: int) -> columns.SystemReport:
-    """With its groups in short: the rest of their metrics is in their own reports."""
+    """With a summary of each group: the rest of its metrics is in its own report."""
     listed = tuple(
         columns.GroupReport(
             group=group.name,

@@ -1,18 +1,19 @@
-"""What the pipeline remembers of the fleet: pure, in columns, and small enough for Spark's state.
+"""The state of the fleet in columns, compact enough for Spark's state store. Pure.
 
-The groups of the fleet are divided into shards (`shard_of`), and a shard is one key of Spark's state store:
-one `Fleet`, read, fed with the messages of a micro-batch, moved to the batch's clock, and written back.  Of
-each machine there are a few numbers (`roll`); of each open window, a cell for each group and each zone
-(`cells`).
+The groups of the fleet are divided into shards (`shard_of`).  A shard is one key of Spark's state store: one
+`FleetState` that is read, updated with the messages of a micro-batch, advanced to the clock of the batch, and
+written back.  Each machine has a few numbers (`node_columns`); each open window has a cell for each group and
+each zone (`cells`).
 
-**Time.**  Two clocks matter.  A report says when it was made (event time), and the broker says when it was
-stored (`stored_ms`), which no machine can falsify and which is the same when a batch is replayed.  A report
-belongs to the window of its event time; a window closes when the broker's clock has passed its end by the
-watermark's delay.  So one machine whose clock is in the future cannot close windows for all others; its
-reports are refused (`FUTURE`).  A report for a closed window is `LATE`, a repeat `DUPLICATED`.
+**Time.**  There are two clocks.  A report has the time at which it was made (event time), and the broker
+records when it was stored (`stored_ms`).  A machine cannot falsify the latter, and it does not change when a
+batch is replayed.  A report belongs to the window of its event time; a window closes when the broker's clock
+has passed its end by the watermark delay.  So a machine whose clock is ahead cannot close windows for the
+others; its reports are rejected (`FUTURE`).  A report for a closed window is `LATE`, a duplicate
+`DUPLICATED`.
 
-**Summaries.**  Where channels merged and node detail ended, cells are added to from their summaries instead:
-the same figures, but for what only single machines have (ranks, staleness, rules about nodes).
+**Summaries.**  Channels that merge send summaries instead of node reports.  They are added to the cells with
+the same figures, except those of single machines (ranks, staleness, rules about nodes).
 
 Nothing here reads a clock or the network: the same messages give the same results.
 """
@@ -38,10 +39,12 @@ DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
 
-LAYOUT = 2  # of what `Fleet.pack` makes
-UNREADABLE = "the state of the fleet in Spark's checkpoint cannot be read"  # by which others know the error
+LAYOUT = 2  # of the data of `FleetState.pack`
+UNREADABLE = (
+    "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
+)
 
-_CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
+_CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -50,7 +53,7 @@ Arrival = blocks.DecodedMessage
 
 @dataclass(frozen=True, slots=True)
 class FleetStatePlan:
-    """What is fixed while a job runs: plain data, since it travels to the executors."""
+    """The constants of a job: plain data, because it is sent to the executors."""
 
     window_s: float = 10.0
     delay_s: float = 10.0  # of the watermark
@@ -60,7 +63,7 @@ class FleetStatePlan:
     top: int = 10
     top_metrics: tuple[str, ...] = ("cpu_percent", "memory_percent")
     rules: tuple[rules.AlertRule, ...] = ()
-    changes_max: int = 1000  # beginnings of one rule by one shard in one batch; the rest is deferred
+    changes_max: int = 1000  # new alerts of one rule by one shard in one batch; the rest is deferred
 
     @property
     def window_ms(self) -> int:
@@ -68,7 +71,7 @@ class FleetStatePlan:
 
 
 class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A window that is over: of a group, whole; of a zone or the system, this shard's share of it."""
+    """A closed window: of a group, or this shard's share of a zone or the system."""
 
     scope: str
     name: str
@@ -77,7 +80,7 @@ class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     stale: int
     cell: list[Any]  # packed
     top: dict[str, list[tuple[float, str]]] = {}
-    gone: bool = False  # its last machine here was forgotten: nothing more will be reported of it
+    gone: bool = False  # its last machine here was removed: no further reports will follow
 
 
 class ShardOutput(msgspec.Struct, array_like=True):
@@ -86,7 +89,7 @@ class ShardOutput(msgspec.Struct, array_like=True):
     changes: list[node_rules.NodeRuleChange] = msgspec.field(default_factory=list)
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     machines: int = 0
-    summaries: int = 0  # the last that was read of their stream
+    summaries: int = 0  # the last sequence read from their stream
 
     def count(self, reason: str, number: int) -> None:
         if number:
@@ -94,7 +97,7 @@ class ShardOutput(msgspec.Struct, array_like=True):
 
 
 class StateUnreadable(errors.Conflict):
-    """State that another version wrote, under a label that does not say so."""
+    """State that another version wrote, although the checkpoint label has this version."""
 
     code = "state-unreadable"
 
@@ -108,86 +111,88 @@ class FleetState:
 
     def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
         self._plan = plan
-        self._judge = node_rules.NodeRuleEvaluator(plan.rules)
-        self.roll = node_columns.NodeColumns(self._judge.column_schema) if known is None else known
+        self._evaluator = node_rules.NodeRuleEvaluator(plan.rules)
+        self.nodes = node_columns.NodeColumns(self._evaluator.column_schema) if known is None else known
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
         self._open: dict[
             tuple[int, str, int], cells.WindowCell
         ] = {}  # by window's start, scope, code in the roll
-        self._heard = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
+        self._seen_messages = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
         self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
     ) -> ShardOutput:
-        """All that one micro-batch brought to this shard; ``clock_ms`` is the latest `stored_ms` in it."""
+        """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it."""
         output = ShardOutput(max(clock_ms, self._clock_ms))
         changes = node_rules.Changes(self._plan.changes_max)
         words: dict[str, int] = {}
-        judged_ms = self._clock_ms
-        for block in blocks.concat_blocks(self._apart(arrivals, words, output)):
-            self._take(block, list(words), output, changes, judged_ms)
-            judged_ms = max(judged_ms, int(block.stored_ms.max()))
+        evaluated_ms = self._clock_ms
+        for block in blocks.concat_blocks(self._decoded_blocks(arrivals, words, output)):
+            self._ingest(block, list(words), output, changes, evaluated_ms)
+            evaluated_ms = max(evaluated_ms, int(block.stored_ms.max()))
         for summary in sorted(summaries, key=lambda summary: summary.sequence):
-            self._take_summaries(summary, output)
+            self._ingest_summaries(summary, output)
         self._clock_ms = output.clock_ms
         self._close(output, changes)
-        self._judge.look(self.roll, self._clock_ms, changes)
+        self._evaluator.evaluate_silence(self.nodes, self._clock_ms, changes)
         output.changes = changes.reported
         for rule, number in changes.deferred.items():
             output.count(f"deferred {rule}", number)
-        output.machines = len(self.roll)
+        output.machines = len(self.nodes)
         return output
 
-    # Taking reports in
+    # Reports
 
-    def _apart(
+    def _decoded_blocks(
         self, arrivals: Iterable[Arrival], words: dict[str, int], output: ShardOutput
     ) -> Iterator[blocks.ReportBlock]:
         for arrival in sorted(arrivals, key=lambda message: message.sequence):
             try:
-                yield blocks.ReportBlock.of(arrival, self.roll, words)
+                yield blocks.ReportBlock.from_message(arrival, self.nodes, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
-                # One message that nobody foresaw must not stop the whole fleet's query for good.
+                # An unexpected message must not stop the query of the whole fleet permanently.
                 output.count(UNUSABLE, arrival.batch.num_rows)
 
-    def _take(
+    def _ingest(
         self,
         block: blocks.ReportBlock,
         words: Sequence[str],
         output: ShardOutput,
         changes: node_rules.Changes,
-        judged_ms: int,
+        evaluated_ms: int,
     ) -> None:
-        place = self.roll.places(block.machines)
+        place = self.nodes.places(block.machines)
         skew_ms = int(self._plan.skew_s * 1000)
         future = block.reported_ms > block.stored_ms + skew_ms
         if future.any():
             output.count(FUTURE, int(future.sum()))
             rows = np.flatnonzero(~future)
-            block, place = block.take(rows), place[rows]
+            block, place = block.select_rows(rows), place[rows]
         window = block.reported_ms // self._plan.window_ms * self._plan.window_ms
         late = window + self._plan.window_ms <= self._closed_ms
         fresh = np.ones(len(block), np.bool_)
-        new = np.zeros(len(block), np.bool_)  # the first of its machine in its window
-        of = self.roll.of
+        new = np.zeros(len(block), np.bool_)  # the first report of its machine in its window
+        data = self.nodes.data
         for row_set in node_columns.split_rounds(place, block.sequence):
             at = place[row_set]
-            fresh[row_set] = self.roll.unseen(at, block.boot[row_set], block.sequence[row_set])
+            fresh[row_set] = self.nodes.unseen(at, block.boot[row_set], block.sequence[row_set])
             counted = fresh[row_set] & ~late[row_set]
-            new[row_set] = self.roll.first_in_window(at, window[row_set], counted, self._plan.window_ms)
-            of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[row_set])
-            of["period_ms"][at] = block.period_ms[row_set]
-            of["zone"][at] = block.zone[row_set]
-            of["group"][at] = block.group[row_set]
+            new[row_set] = self.nodes.first_in_window(at, window[row_set], counted, self._plan.window_ms)
+            data["received_ms"][at] = np.maximum(data["received_ms"][at], block.stored_ms[row_set])
+            data["period_ms"][at] = block.period_ms[row_set]
+            data["zone"][at] = block.zone[row_set]
+            data["group"][at] = block.group[row_set]
         output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
         output.count(LATE, int((fresh & late).sum()))
         kept = fresh & ~late
         if not kept.all():
             rows = np.flatnonzero(kept)
-            block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
+            block, place, window, new = block.select_rows(rows), place[rows], window[rows], new[rows]
         if len(block):
-            self._judge.reports(self.roll, block, place, words, changes, judged_ms=judged_ms)
+            self._evaluator.evaluate_reports(
+                self.nodes, block, place, words, changes, evaluated_ms=evaluated_ms
+            )
             for scope, code in (("group", block.group), ("zone", block.zone)):
                 self._roll_up(scope, block, code, window, place, new, words)
 
@@ -201,7 +206,7 @@ class FleetState:
         new: npt.NDArray[np.bool_],
         words: Sequence[str],
     ) -> None:
-        """Into the cells of one scope: rows in the order of their cells, then all cells at once."""
+        """Add reports to the cells of a scope: rows in the order of their cells, then all cells at once."""
         stride = int(code.max()) + 1
         key = window * stride + code
         metrics, reported, state, partial = block.metrics, block.reported_ms, block.state, block.partial
@@ -254,7 +259,7 @@ class FleetState:
         for name in self._plan.top_metrics:
             values = metrics[cells.METRICS.index(name)]
             least = np.array([_least(target, name, most) for target in targets])
-            rows = np.flatnonzero(values > least[cell_of])  # mostly few reach the ranks any more
+            rows = np.flatnonzero(values > least[cell_of])  # usually only a few are ranked
             here = cell_of[rows]
             starts = np.flatnonzero(np.r_[True, here[1:] != here[:-1]]) if len(here) else here
             for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(here)], strict=False):
@@ -265,9 +270,9 @@ class FleetState:
 
     # Summaries
 
-    def _take_summaries(self, arrival: Arrival, output: ShardOutput) -> None:
+    def _ingest_summaries(self, arrival: Arrival, output: ShardOutput) -> None:
         facts = arrival.facts
-        verdict = self._heard.observe(facts.channel, facts.boot, facts.sequence)
+        verdict = self._seen_messages.observe(facts.channel, facts.boot, facts.sequence)
         if verdict is not duplicates.DuplicateVerdict.NEW:
             reason = LATE if verdict is duplicates.DuplicateVerdict.LATE else DUPLICATED
             output.count(reason, arrival.batch.num_rows)
@@ -275,9 +280,9 @@ class FleetState:
         try:
             group, zone = (
                 codes(arrival.batch.column(name)).tolist()
-                for name, codes in (("group", self.roll.group_codes), ("zone", self.roll.zone_codes))
+                for name, codes in (("group", self.nodes.group_codes), ("zone", self.nodes.zone_codes))
             )
-            rows = [summaries.ChannelSummary.of(row) for row in arrival.batch.to_pylist()]
+            rows = [summaries.ChannelSummary.from_row(row) for row in arrival.batch.to_pylist()]
         except (messages.MalformedMessage, pa.ArrowException, ValueError, TypeError, LookupError):
             output.count(UNUSABLE, arrival.batch.num_rows)
             return
@@ -295,7 +300,7 @@ class FleetState:
                     row.add_to(cell)
                     cell.partial |= facts.partial
                     cells.add_counts(cell.dropped, lost)
-                lost = {}  # told once
+                lost = {}  # reported once
 
     # Closing windows
 
@@ -306,42 +311,42 @@ class FleetState:
             return
         last = closing_ms - width
         gone = self._forget(changes)
-        of = self.roll.of
-        stale = self._clock_ms - of["heard_ms"] > of["period_ms"] * self._plan.stale_after
-        for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+        data = self.nodes.data
+        stale = self._clock_ms - data["received_ms"] > data["period_ms"] * self._plan.stale_after
+        for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
             names = list(words)
-            known = np.bincount(of[scope], minlength=len(names))
-            silent = np.bincount(of[scope][stale], minlength=len(names))
-            # The last window, whether or not anything was reported in it.
+            known = np.bincount(data[scope], minlength=len(names))
+            silent = np.bincount(data[scope][stale], minlength=len(names))
+            # The last window is closed even without reports.
             if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
                 for code in np.flatnonzero(known).tolist():
                     self._open.setdefault((last, scope, code), cells.WindowCell())
             ready = sorted(key for key in self._open if key[0] <= last and key[1] == scope)
-            system: dict[int, _Whole] = {}
+            system: dict[int, _SystemShare] = {}
             for key in ready:
                 cell = self._open.pop(key)
                 start_ms, _, code = key
                 top = self._named(cell)
                 counts = (int(known[code]), int(silent[code]))
                 if scope == "group":
-                    system.setdefault(start_ms, _Whole()).add(cell, counts, top, self._plan.top)
+                    system.setdefault(start_ms, _SystemShare()).add(cell, counts, top, self._plan.top)
                 output.closed.append(_closed(scope, names[code], start_ms, counts, cell, top))
             for name in gone[scope]:
                 output.closed.append(_closed(scope, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
             if scope == "group" and gone[scope]:
-                system.setdefault(last, _Whole())  # an empty system is one, too
+                system.setdefault(last, _SystemShare())  # an empty system has a report, too
             for start_ms, share in system.items():
                 counts = (
-                    (len(self.roll), int(stale.sum())) if start_ms == last else (share.known, share.stale)
+                    (len(self.nodes), int(stale.sum())) if start_ms == last else (share.known, share.stale)
                 )
                 output.closed.append(_closed("system", "", start_ms, counts, share.cell, share.top))
         self._closed_ms = closing_ms
 
     def _named(self, cell: cells.WindowCell) -> dict[str, list[tuple[float, str]]]:
-        """Its ranks, with the names of the machines."""
+        """The ranks of a cell, with the names of the machines."""
         ranks = {
             name: [
-                (value, self.roll.names[at])
+                (value, self.nodes.names[at])
                 for value, at in zip(values.tolist(), places.tolist(), strict=True)  # equivalent: as many
             ]
             for name, (values, places) in cell.ranks.items()
@@ -350,51 +355,61 @@ class FleetState:
         return ranks
 
     def _forget(self, changes: node_rules.Changes) -> dict[str, list[str]]:
-        """Forget machines; the names of the groups and zones of which none is left, by scope."""
-        gone = self._clock_ms - self.roll.of["heard_ms"] > self._plan.forget_s * 1000
+        """Remove silent machines. Returns the names of groups and zones that became empty, by scope."""
+        gone = self._clock_ms - self.nodes.data["received_ms"] > self._plan.forget_s * 1000
         if not gone.any():
             return {"group": [], "zone": []}
-        self._judge.forget(self.roll, gone, self._clock_ms, changes)
-        left = {scope: np.unique(self.roll.of[scope][gone]).tolist() for scope in ("group", "zone")}
+        self._evaluator.forget(self.nodes, gone, self._clock_ms, changes)
+        left = {scope: np.unique(self.nodes.data[scope][gone]).tolist() for scope in ("group", "zone")}
         names = {
             scope: [list(words)[code] for code in left[scope]]
-            for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones))
+            for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones))
         }
-        moved = self.roll.keep(~gone)
+        moved = self.nodes.keep(~gone)
         for cell in self._open.values():
             for name, (values, at) in cell.ranks.items():
                 here = moved[at] >= 0
                 cell.ranks[name] = values[here], moved[at][here]
         self._renumber()
         return {
-            "group": [name for name in names["group"] if name not in self.roll.groups],
-            "zone": [name for name in names["zone"] if name not in self.roll.zones],
+            "group": [name for name in names["group"] if name not in self.nodes.groups],
+            "zone": [name for name in names["zone"] if name not in self.nodes.zones],
         }
 
     def _renumber(self) -> None:
-        """Groups and zones of which nobody is left free their codes."""
-        for scope, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+        """Reassign codes after groups or zones became empty."""
+        for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
             used = sorted(
-                {*np.unique(self.roll.of[scope]).tolist(), *(key[2] for key in self._open if key[1] == scope)}
+                {
+                    *np.unique(self.nodes.data[scope]).tolist(),
+                    *(key[2] for key in self._open if key[1] == scope),
+                }
             )
             names = list(words)
             words.clear()
             words.update((names[old], code) for code, old in enumerate(used))
             table = np.zeros(len(names) + 1, np.int32)
             table[used] = np.arange(len(used))
-            self.roll.of[scope] = table[self.roll.of[scope]]
+            self.nodes.data[scope] = table[self.nodes.data[scope]]
             self._open = {
                 (start, kind, int(table[code]) if kind == scope else code): cell
                 for (start, kind, code), cell in self._open.items()
             }
 
-    # To bytes and back
+    # Serialization
 
     def pack(self) -> bytes:
-        """All but the names of machines (`roll.Names`)."""
+        """Everything except the names of machines (`node_columns.NodeNames`)."""
         open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
         return msgspec.msgpack.encode(
-            (LAYOUT, self._clock_ms, self._closed_ms, self._heard.remembered(), self.roll.pack(), open_cells)
+            (
+                LAYOUT,
+                self._clock_ms,
+                self._closed_ms,
+                self._seen_messages.remembered(),
+                self.nodes.pack(),
+                open_cells,
+            )
         )
 
     @classmethod
@@ -409,7 +424,7 @@ class FleetState:
         cls, fields: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
     ) -> FleetState:
         if fields[0] != LAYOUT:
-            raise ValueError(f"it is of layout {fields[0]!r:.20}, and this is layout {LAYOUT}")
+            raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
         _, clock_ms, closed_ms, seen, packed, open_cells = fields
         fleet = cls(
             plan,
@@ -418,7 +433,7 @@ class FleetState:
             ),
         )
         fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
-        fleet._heard = duplicates.DuplicateWindows(
+        fleet._seen_messages = duplicates.DuplicateWindows(
             _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )
         fleet._open = {
@@ -427,8 +442,8 @@ class FleetState:
         return fleet
 
 
-class _Whole:
-    """The system's share in one shard: the sum of its groups."""
+class _SystemShare:
+    """This shard's share of the system: the sum of its groups."""
 
     def __init__(self) -> None:
         self.cell = cells.WindowCell()
@@ -473,7 +488,7 @@ def _closed(
 
 
 def _least(cell: cells.WindowCell, name: str, most: int) -> float:
-    """What a value must be above to be ranked."""
+    """The value that a new value must exceed to be ranked."""
     ranked = cell.ranks.get(name)
     return float(ranked[0][-1]) if ranked is not None and len(ranked[0]) >= most else -np.inf
 

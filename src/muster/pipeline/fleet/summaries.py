@@ -1,4 +1,4 @@
-"""What a channel that merged tells of a group or a zone, and how a window's cell takes it in."""
+"""Summaries of groups and zones that merging channels send, and how they are added to a window's cell."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ChannelSummary(msgspec.Struct, frozen=True):
     partial: bool
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> ChannelSummary:
+    def from_row(cls, row: dict[str, Any]) -> ChannelSummary:
         least, most = (row[name] for name in ("min", "max"))
         figures = (row["sum"], np.inf if least is None else least, -np.inf if most is None else most)
         if row["count"] < 0 or np.isnan(figures).any() or not np.isfinite(figures[0]):
-            raise ValueError("a summary whose figures are no finite numbers")
+            raise ValueError("a summary has figures that are not finite")
         return cls(
             row["metric"],
             int(row["from"].timestamp() * 1000),
@@ -41,7 +41,7 @@ class ChannelSummary(msgspec.Struct, frozen=True):
     def add_to(self, cell: cells.WindowCell) -> None:
         total, least, most = self.figures
         cell.partial |= self.partial
-        if not self.metric:  # the row that counts reports and machines
+        if not self.metric:  # this row counts reports and machines
             cell.total += self.count
             cell.merged = cell.merged or sketches.DistinctSketch()
             cell.merged.merge(self.machines)

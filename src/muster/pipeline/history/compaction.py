@@ -1,13 +1,12 @@
-"""Compaction: many small files of the history become few, by the hour and by the day.
+"""Compaction: the small files of the history are merged by hour and by day.
 
-An hour that is over goes from the batches it came in into files sorted by group, machine and time, in which a
-report that arrived twice stands once.  A day that is over also becomes rows of machines by the hour: the
-roll-up by node.  Both are Spark batch jobs, so an hour of a million machines need not fit into memory.
-Levels and alerts are few beside that: their batches are joined into one file for each hour, and those of a
-day that is over into one for the day, a row group at a time and without Spark.
+The node reports of a finished hour are rewritten into files sorted by group, machine and time, without
+duplicates. A finished day also gets hourly rows for each machine.  Both are Spark batch jobs, so an hour of a
+million machines does not have to fit into memory.  Roll-ups and alerts are much smaller: their batches are
+joined into one file for each hour, and the hours of a finished day into one file, without Spark.
 
-Each turn writes below a folder of its own, then lists what it took in and what it made, in one atomic step,
-and only then removes what it took in.  Killed anywhere, it leaves files that nobody reads, and is done again.
+Each run writes into a new folder, then lists its inputs and outputs in one atomic step, and only then removes
+the inputs.  If it is killed at any point, the remaining files are not read, and the run is repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TIMES = {tables.ROLLUPS: "from", tables.ALERTS: "at"}
 
 
 def run(spark: SparkSession, root: Path, now_ms: int, *, grace_s: float = 300.0) -> dict[str, int]:
-    """Do what there is to do; how many batches and days it was."""
+    """Compact finished hours and days; returns how many."""
     session.activate(spark)
     _clean(root)
     until_ms = now_ms - int(grace_s * 1000)
@@ -45,7 +44,7 @@ def run(spark: SparkSession, root: Path, now_ms: int, *, grace_s: float = 300.0)
 
 
 def join(root: Path, kind: str, now_ms: int) -> int:
-    """Levels or alerts: batches of hours that are over, then hours of days that are over. How many files."""
+    """Join roll-ups or alerts by finished hour, then by finished day. The number of joined files."""
     joined = 0
     done = tables.compacted(root)
     kept = done.kept(kind)
@@ -54,7 +53,7 @@ def join(root: Path, kind: str, now_ms: int) -> int:
     for name, folder in tables.complete_batches(root, kind):
         newest_ms = _newest_ms(folder, _TIMES[kind])
         if name not in taken and newest_ms is not None and newest_ms < now_ms // HOUR_MS * HOUR_MS:
-            # A batch that reaches over the full hour goes with its end: a reader goes by the rows' own times.
+            # A batch that spans two hours belongs to the later one: readers use the times of the rows.
             by_hour.setdefault(_stamp(newest_ms, "day=%Y-%m-%d/hour=%H"), []).append((name, folder))
     for hour, ready in sorted(by_hour.items()):
         parts = [path for _, folder in ready for path in sorted(folder.glob("part-*.parquet"))]
@@ -71,7 +70,7 @@ def join(root: Path, kind: str, now_ms: int) -> int:
         if _part(path, "day") < today and "/hour=" in path:
             by_day.setdefault(_part(path, "day"), []).append(path)
     for day, paths in sorted(by_day.items()):
-        # With what an earlier turn made of the same day, should more of it have come late.
+        # Including the file that an earlier run made of the same day, if late data arrived.
         paths += [path for path in kept.files if f"/day={day}/" in path and "/hour=" not in path]
         parts = [root / path for path in paths]
         made = _joined(root, root / kind / f"turn={done.turns}" / f"day={day}", parts)
@@ -97,7 +96,7 @@ def _joined(root: Path, folder: Path, parts: list[Path]) -> str:
 
 
 def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
-    """Whole batches all of whose reports are of hours that are over."""
+    """Compact complete batches that contain only reports of finished hours."""
     done = tables.compacted(root)
     taken = set(done.batches)
     hour_ms = now_ms // HOUR_MS * HOUR_MS
@@ -190,7 +189,7 @@ def _made(root: Path, turn: Path) -> list[str]:
 
 
 def _clean(root: Path) -> None:
-    """Remove what has been taken in, also by a turn that was killed before it could."""
+    """Remove compacted batches, including those of a run that was killed."""
     done = tables.compacted(root)
     lists = {tables.NODES: done.batches, **{kind: done.kept(kind).batches for kind in _TIMES}}
     for kind, batches in lists.items():

@@ -1,7 +1,8 @@
-"""The history from its end: the newest rows first, a page at a time.
+"""Pages of the history, the newest rows first.
 
-The footers say when a file's rows end.  Files are read in that order, a few at a time, until no other can
-hold anything newer than what has been found: a page of the last minute costs little, whatever lies before it.
+The footers contain the latest time of each file.  Files are read in that order, a few at a time, until no
+other file can contain newer rows: the cost of a page of recent rows does not depend on the size of the
+history.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from muster.core import errors
 from muster.pipeline.history import search, tables
 
 FILES_AT_ONCE = 16
-SHOWN_MAX = 200_000  # of one millisecond: so many have to be held to find those behind them
+SHOWN_MAX = 200_000  # rows of one millisecond: all of them are read to find the next page
 EVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
-#: What tells rows of one time apart, so that there is one order.
-TELLING = {
+#: Columns that order rows of the same time.
+TIE_BREAKERS = {
     tables.NODES: ("machine", "boot", "sequence"),
     tables.ROLLUPS: ("scope", "name", "metric"),
     tables.ALERTS: ("rule", "about", "state"),
@@ -35,7 +36,7 @@ TELLING = {
 
 @dataclass(frozen=True, slots=True)
 class PageCursor:
-    """Where a page ended: the millisecond of its last row, and how many rows of that one were shown."""
+    """The end of a page: the time of its last row, and how many rows of that millisecond were shown."""
 
     at_ms: int
     shown: int
@@ -48,23 +49,25 @@ class PageCursor:
         at_ms, _, shown = text.partition(".")
         if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in (at_ms, shown)):
             raise errors.InvalidInput(
-                f"{text[:40]!r} is no place in the history", hint="use it as it was told"
+                f"{text[:40]!r} is not a cursor of the history", hint="pass the cursor unchanged"
             )
         if int(shown) > SHOWN_MAX:
-            raise errors.LimitExceeded(f"over {SHOWN_MAX:,} rows of one moment", hint="narrow the search")
+            raise errors.LimitExceeded(
+                f"over {SHOWN_MAX:,} rows of one millisecond", hint="narrow the search"
+            )
         return cls(int(at_ms), int(shown))
 
 
 def read_page(
     root: Path, query: search.HistorySearch, limit: int, after: PageCursor | None = None
 ) -> tuple[pa.Table, PageCursor | None]:
-    """At most ``limit`` rows behind the mark of the page before, and the mark of this one if there are more.
+    """At most ``limit`` rows after the cursor, and the cursor of the next page if there are more rows.
 
-    Rows that are written meanwhile are newer, and move nothing.
+    Rows written in the meantime are newer and do not change the pages.
     """
     try:
         return _page(root, query, limit, after)
-    except FileNotFoundError:  # compaction took a batch in meanwhile
+    except FileNotFoundError:  # a batch was compacted in the meantime
         return _page(root, query, limit, after)
 
 
@@ -81,7 +84,7 @@ def _page(
     if after is not None:
         skip = after.shown
         query = replace(query, to_ms=min(after.at_ms + 1, query.to_ms or after.at_ms + 1))
-    keys = (time, *TELLING[query.kind])
+    keys = (time, *TIE_BREAKERS[query.kind])
     narrowed = replace(query, columns=tuple(dict.fromkeys((*shown, *keys))), limit=None)
     page = _gather(files, dataset.schema, narrowed, keys, skip + limit + 1)
     rows = page.slice(skip, limit)
@@ -99,9 +102,9 @@ def _gather(
     keys: Any,
     most: int,
 ) -> pa.Table:
-    """The first ``most`` rows in the order of ``keys``, the first of which is a time and goes backwards."""
-    time, *telling = keys
-    order = [(time, "descending"), *((name, "ascending") for name in telling)]
+    """The first ``most`` rows in the order of ``keys``; the first key is a time, in descending order."""
+    time, *tie_breakers = keys
+    order = [(time, "descending"), *((name, "ascending") for name in tie_breakers)]
     best = schema.empty_table().select(query.columns)
     for start in range(0, len(files), FILES_AT_ONCE):
         if best.num_rows == most and files[start][0] < best.column(time)[-1].as_py():
@@ -117,7 +120,7 @@ def _gather(
 
 
 def _end(path: str, column: str) -> datetime.datetime:
-    """The latest time in a file; where its footer does not say, it may be any."""
+    """The latest time in a file; `EVER` if its footer has no statistics."""
     ends = list(_ends(path, column))
     return max(ends, default=EVER)
 

@@ -56,7 +56,7 @@ ALERT_SCHEMA = pa.schema(
 
 
 def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
-    """One row for each metric; one without a metric where nothing was reported."""
+    """One row for each metric; one row without a metric if nothing was reported."""
     figures = np.stack([many.figures for many in totals])  # scope by figure by metric
     which, metric = np.nonzero(figures[:, 0])
     extra = [
@@ -130,7 +130,7 @@ def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch:
 def load_baselines(
     baselines: rollups.Baselines, root: Path, scopes: Collection[str], *, files: int = 200
 ) -> None:
-    """What is usual at these levels, from the latest of the history: nothing has to be learnt anew."""
+    """Restore the baselines of these scopes from the latest files of the history."""
     if not scopes:
         return
     history: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}

@@ -1,8 +1,8 @@
-"""Searching the history: a predicate over Parquet files, without Spark.
+"""Search of the history: a predicate over Parquet files, without Spark.
 
-The files are read in batches of columns; what the predicate asks about is evaluated over whole columns
-(`muster.predicates.backends.columnar`), so a search costs what reading those columns costs, and nothing is
-started for it.  Files whose times lie outside the period asked for are not opened beyond their footers.
+The files are read in batches of columns, and the predicate is evaluated over columns
+(`muster.predicates.backends.columnar`).  So a search costs about as much as reading these columns.  Of files
+outside the requested period only the footers are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from muster.predicates.analysis import type_check
 from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
 
-#: What is searched, and its column of time.
+#: The tables, and the time column of each.
 KINDS = {tables.NODES: "reported_at", tables.ROLLUPS: "from", tables.ALERTS: "at", tables.DAYS: "hour"}
 
 STATISTICS = ("count", "mean", "min", "max")
@@ -76,7 +76,7 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
 
 
 def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
-    """Count, mean, least and greatest of ``of`` for each combination of ``by``, most first."""
+    """Count, mean, minimum and maximum of ``of`` for each combination of ``by``, highest mean first."""
     needed = tuple(dict.fromkeys((*by, of)))
     narrowed = HistorySearch(query.kind, query.where, query.from_ms, query.to_ms, needed)
     parts = []
@@ -114,15 +114,15 @@ def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -
 
 def paths(root: Path, kind: str) -> list[str]:
     if kind not in KINDS:
-        raise errors.InvalidInput(f"the history has no {kind!r}: there are {', '.join(KINDS)}")
+        raise errors.InvalidInput(f"the history has no table {kind!r}, only {', '.join(KINDS)}")
     return [str(path) for path in tables.files(root, kind)]
 
 
 def dataset_of(files: Sequence[str]) -> Any:
-    """None where there are none."""
+    """None without files."""
     if not files:
         return None
-    # An hour's files have columns that earlier batches lack, after a new version added one.
+    # After a new version added a column, older files lack it.
     schema = pa.unify_schemas([ds.dataset(files[0]).schema, ds.dataset(files[-1]).schema])
     return ds.dataset(list(files), schema=schema, format="parquet")
 
@@ -140,7 +140,7 @@ def _period(query: HistorySearch, schema: pa.Schema) -> Any:
 
 
 def _model(schema: pa.Schema) -> dict[str, types.AttributeType]:
-    """The columns that a predicate can ask about; a list or a map is none of them."""
+    """The columns that a predicate can use; lists and maps are excluded."""
     known: dict[str, types.AttributeType] = {}
     for field in schema:
         kind = field.type

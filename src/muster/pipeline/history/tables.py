@@ -1,20 +1,21 @@
-"""The history: Parquet files that anything can read, written exactly once.
+"""The history: Parquet files, written exactly once.
 
-    nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
+    nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as received
     rollups/run=<run>/batch=<n>/part-0.parquet     group, zone and system reports, one row for each metric
-    alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
-    rollups/turn=<n>/day=<date>/…, alerts/turn=…   the same of finished hours and days, joined
-    hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, each once, in order
-    days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, least, greatest
-    compacted.json                                 what compaction has taken in, and what it has made
+    alerts/run=<run>/batch=<n>/part-0.parquet      alert changes
+    rollups/turn=<n>/day=<date>/…, alerts/turn=…   the same for finished hours and days, joined
+    hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, deduplicated and sorted
+    days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, minimum, maximum
+    compacted.json                                 inputs and outputs of compaction
 
-A run is the life of one checkpoint, and a batch one of Spark's micro-batches.  A file appears under its name
-whole or not at all, and a batch that is done again after a crash writes the same rows under the same names:
-so whatever moment the driver is killed at, nothing is missing and nothing is doubled.  Compaction lists what
-it took in before it removes it, and a reader passes over what is listed.
+A run is the life of one checkpoint, and a batch is one of Spark's micro-batches.  A file appears under its
+name atomically, and a batch that is repeated after a crash writes the same rows under the same names.  So
+whenever the driver is killed, no row is missing or duplicated.  Compaction lists its inputs before it removes
+them, and readers skip listed inputs.
 
-The shards of a batch write at different moments.  When all have, the run's mark (`Done`) names the batch:
-only then may it be compacted, and only behind such batches does another checkpoint's run go on (`settle`).
+The shards of a batch write at different times.  When all have written, the marker of the run (`BatchMarker`)
+names the batch: only then may it be compacted, and a new checkpoint continues only after such batches
+(`settle`).
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from muster.core.reports import columns
 NODES, ROLLUPS, ALERTS, HOURS, DAYS = "nodes", "rollups", "alerts", "hours", "days"
 SEQUENCE = "stream_sequence"
 
-_DONE = "_done"  # in the folder of a run of node reports; begins so that readers of Parquet pass over it
+_DONE = "_done"  # in the folder of a run of node reports; readers of Parquet skip names that begin with _
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
 
 
 class HistoryFull(errors.LimitExceeded):
-    """There is no room for the history. The pipeline goes on without, and counts."""
+    """There is no disk space for the history. The pipeline continues without it, and counts."""
 
     code = "history-full"
 
@@ -58,9 +59,9 @@ class BatchInventory(msgspec.Struct):
 class CompactedFiles(msgspec.Struct):
     version: int = 1
     turns: int = 0
-    sequence: int = 0  # the highest position in the stream that was ever taken in
-    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
-    hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
+    sequence: int = 0  # the highest stream sequence that was compacted
+    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…: compacted, but not removed yet
+    hours: list[str] = msgspec.field(default_factory=list)  # files, relative to the history's folder
     days: list[str] = msgspec.field(default_factory=list)
     rollups: BatchInventory = msgspec.field(default_factory=BatchInventory)
     alerts: BatchInventory = msgspec.field(default_factory=BatchInventory)
@@ -78,9 +79,9 @@ def batch_folder(root: Path, kind: str, run: str, batch: int) -> Path:
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Put ``table`` under ``path``, whole or not at all; `Full` where there is no room.
+    """Write ``table`` to ``path`` atomically; `HistoryFull` without disk space.
 
-    Quickly rather than small: LZ4, and dictionaries for words only.  Compaction makes it small.
+    Optimized for speed: LZ4, and dictionaries for strings only.  Compaction reduces the size.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -94,7 +95,7 @@ def write(table: pa.Table, path: Path) -> None:
     except OSError as error:
         fresh.unlink(missing_ok=True)
         if error.errno in _FULL or "No space left" in str(error):
-            raise HistoryFull(f"no room for the history in {path.parent}: {error}") from error
+            raise HistoryFull(f"no disk space for the history in {path.parent}: {error}") from error
         raise
 
 
@@ -115,17 +116,17 @@ def save_compacted(root: Path, inventory: CompactedFiles) -> None:
 
 
 def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
-    """The folders of batches, each with the name by which `Compacted` lists it."""
+    """The folders of batches, each with its name in `CompactedFiles`."""
     for folder in sorted((root / kind).glob("run=*/batch=*")):
         if match := _BATCH.search(folder.as_posix()):
             yield match[0], folder
 
 
 class BatchMarker(msgspec.Struct, frozen=True):
-    """How far a run got: all that will ever be in the history of this batch is there."""
+    """The last complete batch of a run: its part of the history is final."""
 
     batch: int  # -1: none yet
-    summaries: int  # the last of the other stream that was read; -1: nobody knows
+    summaries: int  # the last sequence read from the stream of summaries; -1: unknown
 
 
 def mark_done(root: Path, run: str, marker: BatchMarker) -> None:
@@ -145,7 +146,7 @@ def mark_done(root: Path, run: str, marker: BatchMarker) -> None:
 
 
 def done(root: Path, run: str) -> BatchMarker | None:
-    """None of a run of a version that marked nothing."""
+    """The marker of a run; None if there is none."""
     try:
         return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=BatchMarker)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
@@ -153,7 +154,7 @@ def done(root: Path, run: str) -> BatchMarker | None:
 
 
 def complete_batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
-    """Batches that will not be written again: not the last one of the run that goes on."""
+    """Batches that will not be written again: all except the last one of the current run."""
     listed = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
     runs = sorted({run for _, _, run, _ in listed})
     marks = {run: done(root, run) for run in runs}
@@ -164,10 +165,10 @@ def complete_batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 
 def settle(root: Path, *, first: int) -> tuple[int, int]:
-    """Before a new checkpoint is begun: behind which reports and which summaries it is to read.
+    """The sequences of reports and summaries after which a new checkpoint has to read.
 
-    A batch that was being written when its run ended is taken away, to be read again; unless the stream of
-    reports, whose ``first`` is given, no longer has what is in it.  -1: nobody knows.
+    An incomplete batch of an ended run is removed, because it is read again, unless the stream of reports,
+    which begins at ``first``, no longer contains its messages.  -1: unknown.
     """
     marks = [done(root, path.name.partition("=")[2]) for path in (root / NODES).glob("run=*")]
     for _, folder in list(batches(root, NODES)):
@@ -183,7 +184,7 @@ def settle(root: Path, *, first: int) -> tuple[int, int]:
 
 
 def files(root: Path, kind: str) -> list[Path]:
-    """What a reader of this kind reads: every row once."""
+    """The files that a reader of this table reads: every row once."""
     done = compacted(root)
     if kind == DAYS:
         return [root / path for path in done.days]
@@ -196,7 +197,7 @@ def files(root: Path, kind: str) -> list[Path]:
 
 
 def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
-    """Keep to a budget (0: none): the oldest files go first. How many went."""
+    """Enforce a budget (0: none) by removing the oldest files. The number of removed files."""
     done = compacted(root)
     listed = [root / path for path in (*done.hours, *done.days, *done.rollups.files, *done.alerts.files)]
     loose = [
@@ -224,14 +225,14 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     done.days = [path for path in done.days if path not in names]
     for kind in (ROLLUPS, ALERTS):
         done.kept(kind).files = [path for path in done.kept(kind).files if path not in names]
-    save_compacted(root, done)  # before they go, so that no reader looks for them
+    save_compacted(root, done)  # before they are removed, so that no reader opens them
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
 
 
 def last_sequence(root: Path) -> int:
-    """The highest position in the stream that the node history holds; 0 if none."""
+    """The highest stream sequence in the node history; 0 if it is empty."""
     return max(compacted(root).sequence, highest(files(root, NODES)))
 
 
@@ -240,12 +241,12 @@ def highest(paths: Iterable[Path]) -> int:
 
 
 def _sequences(path: Path) -> Iterator[tuple[int, int]]:
-    """The lowest and the highest position in the stream, of each row group."""
+    """The lowest and the highest stream sequence of each row group."""
     with pq.ParquetFile(path) as file:
         if file.schema_arrow.get_field_index(SEQUENCE) < 0:
             return
         for number in range(file.metadata.num_row_groups):
-            # Statistics are by leaf; the last leaf is the sequence, which is the last column.
+            # Statistics are stored by leaf; the last leaf is the last column, the sequence.
             group = file.metadata.row_group(number)
             statistics = group.column(group.num_columns - 1).statistics
             if statistics is not None and statistics.has_min_max:

@@ -1,9 +1,9 @@
-"""What comes of a micro-batch: reports, judgements and alerts, written, published, and then remembered.
+"""The commit of a micro-batch: reports, verdicts and alerts are written, published, and then saved.
 
-In that order: a batch that is interrupted is done again, with the same results under the same message ids and
-file names.  The book of alerts does not change twice, so what it said the first time stays *unsaid* until
-the brokers have it, and is remembered.  `Outcomes.take` runs in a thread of Spark's; the book and the bus
-belong to the event loop, which it waits for.
+The order matters: an interrupted batch is repeated, with the same results under the same message ids and file
+names.  The alert tracker does not change twice, so its updates of the first attempt stay *unpublished* until
+the brokers have stored them, and are saved with its state.  `BatchCommitter.commit` runs in a thread of
+Spark; the tracker and the bus belong to the event loop, for which it waits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from muster.pipeline.history import tables as history_
 from muster.pipeline.job import query
 
 PUBLISH_AT_ONCE = 500
-MEMORY_NAME = "alerts.json"
+STATE_NAME = "alerts.json"
 
-#: The pipeline's own rule: judged here, not by its condition.
+#: The pipeline's own rule: evaluated here, not by its condition.
 HISTORY = rules.AlertRule(
     name="history-full",
     scope="system",
@@ -44,16 +44,16 @@ HISTORY = rules.AlertRule(
 
 
 class CommitState(msgspec.Struct):
-    """What survives the process besides Spark's checkpoint."""
+    """The state that survives the process, besides Spark's checkpoint."""
 
-    book: tracker.AlertTrackerState
+    alerts: tracker.AlertTrackerState
     unsent: list[tracker.AlertNotification] = msgspec.field(default_factory=list)
-    unsaid: list[messages.Alert] = msgspec.field(default_factory=list)
+    unpublished: list[messages.Alert] = msgspec.field(default_factory=list)
 
 
 class BatchCommitter:
     def __init__(
-        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: Path, run: str, memory: Path
+        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: Path, run: str, state_path: Path
     ) -> None:
         known, receivers = _load_rules(settings)
         self.rules = known
@@ -61,27 +61,29 @@ class BatchCommitter:
         self.latest: dict[tuple[str, str], messages.WireMessage] = {}
         self.machines = 0
         self.total_rows = 0
-        self.clock_ms = 0  # the broker's, at the newest message read
-        self.done_ms = 0  # when the last batch was done, by our own
+        self.clock_ms = 0  # the broker's clock at the newest message read
+        self.done_ms = 0  # when the last batch was committed, by the local clock
         self._bus = bus
         self._top = settings.top
         self._history = history
         self._run = run
-        self._memory_path = memory
+        self._state_path = state_path
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
-        remembered = self._remember()
-        self.book = tracker.AlertTracker((*known, HISTORY), remembered.book, forget_s=settings.forget_s)
-        self.sender = notifications.AlertNotificationSender(
-            receivers, settings, unsent=remembered.unsent, count=self.count
+        stored = self._load_state()
+        self.alert_tracker = tracker.AlertTracker(
+            (*known, HISTORY), stored.alerts, forget_s=settings.forget_s
         )
-        self._unsaid = remembered.unsaid  # changes of alerts that the brokers do not have yet
-        self._unkept: list[messages.Alert] = []  # that they have, and the history does not
+        self.sender = notifications.AlertNotificationSender(
+            receivers, settings, unsent=stored.unsent, count=self.count
+        )
+        self._unpublished = stored.unpublished  # alert changes that the brokers have not stored yet
+        self._unrecorded: list[messages.Alert] = []  # stored by the brokers, not yet written to the history
         self._window_ms = int(settings.window_s * 1000)
         mark = history_.done(history, run)
-        self._summaries = mark.summaries if mark is not None else -1  # the last that was read
+        self._summaries = mark.summaries if mark is not None else -1  # the last summary that was read
         baselines = rollups.Baselines()
-        self._judge = rollups.ScopeRuleEvaluator(known, baselines, self._window_ms)
-        rollup_rows.load_baselines(baselines, history, self._judge.scored)
+        self._evaluator = rollups.ScopeRuleEvaluator(known, baselines, self._window_ms)
+        rollup_rows.load_baselines(baselines, history, self._evaluator.scored)
         self._loop: asyncio.AbstractEventLoop
         self._results: api.Stream
         self._alerts: api.Stream
@@ -94,44 +96,44 @@ class BatchCommitter:
     def count(self, reason: str, count: int = 1) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
-    def take(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
+    def commit(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
         totals = rollups.scope_totals((window for output in outputs for window in output.closed), self._top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
-        judgements = [
-            *rollups.of_machines(change for output in outputs for change in output.changes),
-            *self._judge.judge(totals, on),
+        verdicts = [
+            *rollups.node_verdicts(change for output in outputs for change in output.changes),
+            *self._evaluator.evaluate(totals, on),
         ]
-        judgements.sort(key=lambda verdict: verdict.at_ms)
+        verdicts.sort(key=lambda verdict: verdict.at_ms)
         clock_ms = max((output.clock_ms for output in outputs), default=0)
         gone = [(many.scope, many.name) for many in totals if many.gone]
         totals = [many for many in totals if not many.gone]
-        made = self._make(totals)
+        made = self._reports(totals)
         try:
             rollup_rows.write(totals, self._window_ms, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
             counts["rollups-not-in-history"] = len(totals)
             counts[query.explain_failure(error)] = counts.get(query.explain_failure(error), 0) + 1
             self._log.error("history-not-written", error=error)
-        if totals or counts.get("rows"):  # something was to be written
-            judgements.append(_about_history(counts, clock_ms))
-        finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
+        if totals or counts.get("rows"):  # there was something to write
+            verdicts.append(_about_history(counts, clock_ms))
+        finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
             self.latest.pop(name, None)
         self.mark_done(number, max((output.summaries for output in outputs), default=0))
 
     def mark_done(self, number: int, summaries: int) -> None:
-        """Say in the history that this batch is whole."""
+        """Mark the batch as complete in the history."""
         self._summaries = max(self._summaries, summaries)
         try:
             history_.mark_done(self._history, self._run, history_.BatchMarker(number, self._summaries))
-        except OSError as error:  # there is no room: the mark of the next batch will do
+        except OSError as error:  # no disk space: the mark of the next batch covers this one
             self._log.warning("batch-not-marked", batch=number, error=error)
 
     async def _on(self) -> frozenset[tuple[str, str]]:
-        return self.book.on()
+        return self.alert_tracker.on()
 
-    def _make(self, totals: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
+    def _reports(self, totals: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
         made: list[tuple[str, str, messages.WireMessage]] = []
         for many in totals:
             if many.scope == "system":
@@ -148,20 +150,20 @@ class BatchCommitter:
     async def _finish(
         self,
         number: int,
-        judgements: list[tracker.RuleVerdict],
+        verdicts: list[tracker.RuleVerdict],
         clock_ms: int,
         made: list[tuple[str, str, messages.WireMessage]],
         counts: dict[str, int],
         machines: int,
     ) -> None:
         self.clock_ms = max(self.clock_ms, clock_ms)
-        outcome = self.book.judge(judgements, clock_ms)
+        outcome = self.alert_tracker.apply(verdicts, clock_ms)
         await _in_groups(self._publish(*result) for result in made)
-        await self.obey(outcome)
+        await self.publish_updates(outcome)
         for scope, name, message in made:
             self.latest[scope, name] = message
-        kept, self._unkept = self._unkept, []
-        await asyncio.to_thread(self._keep_alerts, kept, number)
+        kept, self._unrecorded = self._unrecorded, []
+        await asyncio.to_thread(self._write_alerts, kept, number)
         await asyncio.to_thread(self.save)
         self.machines = machines
         self.total_rows += counts.get("rows", 0)
@@ -173,64 +175,66 @@ class BatchCommitter:
         try:
             subject = columns.result_subject(self._bus.identity, scope, name)
             data = messages.encode(message)
-        except (errors.InvalidInput, errors.LimitExceeded):  # a name that no subject can hold, or too much
+        except (errors.InvalidInput, errors.LimitExceeded):  # invalid subject, or too large
             self.count("unpublished")
             return
         to_ms = message.to_ms  # type: ignore[attr-defined]
         await self._results.publish(subject, data, message_id=f"{scope}:{name}:{to_ms}")
 
-    def _keep_alerts(self, changed: list[messages.Alert], number: int) -> None:
+    def _write_alerts(self, changed: list[messages.Alert], number: int) -> None:
         try:
             rollup_rows.write_alerts(changed, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
             self.count("alerts-not-in-history", len(changed))
             self._log.error("history-not-written", error=error)
 
-    async def obey(self, outcome: tracker.AlertUpdates) -> None:
-        """Publish what changed, and queue what people are to be told. What fails is said by the next."""
-        for notice in outcome.notices:
-            self.sender.add(notice)
-        self._unsaid += outcome.alerts
-        saying = list(self._unsaid)
+    async def publish_updates(self, outcome: tracker.AlertUpdates) -> None:
+        """Publish alert changes and queue notifications. The next call repeats a failed publication."""
+        for notification in outcome.notifications:
+            self.sender.add(notification)
+        self._unpublished += outcome.alerts
+        publishing = list(self._unpublished)
         await _in_groups(
             self._alerts.publish(
                 protocol.alert(self._bus.identity, alert.rule),
                 messages.encode(alert),
                 message_id=f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}",
             )
-            for alert in saying
+            for alert in publishing
         )
-        published = {id(alert) for alert in saying}
-        self._unkept += [alert for alert in self._unsaid if id(alert) in published]
-        self._unsaid = [alert for alert in self._unsaid if id(alert) not in published]
+        published = {id(alert) for alert in publishing}
+        self._unrecorded += [alert for alert in self._unpublished if id(alert) in published]
+        self._unpublished = [alert for alert in self._unpublished if id(alert) not in published]
 
-    async def pass_time(self) -> None:
-        """Alerts ripen by the clock of the stream, which stands still while nothing is read."""
-        outcome = self.book.tick(self.clock_ms)
-        if outcome.alerts or self._unsaid:
-            await self.obey(outcome)
+    async def advance_clock(self) -> None:
+        """Alerts advance with the clock of the stream, which stops while nothing is read."""
+        outcome = self.alert_tracker.tick(self.clock_ms)
+        if outcome.alerts or self._unpublished:
+            await self.publish_updates(outcome)
             await asyncio.to_thread(self.save)
 
-    def _remember(self) -> CommitState:
+    def _load_state(self) -> CommitState:
         try:
-            return msgspec.json.decode(self._memory_path.read_bytes(), type=CommitState)
+            return msgspec.json.decode(self._state_path.read_bytes(), type=CommitState)
         except FileNotFoundError:
             return CommitState(tracker.AlertTrackerState())
         except msgspec.MsgspecError as error:
             raise errors.Conflict(
-                f"the book of alerts {self._memory_path} cannot be read: {error}",
-                hint="move it away to start with an empty one",
+                f"the alert state {self._state_path} cannot be read: {error}",
+                hint="move the file away to start with an empty state",
             ) from error
 
     def save(self) -> None:
-        data = msgspec.json.encode(CommitState(self.book.memory(), self.sender.unsent(), self._unsaid))
-        fresh = self._memory_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
+        data = msgspec.json.encode(
+            CommitState(self.alert_tracker.state(), self.sender.unsent(), self._unpublished)
+        )
+        fresh = self._state_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:
             with fresh.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            fresh.replace(self._memory_path)
+            fresh.replace(self._state_path)
         except OSError as error:
             fresh.unlink(missing_ok=True)
             self.count("alerts-not-saved")
@@ -249,7 +253,7 @@ def _load_rules(
         for name in rule.notify:
             if name not in receivers:
                 raise errors.InvalidInput(
-                    f"{path}: the rule {rule.name!r} notifies {name!r}, who is not there"
+                    f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
                 )
     return known, receivers
 
@@ -260,7 +264,7 @@ def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerd
 
 
 async def _in_groups(work: Iterable[Any]) -> None:
-    """Together they share the broker's syncs; so many at once are enough for that."""
+    """Concurrent publications share the broker's disk syncs."""
     waiting = list(work)
     for start in range(0, len(waiting), PUBLISH_AT_ONCE):
         await asyncio.gather(*waiting[start : start + PUBLISH_AT_ONCE])

@@ -1,12 +1,14 @@
-"""The checkpoint's label: what a checkpoint was made with, so that a wrong one is refused in clear words.
+"""The checkpoint's label: the parameters of a checkpoint, so that a wrong one is rejected with a clear
+message.
 
-Spark's own errors about a checkpoint that does not fit come late and say little.  So beside Spark's files
-lies a small one of ours; `open_` makes it for a new checkpoint and compares it with what is asked of an old
-one.  State whose own layout is another all the same (`fleet.Unreadable`) ends the pipeline with `Unusable`.
+Spark detects an incompatible checkpoint late, with an unclear error.  So a small label file is stored beside
+Spark's files.  `open_` creates it for a new checkpoint and compares it with the settings for an existing
+one.  State whose layout differs nevertheless (`fleet.state.StateUnreadable`) ends the pipeline with
+`CheckpointUnusable`.
 
-A checkpoint of an older version of Muster is set aside, and a new one begun: the history knows how far it
-got, so reading goes on behind it and no report is missing or doubled; only open windows, and what is known of
-silent machines, begin afresh.
+A checkpoint of an older version of Muster is moved aside, and a new one is created.  Reading continues after
+the last position in the history, so no report is missing or duplicated.  Only open windows and the state of
+silent machines start from scratch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from muster.pipeline import settings as settings_
 
 events = log.EventLog("pipeline")
 
-VERSION = 3  # of the query's shape and of the state; raise it with any change that old state cannot follow
+VERSION = 3  # of the query and its state; increase it with every incompatible change
 LABEL = "muster-checkpoint.json"
 
 
@@ -42,20 +44,20 @@ class CheckpointUnusable(errors.Conflict):
 
 def advice(folder: Path) -> str:
     return (
-        f"move {folder} away to start anew: the history is kept, and reading goes on behind it; "
-        "open windows, and what is known of silent machines, begin afresh"
+        f"move {folder} away to start with a new checkpoint: the history is kept and continued; "
+        "open windows and the state of silent machines start from scratch"
     )
 
 
 def open_(folder: Path, settings: settings_.PipelineSettings) -> CheckpointLabel:
-    """The label of the checkpoint in ``folder``, which is made if there is none."""
+    """The label of the checkpoint in ``folder``, which is created if there is none."""
     path = folder / LABEL
     try:
         label = msgspec.json.decode(path.read_bytes(), type=CheckpointLabel)
     except FileNotFoundError:
         if folder.exists() and any(folder.iterdir()):
             raise CheckpointUnusable(
-                f"{folder} is a checkpoint that Muster did not make", hint=advice(folder)
+                f"{folder} is a checkpoint that Muster did not create", hint=advice(folder)
             ) from None
         return _make(folder, path, settings)
     except msgspec.MsgspecError as error:
@@ -64,7 +66,7 @@ def open_(folder: Path, settings: settings_.PipelineSettings) -> CheckpointLabel
         ) from error
     if label.version > VERSION:
         raise CheckpointUnusable(
-            f"the checkpoint in {folder} is of version {label.version}, and this is version {VERSION}",
+            f"the checkpoint in {folder} has version {label.version}, expected {VERSION}",
             hint=f"run a newer Muster, or {advice(folder)}",
         )
     if label.version < VERSION:
@@ -76,7 +78,7 @@ def open_(folder: Path, settings: settings_.PipelineSettings) -> CheckpointLabel
         was, now = getattr(label, name), getattr(settings, name)
         if was != now:
             raise CheckpointUnusable(
-                f"the checkpoint in {folder} was made with pipeline.{name} = {was}, and {now} is wanted",
+                f"the checkpoint in {folder} has pipeline.{name} = {was}, but {now} is configured",
                 hint=f"set pipeline.{name} = {was}, or {advice(folder)}",
             )
     return label

@@ -1,7 +1,7 @@
 """The pipeline as a process: ``python -m muster.pipeline.job.main OPTIONS.json``; ends on SIGTERM and SIGINT.
 
-It ends after the batch it works on.  A second signal ends it at once; like ``kill -9`` that costs nothing but
-the time to do the batch again.
+It ends after the current batch.  A second signal ends it at once; as with ``kill -9``, the batch is then
+repeated.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     alerts_max_age_s: float = 30 * 86400.0
     replicas: int = 1
     health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
-    pages: str | None = None  # the folder in which it tells where its pages are
-    leashed: bool = False  # ends with its standard input: nobody starts a second one beside an orphan
+    pages: str | None = None  # the folder in which it writes the address of its pages
+    lifeline: bool = False  # ends with its standard input, so that no orphan process remains
     settings: settings_.PipelineSettings = msgspec.field(default_factory=settings_.PipelineSettings)
 
 
 async def run(
     options: PipelineOptions, *, on_progress: Callable[[protocol.BatchProgress], None] | None = None
 ) -> None:
-    places = service.PipelinePaths(
+    paths = service.PipelinePaths(
         Path(options.folder),
         options.servers,
         options.credentials,
@@ -70,8 +70,8 @@ async def run(
     measured = progress_metrics.ProgressMetrics(measure)
     bus: client.NatsBus | None = None
 
-    def hear(progress: protocol.BatchProgress) -> None:
-        measured.take(progress)
+    def on_batch(progress: protocol.BatchProgress) -> None:
+        measured.update(progress)
         if on_progress is not None:
             on_progress(progress)
 
@@ -87,19 +87,19 @@ async def run(
         )
         async with bus:
             running = await asyncio.to_thread(
-                service.PipelineService, bus, options.settings, places, on_progress=hear
+                service.PipelineService, bus, options.settings, paths, on_progress=on_batch
             )
             with _stopping(running):
-                holding = asyncio.create_task(_leash(running)) if options.leashed else None
+                watching = asyncio.create_task(_stop_at_end_of_input(running)) if options.lifeline else None
                 try:
                     await running.run()
                 finally:
-                    if holding is not None:
-                        holding.cancel()
-                        await asyncio.gather(holding, return_exceptions=True)
+                    if watching is not None:
+                        watching.cancel()
+                        await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _leash(running: service.PipelineService) -> None:
+async def _stop_at_end_of_input(running: service.PipelineService) -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

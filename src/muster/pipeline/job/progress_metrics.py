@@ -1,4 +1,4 @@
-"""The pipeline's progress as metrics, for the page that every process has."""
+"""The progress of the pipeline as metrics, for the health page of the process."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _STATES = {
 
 
 class ProgressMetrics:
-    """Hears of progress, and says how the process is."""
+    """Converts progress reports to metrics and health conditions."""
 
     def __init__(self, to: metrics.Metrics) -> None:
         self._last = protocol.BatchProgress(state="starting")
         self._before: dict[str, int] = {}
-        self._counts = to.counter("pipeline_counts", "What happened to reports and results.", ("reason",))
-        self._rows = to.counter("pipeline_rows", "Reports taken.")
+        self._counts = to.counter("pipeline_counts", "Events of reports and results, by reason.", ("reason",))
+        self._rows = to.counter("pipeline_rows", "Reports processed.")
         self._gauges = {
             name: to.gauge(f"pipeline_{metric}", words)
             for name, metric, words in (
-                ("batch_s", "batch_seconds", "Time that the last batch took."),
-                ("rows_s", "rows_per_second", "Reports a second in the last batch."),
+                ("batch_s", "batch_seconds", "Duration of the last batch."),
+                ("rows_s", "rows_per_second", "Reports per second in the last batch."),
                 ("lag_s", "lag_seconds", "Age of the newest report in the last batch when it was done."),
-                ("lag_messages", "lag_messages", "Messages in the stream that are not read yet."),
-                ("state_bytes", "state_bytes", "Memory of Spark's state."),
-                ("machines", "machines", "Machines that are known."),
+                ("lag_messages", "lag_messages", "Messages in the stream that have not been read."),
+                ("state_bytes", "state_bytes", "Memory used by Spark's state."),
+                ("machines", "machines", "Known machines."),
             )
         }
 
-    def take(self, progress: protocol.BatchProgress) -> None:
+    def update(self, progress: protocol.BatchProgress) -> None:
         self._last = progress
         for name, gauge in self._gauges.items():
             gauge.set(getattr(progress, name))

@@ -1,14 +1,15 @@
-"""The job: one Spark query from the streams of reports to results.
+"""The Spark query from the streams of reports to results.
 
-    streams ──> which shard (opening) ──> shard of groups: history, fleet (state) ──> the driver
+    streams ──> shard of each message ──> shard of groups: history, fleet state ──> the driver
                    in the source             transformWithState
 
-Messages travel through Spark as they are, Arrow inside one binary value, so a row of Spark is a thousand
-reports; what happens to single reports happens in columns, in Spark's Python workers, and once: whoever has
-the state of a shard opens its messages, writes them to the history, rolls up, watches and judges (`fleet`).
-The driver gets a few rows for each group and batch, and hands them on (`results`).
+Messages pass through Spark unchanged, as Arrow inside one binary value, so a row of Spark is about a thousand
+reports.  Single reports are processed in columns, in Spark's Python workers, and once: the task that has the
+state of a shard decodes its messages, writes them to the history, aggregates them and evaluates the node
+rules (`muster.pipeline.fleet`).  The driver receives a few rows for each group and batch, and commits them
+(`batch_commit`).
 
-What a message lacks is never an error of the query: it is counted by reason.
+An invalid message never fails the query: it is counted by reason.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 
 QUERY_NAME = "fleet"
 OUTPUT = "shard int, data binary"
-BATCH_PROPERTY = "streaming.sql.batchId"  # Spark tells each task which micro-batch it works for
+BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
 HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
-CPU = "cpu-us "  # begins the names of counters that say where time goes
+CPU = "cpu-us "  # prefix of the counters of CPU time
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """Everything a query needs: plain data, since it travels to the executors."""
+    """The parameters of a query: plain data, because it is sent to the executors."""
 
     plan: state.FleetStatePlan
     servers: tuple[str, ...]
@@ -58,17 +59,19 @@ class QueryPlan:
     partitions: int = 2
     splits: int = 2
     max_messages: int = 4000
-    after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: behind all there is
+    after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
 
 
-Take = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
+CommitBatch = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
 
 
-def start(spark: SparkSession, job: QueryPlan, take: Take, *, trigger_s: float | None) -> StreamingQuery:
-    """Run until stopped, a batch every ``trigger_s``; None: what is there now, and then end.
+def start(
+    spark: SparkSession, job: QueryPlan, commit: CommitBatch, *, trigger_s: float | None
+) -> StreamingQuery:
+    """Run until stopped, a batch every ``trigger_s``; None: process the available messages, then end.
 
-    ``take`` gets the number of the batch, what the shards said and what was counted; when it returns, the
-    batch is done.  It may get the same batch again after a crash.
+    ``commit`` receives the number of the batch, the outputs of the shards and the counters; when it returns,
+    the batch is done.  It may receive the same batch again after a crash.
     """
     options = {
         "servers": ",".join(job.servers),
@@ -90,7 +93,7 @@ def start(spark: SparkSession, job: QueryPlan, take: Take, *, trigger_s: float |
         frame.writeStream.queryName(QUERY_NAME)
         .outputMode("append")
         .option("checkpointLocation", job.checkpoint)
-        .foreachBatch(lambda batch, number: _hand_over(batch, number, take))
+        .foreachBatch(lambda batch, number: _commit_batch(batch, number, commit))
     )
     chosen = (
         writer.trigger(availableNow=True)
@@ -100,22 +103,22 @@ def start(spark: SparkSession, job: QueryPlan, take: Take, *, trigger_s: float |
     return chosen.start()
 
 
-def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
+def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
     outputs = [msgspec.msgpack.decode(row["data"], type=state.ShardOutput) for row in frame.collect()]
     counts: dict[str, int] = {}
     for output in outputs:
         for reason, count in output.counts.items():
             counts[reason] = counts.get(reason, 0) + count
-    take(number, outputs, counts)
+    commit(number, outputs, counts)
 
 
 def explain_failure(error: Exception) -> str:
-    """Why something is not in the history."""
+    """The counter of a failed write to the history."""
     return HISTORY_FULL if isinstance(error, tables.HistoryFull) else HISTORY_FAILED
 
 
 class ShardProcessor:
-    """One shard in one micro-batch: what came is opened, written to the history, and fed to the fleet."""
+    """Processes one shard in a micro-batch: decode, write to the history, update the fleet state."""
 
     def __init__(self, known: state.FleetState) -> None:
         self._known = known
@@ -149,7 +152,7 @@ class ShardProcessor:
         self._spent("open")
         return nodes, summaries
 
-    def keep(self, nodes: list[state.Arrival], path: Path) -> None:
+    def write_history(self, nodes: list[state.Arrival], path: Path) -> None:
         """Write to the history."""
         if not nodes:
             return
@@ -182,13 +185,13 @@ class ShardProcessor:
 
 
 def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) -> None:
-    """Names become subjects and keys: as those of `messages.Name`, from 1 to 256 characters."""
+    """Names become subjects and keys: 1 to 256 characters, as `messages.Name`."""
     for column in ("machine", "group", "zone") if detail else ("group", "zone"):
         lengths = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
         if lengths["min"] < 1 or lengths["max"] > 256:
-            raise columns.ReportSchemaMismatch(f"a name of no or too many characters in the column {column}")
+            raise columns.ReportSchemaMismatch(f"the column {column} has a name that is empty or too long")
     if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
-        raise ForgedReport("a message whose header names another group than its rows")
+        raise ForgedReport("the header names another group than the rows")
 
 
 class ForgedReport(errors.InvalidInput):
@@ -200,17 +203,17 @@ def _with_sequence(message: state.Arrival) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*message.batch.columns, column], schema=tables.node_schema())
 
 
-#: Names of machines that this worker has seen last, by run and shard: most micro-batches change none.
+#: Cache of the names of machines, by run and shard: most micro-batches do not change them.
 _NAMES: dict[tuple[str, int], node_columns.NodeNames] = {}
 
 
 def processor(job: QueryPlan) -> Any:
-    """The second step. A function, since its base class needs Spark."""
+    """The stateful step. A function, because its base class needs Spark."""
     from pyspark import TaskContext
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-    class Watcher(StatefulProcessor):
+    class FleetProcessor(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:
             self._state = handle.getValueState("fleet", "version string, data binary")
             self._names = handle.getValueState("names", "data binary")
@@ -218,13 +221,13 @@ def processor(job: QueryPlan) -> Any:
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
             shard = (job.run, key[0])
             known = self._load(shard)
-            before = known.roll.names.version
-            watched = ShardProcessor(known)
-            nodes, summaries = watched.open(rows)
-            watched.keep(nodes, self._path(key[0]))
-            output = watched.feed(nodes, summaries)
+            before = known.nodes.names.version
+            processor_ = ShardProcessor(known)
+            nodes, summaries = processor_.open(rows)
+            processor_.write_history(nodes, self._path(key[0]))
+            output = processor_.feed(nodes, summaries)
             started = time.process_time()
-            names = known.roll.names
+            names = known.nodes.names
             self._state.update((names.version, known.pack()))
             if names.version != before:
                 self._names.update((names.pack(),))
@@ -257,4 +260,4 @@ def processor(job: QueryPlan) -> Any:
         def close(self) -> None:
             pass
 
-    return Watcher()
+    return FleetProcessor()

@@ -1,4 +1,4 @@
-"""Requests to the pipeline: reads about the fleet and the job, and what operators change."""
+"""Requests to the pipeline: reads of the fleet and the job, and operations of operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENCE_S_MAX = 10 * 365 * 86400.0
 
 
 class PipelineRequestHandler:
-    """``batches``: the progress of the last ones, newest last; ``stop`` ends the service."""
+    """``batches`` returns the progress of recent batches, newest last; ``stop`` ends the service."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PipelineRequestHandler:
         batches: Callable[[], list[protocol.BatchProgress]],
         stop: Callable[[], None],
     ) -> None:
-        self._outcomes = known
+        self._committer = known
         self._operators = operators
         self._progress = progress
         self._batches = batches
@@ -58,7 +58,7 @@ class PipelineRequestHandler:
             return
         raise errors.Forbidden(
             f"{call.identity} may not {operation.name.rpartition('.')[2]}",
-            hint="pipeline.operators in the settings lists who may",
+            hint="the setting pipeline.operators lists the allowed identities",
         )
 
     # Reads
@@ -72,26 +72,28 @@ class PipelineRequestHandler:
     async def _read_alerts(
         self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS
     ) -> dict[str, Any]:
-        """In pages: thousands may be open at once."""
-        rows = sorted(self._outcomes.book.alerts(), key=tracker.key_of)
-        return server.page(rows, tracker.key_of, after, limit)
+        """In pages, because thousands may be open."""
+        rows = sorted(self._committer.alert_tracker.alerts(), key=tracker.alert_key)
+        return server.page(rows, tracker.alert_key, after, limit)
 
     async def _read_silences(
         self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS
     ) -> dict[str, Any]:
-        rows = sorted(self._outcomes.book.silences(), key=_id)
+        rows = sorted(self._committer.alert_tracker.silences(), key=_id)
         return server.page(rows, _id, after, limit)
 
     async def _read_latest(
         self, call: server.RpcCall, scope: str, name: str = ""
     ) -> messages.WireMessage | None:
-        return self._outcomes.latest.get((scope, name))
+        return self._committer.latest.get((scope, name))
 
     # Changes
 
     async def _acknowledge(self, call: server.RpcCall, rule: str, about: str) -> None:
         async with self._changing:
-            await self._store(self._outcomes.book.acknowledge(rule, about, call.identity, _now_ms()))
+            await self._store(
+                self._committer.alert_tracker.acknowledge(rule, about, call.identity, _now_ms())
+            )
 
     async def _silence(
         self,
@@ -103,8 +105,8 @@ class PipelineRequestHandler:
     ) -> tracker.Silence:
         async with self._changing:
             now_ms = _now_ms()
-            # From now on: the stream's clock is behind while the pipeline catches up.
-            begin_ms = min(now_ms, self._outcomes.clock_ms or now_ms)
+            # The clock of the stream is behind while the pipeline catches up.
+            begin_ms = min(now_ms, self._committer.clock_ms or now_ms)
             made = tracker.Silence(
                 id=uuid.uuid4().hex[:8],
                 covers=covers,
@@ -113,19 +115,19 @@ class PipelineRequestHandler:
                 by=call.identity,
                 reason=reason,
             )
-            await self._store(self._outcomes.book.silence(made, now_ms))
+            await self._store(self._committer.alert_tracker.silence(made, now_ms))
             return made
 
     async def _unsilence(self, call: server.RpcCall, id: str) -> None:
         async with self._changing:
-            await self._store(self._outcomes.book.unsilence(id))
+            await self._store(self._committer.alert_tracker.unsilence(id))
 
     async def _end(self, call: server.RpcCall) -> None:
         self._stop()
 
     async def _store(self, outcome: tracker.AlertUpdates) -> None:
-        await self._outcomes.obey(outcome)
-        await asyncio.to_thread(self._outcomes.save)
+        await self._committer.publish_updates(outcome)
+        await asyncio.to_thread(self._committer.save)
 
 
 def _now_ms() -> int:

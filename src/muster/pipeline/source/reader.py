@@ -1,7 +1,7 @@
 """Streams of the bus as a Spark source: ``spark.readStream.format("muster")``.
 
-An offset is the last sequence read of each stream, so a batch can be replayed exactly: nothing is consumed,
-no position is kept at the broker, and Spark's checkpoint is the only memory.  A partition is a range of
+An offset is the last sequence read from each stream, so a batch can be replayed exactly: nothing is consumed,
+the broker stores no position, and Spark's checkpoint is the only state.  A partition is a range of
 sequences of one stream.
 
 Options:
@@ -13,22 +13,22 @@ Options:
 ``payload``       ``raw`` (default): one row for each message, with `RAW_SCHEMA`; ``arrow``: message bodies
                   are Arrow record batches, and the rows are theirs, brought to the schema that
                   ``.schema(…)`` gives; ``shards``: reports by shard of the fleet, for the pipeline's own
-                  job (see `opening`)
+                  job (see `shard_keys`)
 ``shards``        with ``payload=shards``: the keys of the shards, separated by commas
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
-``onLoss``        ``fail`` (default) or ``skip``, when retention took messages before they were read
-``after``         where a new checkpoint starts: behind this sequence, one for each stream, separated by
-                  commas (default 0: at the first message there is; -1: behind all that is there now)
+``onLoss``        ``fail`` (default) or ``skip``, when retention removed messages before they were read
+``after``         where a new checkpoint starts: after this sequence, one for each stream, separated by
+                  commas (default 0: at the first message; -1: at the end)
 ``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
-With ``payload=arrow`` a message that cannot be read is not an error of the query: it becomes one row in which
-only the columns `SEQUENCE` and `FAULT` are filled, where the schema asks for them.  Let it: that is how
-rubbish gets counted by reason.
+With ``payload=arrow`` an unreadable message does not fail the query: it becomes one row in which only the
+columns `SEQUENCE` and `FAULT` are set, if the schema has them.  Include them, so that invalid messages can be
+counted by reason.
 
-Spark calls the methods of `StreamReader` in a process of its own on the driver, except ``read``, which runs
-in the executors' Python workers.  Both connect for as long as a call takes: a connection costs milliseconds,
-and there is none to look after in between.
+Spark calls the methods of `BusStreamReader` in a separate process on the driver, except ``read``, which runs
+in the executors' Python workers.  Each call opens its own connection: that takes milliseconds, and no
+connection has to be maintained between calls.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can clai
 
 @dataclass(frozen=True, slots=True)
 class StreamAccess:
-    """How to reach the streams: plain data, since it travels to the executors."""
+    """Connection data: plain data, because it is sent to the executors."""
 
     servers: tuple[str, ...]
     credentials: str | None
     ca: str | None = None
 
     async def connect(self) -> client.NatsBus:
-        """With patience: a call that fails ends the query, and brokers come back within seconds."""
+        """Connect with retries: a failed call ends the query, and brokers recover within seconds."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -91,7 +91,7 @@ class StreamAccess:
             await asyncio.sleep(RETRY_S)
 
     @classmethod
-    def of(cls, options: MutableMapping[str, str]) -> StreamAccess:
+    def from_options(cls, options: MutableMapping[str, str]) -> StreamAccess:
         servers = _names(options, "servers")
         return cls(servers, options.get("credentials") or None, options.get("ca") or None)
 
@@ -109,7 +109,7 @@ class SequenceRange(InputPartition):
 
 class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
-        self._access = StreamAccess.of(options)
+        self._access = StreamAccess.from_options(options)
         self._streams = _names(options, "streams")
         self._payload = _choice(options, "payload", "raw", "arrow", "shards")
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
@@ -119,7 +119,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._splits = _positive(options, "splits", 2)
         self._after = _after(options, self._streams)
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._until: dict[str, int] | None = None  # fixed for a run of "what is available now"
+        self._until: dict[str, int] | None = None  # fixed for a run with the trigger availableNow
 
     def initialOffset(self) -> dict[str, int]:
         return {
@@ -141,9 +141,9 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         available = self._until or self._last_sequences()
         if isinstance(limit, ReadAllAvailable):
-            return _together(start, available, None)
+            return _batch_end(start, available, None)
         assert isinstance(limit, ReadMaxRows)
-        return _together(start, available, limit.max_rows)
+        return _batch_end(start, available, limit.max_rows)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SequenceRange]:
         return [
@@ -152,7 +152,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in _split(name, start.get(name, 0) + 1, end[name], self._splits)
         ]
 
-    def all_there(self) -> Sequence[SequenceRange]:
+    def all_ranges(self) -> Sequence[SequenceRange]:
         return [
             part
             for name, state in self._states().items()
@@ -160,7 +160,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _parts(self, state: api.StreamState) -> int:
-        """So many that none has more than a micro-batch may."""
+        """As many that none exceeds the size of a micro-batch."""
         return max(self._splits, -(-state.messages // self._max_messages))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,15 +182,15 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except errors.NotFound:
                 if self._fail_on_loss:
                     raise
-            return [message async for message in _what_is_left(stream, part)]
+            return [message async for message in _remaining(stream, part)]
 
     def _last_sequences(self) -> dict[str, int]:
         return {name: state.last_sequence for name, state in self._states().items()}
 
     def _states(self) -> dict[str, api.StreamState]:
-        return asyncio.run(self._ask_states())
+        return asyncio.run(self._query_states())
 
-    async def _ask_states(self) -> dict[str, api.StreamState]:
+    async def _query_states(self) -> dict[str, api.StreamState]:
         states: dict[str, api.StreamState] = {}
         async with await self._access.connect() as bus:
             for name in self._streams:
@@ -209,14 +209,14 @@ class BusBatchReader(DataSourceReader):
         self._streams = BusStreamReader(options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return self._streams.all_there()
+        return self._streams.all_ranges()
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, SequenceRange):  # Spark asks for None where there is nothing
+        if isinstance(partition, SequenceRange):  # Spark passes None for an empty stream
             yield from self._streams.read(partition)
 
 
-async def _what_is_left(stream: api.Stream, part: SequenceRange) -> AsyncIterator[api.StoredMessage]:
+async def _remaining(stream: api.Stream, part: SequenceRange) -> AsyncIterator[api.StoredMessage]:
     first = max(part.first, (await stream.state()).first_sequence)
     if first <= part.last:
         async for message in stream.read(first, part.last, gaps=True):
@@ -224,7 +224,7 @@ async def _what_is_left(stream: api.Stream, part: SequenceRange) -> AsyncIterato
 
 
 def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one message in exactly ``schema``; or one row that names the fault."""
+    """The rows of one message in exactly ``schema``; or one row with the error."""
     try:
         batches = []
         rows = 0
@@ -241,7 +241,7 @@ def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordB
 
 
 def _fit(batch: pa.RecordBatch, schema: pa.Schema, sequence: int) -> pa.RecordBatch:
-    """Columns by name: a missing one is null, a new one is passed over, an unlike one is cast or refused."""
+    """Columns by name: a missing one is null, an unknown one is ignored, another type is cast or rejected."""
     columns = []
     for field in schema:
         if field.name == SEQUENCE:
@@ -278,8 +278,8 @@ def _raw_batch(messages: Sequence[api.StoredMessage], schema: pa.Schema) -> pa.R
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _together(start: dict[str, int], available: dict[str, int], most: int | None) -> dict[str, int]:
-    """An end for each stream, ``most`` messages in all; a quiet shard leaves its share to the others."""
+def _batch_end(start: dict[str, int], available: dict[str, int], most: int | None) -> dict[str, int]:
+    """An end for each stream, ``most`` messages in total; a short stream leaves its share to the others."""
     ends = {name: max(start.get(name, 0), last) for name, last in available.items()}
     if most is None:
         return ends

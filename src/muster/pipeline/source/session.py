@@ -1,4 +1,4 @@
-"""One place that starts Spark, so that every job has the same settings and the same Java."""
+"""Starts Spark, with the same settings and the same Java for every job."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | None = None) -> SparkSession:
-    """A session on ``master`` with the sources and sinks of the bus registered."""
+    """A session on ``master`` with the bus registered as a data source."""
     java_runtime.export_java_home(work_dir)
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise errors.MissingDependency(
-            "the pipeline needs Spark (everything else works without it)",
+            "the pipeline needs Spark; the rest of Muster does not",
             hint="install muster-fabric[spark], or run `make .venv/.spark` in a checkout",
         ) from error
     from muster.pipeline.source import data_source
 
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        # State is kept by group, so few partitions do; and the number is fixed for a checkpoint's life.
+        # State is stored by shard, so few partitions suffice; the number is fixed for a checkpoint.
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what every reader understands
-        # A row of ours is a message of a thousand reports: a thousand such rows at a time would be too much.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readable for every reader
+        # A row is a message of a thousand reports: the default of 10,000 rows would need too much memory.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
-        "spark.shuffle.compress": "false",  # numbers of Arrow hardly compress, and the shuffle is local
+        "spark.shuffle.compress": "false",  # Arrow data hardly compresses, and the shuffle is local
         "spark.sql.streaming.minBatchesToRetain": "10",
-        "spark.python.authenticate.socketTimeout": "120s",  # a busy machine takes long to start Python
+        "spark.python.authenticate.socketTimeout": "120s",  # Python starts slowly on a busy machine
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
@@ -52,7 +52,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
     if master.startswith("local"):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     else:
-        # Executors need this same Python, and Muster in it.
+        # Executors need the same Python with Muster installed.
         settings |= {
             "spark.pyspark.python": sys.executable,
             "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -70,7 +70,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
 
 @contextlib.contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """Java inherits our standard output, and Spark's workers talk to it; ours is for answers only."""
+    """Redirect stdout to stderr for Java and Spark's workers: stdout is for results only."""
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -82,7 +82,7 @@ def _output_to_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_session(master: str = "local[*]") -> Iterator[SparkSession]:
-    """A session for one question."""
+    """A session for one job."""
     with tempfile.TemporaryDirectory() as folder:
         started = start(master=master, name="muster batch", work_dir=Path(folder))
         try:
@@ -92,7 +92,7 @@ def temporary_session(master: str = "local[*]") -> Iterator[SparkSession]:
 
 
 def activate(session: SparkSession) -> None:
-    """Make ``session`` the calling thread's own: Spark looks formats up there, and a new thread has none."""
+    """Set the active session of the calling thread, where Spark looks up data sources."""
     jvm = session.sparkContext._jvm
     assert jvm is not None
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)

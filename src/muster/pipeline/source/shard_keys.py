@@ -1,11 +1,11 @@
-"""The first step: which shard of the fleet each message of the stream belongs to.
+"""The first step of the query: the shard of each message.
 
-Mostly a message's reports are all of one group, and its header names it (`reports.GROUP_HEADER`): then it is
-passed on as it came, without being opened.  Otherwise it is opened here, and divided where its groups are of
-several shards.  A header that lies does no more harm than to its sender's own reports: whoever opens the
-message finds them to be of other groups, and refuses them (`history` and `fleet` see only what was opened).
+Usually all reports of a message belong to one group, named in its header (`columns.GROUP_HEADER`).  Such a
+message is passed on without decoding.  Otherwise it is decoded here, and split if its groups belong to
+several shards.  A forged header affects only the reports of its sender: the task that decodes the message
+detects reports of other groups and rejects them.
 
-Every shard is also told what time it is by the broker's clock, and one what had to be refused.
+Every shard also receives the time of the broker's clock, and one shard the counts of rejected messages.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SCHEMA = pa.schema(
         ("shard", pa.int32()),
         ("sequence", pa.int64()),
         ("stored_ms", pa.int64()),
-        ("grp", pa.string()),  # what the header says
+        ("grp", pa.string()),  # from the header
         ("data", pa.binary()),
         ("counts", pa.string()),
     ]
 )
 COLUMNS = "shard int, sequence bigint, stored_ms bigint, grp string, data binary, counts string"
 
-_MESSAGES = 64  # in one batch on its way to Spark: some megabytes
+_MESSAGES = 64  # in one batch for Spark: a few megabytes
 
 
 def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """``keys``: of each shard, the key of its state."""
+    """``keys``: the state key of each shard."""
     waiting: list[tuple[Any, ...]] = []
     counts: dict[str, int] = {}
     clock_ms = 0
@@ -73,7 +73,7 @@ def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -
 
 
 def _divided(data: bytes, shards: int) -> Iterator[tuple[int, bytes]]:
-    """The message by shard; as it came, where all of it belongs to one."""
+    """The message split by shard; unchanged if all of it belongs to one."""
     batch, facts = columns.decode(data)
     groups = batch.column("group").dictionary_encode()
     shard = np.array([fleet_state.shard_of(group, shards) for group in groups.dictionary.to_pylist()])
@@ -95,10 +95,10 @@ def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def keys(shards: int, partitions: int) -> tuple[int, ...]:
-    """A key for each shard, so that Spark puts the same number of shards into each of its partitions.
+    """A key for each shard, so that each of Spark's partitions has the same number of shards.
 
-    Spark puts a key into the partition that its hash (Murmur3, of a 32-bit integer, seeded with 42) names;
-    the first few integers would not spread evenly.
+    Spark selects the partition by the hash of the key (Murmur3 of a 32-bit integer, seed 42); the first few
+    integers would not be distributed evenly.
     """
     chosen: list[int] = []
     candidate = 0

@@ -1,9 +1,9 @@
 """A Spark sink that stores rows in a stream of the bus: ``writeStream.format("muster")``.
 
 Rows have the columns ``subject``, ``data`` and ``message_id``.  Spark may write a batch twice (after a crash,
-or when a task is tried again), and does not tell the writer which batch it is.  So the id must come from the
-content, such as window and group: a repeat inside the stream's duplicate window is then stored once.
-Let that window be longer than the longest outage that you want to survive.
+or when a task is retried), and the writer does not know the batch.  So the id must be derived from the
+content, such as window and group: a duplicate inside the stream's duplicate window is then stored
+once.  Configure that window longer than the longest outage that has to be tolerated.
 
 Options: ``servers``, ``credentials`` as for the source; ``stream``, which must exist.
 """
@@ -33,8 +33,8 @@ class BusStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
         missing = [name for name in COLUMNS if name not in schema.names]
         if missing:
-            raise errors.InvalidInput(f"rows for the bus need the columns {', '.join(missing)}")
-        self._access = reader.StreamAccess.of(options)
+            raise errors.InvalidInput(f"the rows lack the columns {', '.join(missing)}")
+        self._access = reader.StreamAccess.from_options(options)
         self._stream = options.get("stream", "")
         if not self._stream:
             raise errors.InvalidInput("the option 'stream' is missing: the name of an existing stream")
@@ -55,12 +55,12 @@ class BusStreamWriter(DataSourceStreamArrowWriter):
     async def _store(self, rows: Sequence[tuple[str, bytes, str]]) -> None:
         async with await self._access.connect() as bus:
             stream = await bus.open_stream(self._stream)
-            async with asyncio.TaskGroup() as group:  # together they share the sync
+            async with asyncio.TaskGroup() as group:  # concurrent publications share the sync
                 for subject, data, message_id in rows:
                     group.create_task(stream.publish(subject, bytes(data), message_id=message_id))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: what was written is stored already, once."""
+        """Nothing to do: the rows are already stored."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: the batch will be written again, and its ids make that harmless."""
+        """Nothing to undo: the batch is written again, and its ids prevent duplicates."""

@@ -307,7 +307,7 @@ def _arrow(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None
     made = [message(turn) for turn in range(turns)]
 
     def take(turn: int) -> None:
-        channel.take_batch("x", made[turn], now_ms)
+        channel.add_batch("x", made[turn], now_ms)
 
     def write() -> object:
         return [forward.encode(SHIPPED) for forward in channel.flush(now_ms)]

@@ -29,7 +29,7 @@ def make(
 
 def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
     for row in rows:
-        channel.take(row.machine, messages.encode(row), now_ms)
+        channel.add_report(row.machine, messages.encode(row), now_ms)
 
 
 def rows_of(forwards: list[aggregator.ForwardBatch]) -> list[messages.NodeReport]:
@@ -86,12 +86,12 @@ def test_nothing_is_counted_twice_or_lost_when_children_move_about(seed):
         for leaf in chance.sample(leaves, chance.choice([0, 1, 3])):
             for forward in leaf.flush(NOW_MS):
                 for _ in range(chance.choice([1, 1, 2])):
-                    root.take_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
+                    root.add_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
         if chance.random() < 0.4:
             seen += rows_of(root.flush(NOW_MS))
     for leaf in leaves:
         for forward in leaf.flush(NOW_MS):
-            root.take_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
+            root.add_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
     seen += rows_of(root.flush(NOW_MS))
     assert sorted((r.machine, r.sequence) for r in seen) == sorted((r.machine, r.sequence) for r in sent)
     assert set(root.dropped) <= {"duplicate", "duplicate-batch"}
@@ -104,7 +104,7 @@ def test_a_restarted_sensor_begins_anew():
     assert channel.dropped == {"duplicate": 1}
 
 
-def test_a_sensor_that_restarts_after_its_clock_was_set_back_is_heard():
+def test_a_sensor_that_restarts_after_its_clock_was_set_back_is_heartbeats():
     channel = make()
     give(channel, *(node("a", number, boot=7_200_000) for number in (1, 2, 3)))
     give(channel, *(node("a", number, boot=60_000) for number in range(1, 100)), node("a", 3, boot=7_200_000))
@@ -112,14 +112,14 @@ def test_a_sensor_that_restarts_after_its_clock_was_set_back_is_heard():
     assert channel.dropped == {"duplicate": 1}
 
 
-def test_a_channel_that_restarts_after_its_clock_was_set_back_is_heard():
+def test_a_channel_that_restarts_after_its_clock_was_set_back_is_heartbeats():
     root = make()
     for boot in (7_200_000, 60_000):
         below = make("below", boot=boot)
         for number in range(1, 4):
             give(below, node(f"m{boot}-{number}", 1))
             for forward in below.flush(NOW_MS):
-                root.take_batch("below", forward.encode(), NOW_MS)
+                root.add_batch("below", forward.encode(), NOW_MS)
     assert len(rows_of(root.flush(NOW_MS))) == 6
     assert not root.dropped
 
@@ -131,7 +131,7 @@ def test_batches_of_a_channel_may_overtake_each_other():
         give(below, node(f"m{number}", 1))
         sent += [forward.encode() for forward in below.flush(NOW_MS)]
     for data in (*reversed(sent), sent[5]):
-        root.take_batch("below", data, NOW_MS)
+        root.add_batch("below", data, NOW_MS)
     assert len(rows_of(root.flush(NOW_MS))) == duplicates.KEPT  # so far back is remembered
     assert root.dropped == {"late-batch": 2, "duplicate-batch": 1}
 
@@ -140,9 +140,9 @@ def test_what_was_dropped_is_reported_to_a_parent_once_however_many_messages_it_
     channel, below = make(), make("below", "merge")
     give(below, node("x", 1))
     give(channel, node("a", 1))
-    channel.take("a", b"rubbish", NOW_MS)
+    channel.add_report("a", b"rubbish", NOW_MS)
     for forward in below.flush(NOW_MS):
-        channel.take_batch("below", forward.encode(), NOW_MS)
+        channel.add_batch("below", forward.encode(), NOW_MS)
     forwards = channel.flush(NOW_MS)
     assert len(forwards) == 2  # rows and summaries
     assert [one.facts.dropped for one in forwards if one.facts.dropped] == [{"malformed": 1}]
@@ -179,11 +179,11 @@ def test_a_silent_machine_makes_the_aggregate_partial_until_it_is_forgotten():
 
 def test_what_was_dropped_is_told_once_and_passed_up():
     leaf, root = make("c"), make("top")
-    leaf.take("a", b"{", NOW_MS)
+    leaf.add_report("a", b"{", NOW_MS)
     give(leaf, node("a"))
     for forward in leaf.flush(NOW_MS):
         assert forward.facts.dropped == {"malformed": 1}
-        root.take_batch("c", forward.encode(), NOW_MS)
+        root.add_batch("c", forward.encode(), NOW_MS)
     above = root.flush(NOW_MS)[0].facts
     assert (above.dropped, above.partial, above.level) == ({"malformed": 1}, True, 2)
     give(leaf, node("a", 2))
@@ -212,7 +212,7 @@ HOSTILE = {
 @pytest.mark.parametrize("reason", HOSTILE)
 def test_a_hostile_report_is_counted_and_nothing_else(reason):
     channel = make()
-    channel.take("a", HOSTILE[reason], NOW_MS)
+    channel.add_report("a", HOSTILE[reason], NOW_MS)
     give(channel, node("a", 2))
     assert [r.sequence for r in rows_of(channel.flush(NOW_MS))] == [2]
     assert channel.dropped == {reason: 1}
@@ -229,13 +229,13 @@ def test_hostile_batches_are_counted_and_nothing_else():
     odd = columns.to_batch([node("a")])
     place = odd.schema.get_field_index("cpu_percent")
     infinite = odd.set_column(place, "cpu_percent", pa.array([float("inf")]))
-    channel.take_batch("x", good[:100], NOW_MS)
-    channel.take_batch("x", b"z" * (10 << 20), NOW_MS)
-    channel.take_batch("y", good, NOW_MS)
-    channel.take_batch("x", arrow(batch=infinite, sequence=2), NOW_MS)
-    channel.take_batch("x", arrow(node("a", at_ms=NOW_MS * 2), node("b", at_ms=1), sequence=3), NOW_MS)
-    channel.take_batch("x", good, NOW_MS)
-    channel.take_batch("x", good, NOW_MS)
+    channel.add_batch("x", good[:100], NOW_MS)
+    channel.add_batch("x", b"z" * (10 << 20), NOW_MS)
+    channel.add_batch("y", good, NOW_MS)
+    channel.add_batch("x", arrow(batch=infinite, sequence=2), NOW_MS)
+    channel.add_batch("x", arrow(node("a", at_ms=NOW_MS * 2), node("b", at_ms=1), sequence=3), NOW_MS)
+    channel.add_batch("x", good, NOW_MS)
+    channel.add_batch("x", good, NOW_MS)
     assert rows_of(channel.flush(NOW_MS)) == [node("a")]
     assert channel.dropped == {
         "malformed": 2,
@@ -255,7 +255,7 @@ def test_a_channel_below_cannot_make_ours_unreadable_by_what_it_claims():
             channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1
         )
         data = columns.encode(columns.to_batch([node("a", sequence)]), facts)
-        channel.take_batch("x", data, NOW_MS)
+        channel.add_batch("x", data, NOW_MS)
     (forward,) = channel.flush(NOW_MS)
     _, read = columns.decode(forward.encode())
     assert read == forward.facts
@@ -274,8 +274,8 @@ def test_no_bytes_at_all_stop_a_channel(changes):
     row = bytearray(messages.encode(node("a")))
     for place, put in changes:
         row[place % len(row) : place % len(row) + len(put)] = put
-    channel.take_batch("x", bytes(data), NOW_MS)
-    channel.take("a", bytes(row), NOW_MS)
+    channel.add_batch("x", bytes(data), NOW_MS)
+    channel.add_report("a", bytes(row), NOW_MS)
     for forward in channel.flush(NOW_MS):
         columns.decode(forward.encode())
     give(channel, node("c", 7))
@@ -312,7 +312,7 @@ odd = Odd()
 
 def merged(forwards: list[aggregator.ForwardBatch]) -> dict[tuple[str, str], interpreters.MetricSummary]:
     return {
-        (row["group"], row["metric"]): interpreters.MetricSummary.of_row(row)
+        (row["group"], row["metric"]): interpreters.MetricSummary.from_row(row)
         for forward in forwards
         for row in forward.batch.to_pylist()
     }
@@ -332,7 +332,7 @@ def test_merge_gives_the_same_in_a_tree_as_at_once():
     for number, leaf in enumerate(leaves):
         for forward in leaf.flush(NOW_MS):
             for _ in range(2):  # a repeat changes nothing
-                top.take_batch(f"c{number}", forward.encode(), NOW_MS)
+                top.add_batch(f"c{number}", forward.encode(), NOW_MS)
     one, tree = merged(flat.flush(NOW_MS)), merged(top.flush(NOW_MS))
     assert one.keys() == tree.keys()
     for key, summary in one.items():
@@ -352,7 +352,7 @@ def test_a_broken_summary_is_counted(odd):
     row |= {"max": 1.0, "sketch": bytes(sketches.QuantileSketch()), "machines": b"", "partial": False}
     batch = pa.RecordBatch.from_pylist([row | odd], schema=columns.summary_schema())
     facts = columns.BatchInfo(channel="x", schema=columns.SUMMARY_SCHEMA)
-    channel.take_batch("x", columns.encode(batch, facts), NOW_MS)
+    channel.add_batch("x", columns.encode(batch, facts), NOW_MS)
     assert channel.flush(NOW_MS) == []
     assert channel.dropped == {"malformed": 1}
 

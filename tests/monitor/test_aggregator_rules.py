@@ -24,7 +24,7 @@ def sequences(forwards: list[aggregator.ForwardBatch]) -> list[int]:
 def batch(channel: aggregator.Aggregator, number: int, *rows: messages.NodeReport, **facts: Any) -> None:
     """One message of the channel ``x`` below."""
     facts_ = reports_columns.BatchInfo(channel="x", sequence=number, **facts)
-    channel.take_batch(
+    channel.add_batch(
         "x", reports_columns.encode(reports_columns.to_batch(rows), facts_), facts.get("now_ms", NOW_MS)
     )
 
@@ -62,11 +62,11 @@ def test_a_new_channel_has_counted_nothing():
 def test_all_that_comes_is_counted_as_received_good_or_bad():
     channel = make()
     give(channel, node("a"), node("a"))
-    channel.take("a", b"x" * (64 << 10), NOW_MS)
-    channel.take_batch("x", b"rubbish", NOW_MS)
+    channel.add_report("a", b"x" * (64 << 10), NOW_MS)
+    channel.add_batch("x", b"rubbish", NOW_MS)
     batch(channel, 1, node("b"), node("c"), node("d"))
-    channel.take_batch("x", summaries("y", "e"), NOW_MS)  # forged
-    channel.take_batch("y", summaries("y", "e"), NOW_MS)
+    channel.add_batch("x", summaries("y", "e"), NOW_MS)  # forged
+    channel.add_batch("y", summaries("y", "e"), NOW_MS)
     rows = len(interpreters.BUILT_IN) and reports_columns.decode(summaries("y", "e"))[0].num_rows
     assert channel.received == 3 + 1 + 3 + 2 * rows
     assert channel.dropped == {"forged": rows, "malformed": 1}
@@ -79,8 +79,8 @@ def test_all_that_comes_is_counted_as_received_good_or_bad():
 def test_a_report_of_the_largest_size_is_read_and_a_larger_one_is_not():
     channel = make()
     good = messages.encode(node("a"))
-    channel.take("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good)), NOW_MS)
-    channel.take("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good) + 1), NOW_MS)
+    channel.add_report("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good)), NOW_MS)
+    channel.add_report("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good) + 1), NOW_MS)
     assert sequences(channel.flush(NOW_MS)) == [1]
     assert channel.dropped == {"too-large": 1}
 
@@ -88,9 +88,9 @@ def test_a_report_of_the_largest_size_is_read_and_a_larger_one_is_not():
 def test_reports_are_decoded_when_a_thousand_have_come():
     channel = make()
     for _ in range(999):
-        channel.take("a", b"rubbish", NOW_MS)
+        channel.add_report("a", b"rubbish", NOW_MS)
     assert (channel.held, channel.dropped) == (999, {})
-    channel.take("a", b"rubbish", NOW_MS)
+    channel.add_report("a", b"rubbish", NOW_MS)
     assert (channel.held, channel.dropped) == (0, {"malformed": 1000})
 
 
@@ -110,7 +110,7 @@ def test_what_a_channel_holds_is_bounded_over_reports_and_batches():
 def test_a_machine_reports_for_itself_and_for_what_is_below_its_name():
     channel = make()
     for machine in ("a", "a.db", "ab", "b.a"):
-        channel.take("a", messages.encode(node(machine)), NOW_MS)
+        channel.add_report("a", messages.encode(node(machine)), NOW_MS)
     assert [row.machine for row in rows_of(channel.flush(NOW_MS))] == ["a", "a.db"]
     assert channel.dropped == {"forged": 2}
 
@@ -148,8 +148,8 @@ def test_odd_numbers_anywhere_in_a_batch_are_malformed():
         else:
             columns["services"][0][0]["metrics"] = [("x", inf)]
         odd = pa.RecordBatch.from_pydict(columns, schema=good.schema)
-        channel.take_batch("x", arrow(batch=odd), NOW_MS)
-        channel.take_batch("x", arrow(batch=good, sequence=2), NOW_MS)
+        channel.add_batch("x", arrow(batch=odd), NOW_MS)
+        channel.add_batch("x", arrow(batch=good, sequence=2), NOW_MS)
         assert channel.dropped == {"malformed": 1}
         assert len(rows_of(channel.flush(NOW_MS))) == 1
 
@@ -208,14 +208,14 @@ def test_former_runs_are_remembered_of_a_bounded_number_of_machines():
     give(channel, *(node(name, 1, boot=1) for name in names[:1]))
     for name in ("a", "b"):
         give(channel, node(name, 1, boot=1), node(name, 1, boot=2))
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     assert list(channel._former) == ["a", "b"]
     for name in ("c", "d", "e"):
         give(channel, node(name, 1, boot=1), node(name, 1, boot=2))
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     assert list(channel._former) == ["b", "c", "d", "e"]
     give(channel, node("e", 1, boot=3))
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     assert list(channel._former) == ["b", "c", "d", "e"], "it is among them"
 
 
@@ -226,8 +226,8 @@ def test_half_of_the_bound_of_machines_is_always_remembered_and_never_more_than_
         give(channel, *(node(name) for name in names))
         channel.flush(NOW_MS)
         assert min(number, 10) <= channel.machines <= 20
-        channel.take(names[-10 if number > 10 else 0], messages.encode(node(names[-10:][0])), NOW_MS)
-        channel.settle(NOW_MS)
+        channel.add_report(names[-10 if number > 10 else 0], messages.encode(node(names[-10:][0])), NOW_MS)
+        channel.decode_pending(NOW_MS)
         assert channel.dropped == {"duplicate": 1}
 
 
@@ -268,7 +268,7 @@ def test_a_machine_is_missing_after_two_periods_and_gone_after_six(way, silent_m
     else:
         for number, row in enumerate(rows, 1):
             batch(channel, number, row)
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     give(channel, node("live", at_ms=later), now_ms=later)
     (forward,) = channel.flush(later)
     assert (forward.facts.machines, forward.facts.missing) == (machines, missing)
@@ -280,7 +280,7 @@ def test_a_period_is_that_of_the_machines_last_report():
     channel = make()
     give(channel, node("a", 1, period_s=10.0), node("a", 2, period_s=100.0))
     later = NOW_MS + 150_000
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     give(channel, node("b", at_ms=later), now_ms=later)
     assert channel.flush(later)[0].facts.missing == 0
 
@@ -299,7 +299,7 @@ def test_machines_are_looked_at_every_two_seconds():
 def test_a_repeat_does_not_make_a_silent_machine_live():
     channel = make()
     give(channel, node("a"))
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     later = NOW_MS + 30_000
     give(channel, node("a"), node("b", at_ms=later), now_ms=later)
     assert channel.flush(later)[0].facts.missing == 1
@@ -308,13 +308,13 @@ def test_a_repeat_does_not_make_a_silent_machine_live():
 def test_what_mergers_below_miss_is_added_and_holds_for_a_minute():
     channel = make()
     give(channel, node("quiet"))
-    channel.settle(NOW_MS)
+    channel.decode_pending(NOW_MS)
     later = NOW_MS + 30_000
     for name, missing in (("y", 3), ("z", 4)):
-        channel.take_batch(name, summaries(name, "m", missing=missing), later)
+        channel.add_batch(name, summaries(name, "m", missing=missing), later)
     for forward in channel.flush(later):
         assert (forward.facts.missing, forward.facts.partial) == (1 + 3 + 4, True)
-    channel.take_batch("y", summaries("y", "m", missing=2, sequence=2), later + 1)
+    channel.add_batch("y", summaries("y", "m", missing=2, sequence=2), later + 1)
     assert [each.facts.missing for each in channel.flush(later + 60_000)] == [2 + 4]
     give(channel, node("live", at_ms=later), now_ms=later)
     assert [each.facts.missing for each in channel.flush(later + 60_001)] == [2]
@@ -325,7 +325,7 @@ def test_what_mergers_below_miss_is_added_and_holds_for_a_minute():
 def test_mergers_below_cannot_make_the_number_of_missing_machines_too_large():
     channel = make()
     for name in ("y", "z"):
-        channel.take_batch(name, summaries(name, "m", missing=(1 << 63) - 1), NOW_MS)
+        channel.add_batch(name, summaries(name, "m", missing=(1 << 63) - 1), NOW_MS)
     (forward,) = channel.flush(NOW_MS)
     _, read = reports_columns.decode(forward.encode())
     assert read.missing == (1 << 63) - 1
@@ -341,7 +341,7 @@ def test_repeats_alone_do_not_make_an_aggregate_partial():
     assert (forward.facts.dropped, forward.facts.partial) == ({"duplicate": 1}, False)
     assert forward.batch.column("partial").to_pylist() == [False]
     give(channel, node("a"), node("a", 2))
-    channel.take("a", b"rubbish", NOW_MS)
+    channel.add_report("a", b"rubbish", NOW_MS)
     (forward,) = channel.flush(NOW_MS)
     assert (forward.facts.dropped, forward.facts.partial) == ({"duplicate": 1, "malformed": 1}, True)
 
@@ -358,7 +358,7 @@ def test_a_partial_batch_below_makes_one_aggregate_partial():
 def test_summaries_go_on_as_they_came():
     channel = make()
     data = summaries("y", "m")
-    channel.take_batch("y", data, NOW_MS)
+    channel.add_batch("y", data, NOW_MS)
     (forward,) = channel.flush(NOW_MS)
     assert forward.batch.equals(reports_columns.decode(data)[0])
     assert not any(forward.batch.column("partial").to_pylist())
@@ -377,9 +377,9 @@ def test_the_holding_time_begins_with_the_first_row():
         for _ in range(2):
             for number, now_ms in enumerate((NOW_MS + 5, NOW_MS + 9)):
                 if first == "rows":
-                    channel.take_batch("x", arrow(node("a", number), sequence=channel.received), now_ms)
+                    channel.add_batch("x", arrow(node("a", number), sequence=channel.received), now_ms)
                 else:
-                    channel.take_batch("y", summaries("y", "m", sequence=channel.received), now_ms)
+                    channel.add_batch("y", summaries("y", "m", sequence=channel.received), now_ms)
             for forward in channel.flush(NOW_MS + 20):
                 assert (forward.facts.held_from_ms, forward.facts.held_to_ms) == (NOW_MS + 5, NOW_MS + 20)
             assert channel.held == 0
@@ -388,7 +388,7 @@ def test_the_holding_time_begins_with_the_first_row():
 def test_the_groups_are_those_of_what_was_held_last():
     channel = make()
     give(channel, node("a", group="web"), node("b", group="db"))
-    channel.take_batch("y", summaries("y", "m"), NOW_MS)
+    channel.add_batch("y", summaries("y", "m"), NOW_MS)
     channel.flush(NOW_MS)
     assert channel.groups == {"web", "db", "default"}
     give(channel, node("a", 2, group="web"))
@@ -405,7 +405,7 @@ def test_each_parent_learns_once_what_was_dropped():
     channel = aggregator.Aggregator(
         "c", 1, subscriptions, limits=aggregator.ChannelLimits(rows_per_message=1)
     )
-    channel.take("a", b"rubbish", NOW_MS)
+    channel.add_report("a", b"rubbish", NOW_MS)
     give(channel, node("a"), node("b"))
     facts_ = [(each.subscription.name, each.facts.dropped) for each in channel.flush(NOW_MS)]
     assert [each for each in facts_ if each[1]] == [("one", {"malformed": 1}), ("three", {"malformed": 1})]
@@ -425,7 +425,7 @@ def test_an_interpreter_that_fails_costs_the_rows_and_the_summaries():
     channel = aggregator.Aggregator("c", 1, [to])
     give(channel, node("a"))
     data = summaries("y", "m")
-    channel.take_batch("y", data, NOW_MS)
+    channel.add_batch("y", data, NOW_MS)
     assert channel.flush(NOW_MS) == []
     assert channel.dropped == {"interpreter-failed": 1 + reports_columns.decode(data)[0].num_rows}
 
@@ -436,10 +436,10 @@ def test_two_rows_that_are_too_large_together_go_apart_and_one_row_goes_whatever
     assert [each.batch.num_rows for each in channel.flush(NOW_MS)] == [1] * 5
     two = reports_columns.to_batch([node("a"), node("b")])
     fits = make(message_bytes=two.nbytes)
-    fits.take_batch("x", arrow(batch=two), NOW_MS)
+    fits.add_batch("x", arrow(batch=two), NOW_MS)
     assert [each.batch.num_rows for each in fits.flush(NOW_MS)] == [2]
     halves = make(message_bytes=two.nbytes - 1)
-    halves.take_batch("x", arrow(batch=two), NOW_MS)
+    halves.add_batch("x", arrow(batch=two), NOW_MS)
     assert [each.batch.num_rows for each in halves.flush(NOW_MS)] == [1, 1]
 
 

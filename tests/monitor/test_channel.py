@@ -57,7 +57,7 @@ async def test_merge_ends_in_the_other_stream(connect, channel, report):
         found = await conftest.stored(sensor, columns.SUMMARIES_STREAM)
         return found and found[0][0].to_pylist()
 
-    summaries = {row["metric"]: interpreters.MetricSummary.of_row(row) for row in await eventually(there)}
+    summaries = {row["metric"]: interpreters.MetricSummary.from_row(row) for row in await eventually(there)}
     assert summaries["cpu_percent"].sum == 50.0
     assert summaries[interpreters.ALL_REPORTS].machines.count() == 10
 

@@ -14,7 +14,7 @@ def beat(sequence: int = 1, **more: Any) -> protocol.ChannelHeartbeat:
     )
 
 
-def test_the_first_of_the_list_that_lives():
+def test_the_first_of_the_list_that_is_alive():
     choice = parent_selection.ParentSelector("s", ("a", "b"))
     assert choice.choose(0.0) is None
     choice.record_heartbeat("b", beat(), 0.0)
@@ -26,7 +26,7 @@ def test_the_first_of_the_list_that_lives():
     assert choice.choose(9.0) is None
 
 
-def test_the_root_always_lives():
+def test_the_root_always_is_alive():
     assert parent_selection.ParentSelector("c", ("a", "root")).choose(0.0) == "root"
 
 

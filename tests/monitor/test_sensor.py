@@ -121,7 +121,7 @@ async def post(port: int, path: str, body: bytes, *headers: str) -> int:
 
 
 async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
-    port = quiet.doors.http_port
+    port = quiet.intake.http_port
     url = f"http://127.0.0.1:{port}"
     await asyncio.to_thread(
         client.push, "shop", {"orders_s": 12.5}, url=url, state="draining", reason="night"
@@ -135,7 +135,7 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
     protobuf = test_services.otlp_as_protobuf().replace(b"shop", b"cart")
     assert await post(port, "/v1/metrics", protobuf, "Content-Type: application/x-protobuf") == 200
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        udp.sendto(b"mail.waiting:9|g", ("127.0.0.1", quiet.doors.statsd_port))
+        udp.sendto(b"mail.waiting:9|g", ("127.0.0.1", quiet.intake.statsd_port))
     await eventually(lambda: quiet.services._statsd)
     report = await quiet.sample()
     found = {one.name: one for one in report.services}
@@ -151,7 +151,7 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
 
 
 async def test_hostile_requests_are_refused_and_counted(quiet):
-    port = quiet.doors.http_port
+    port = quiet.intake.http_port
     bomb = gzip.compress(bytes(20 << 20))
     assert await post(port, "/report", b"{") == 400
     assert await post(port, "/report", b'{"name":""}') == 400

@@ -19,10 +19,10 @@ def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
 def test_a_pushed_report_holds_then_is_late_then_is_gone():
     held = service_reports.ServiceReports()
     held.push(told(orders_s=2.0), 0.0, period_s=10.0)
-    assert held.take(5.0) == (told(orders_s=2.0),)
-    late = held.take(31.0)[0]
+    assert held.collect(5.0) == (told(orders_s=2.0),)
+    late = held.collect(31.0)[0]
     assert (late.state, late.metrics) == (health.HealthState.LATE, {"orders_s": 2.0})
-    assert held.take(301.0) == ()
+    assert held.collect(301.0) == ()
 
 
 def test_services_are_bounded():
@@ -37,10 +37,10 @@ def test_services_are_bounded():
 
 def test_statsd_counters_are_rates_timers_means_and_sets_counts():
     held = service_reports.ServiceReports()
-    assert held.take(0.0) == ()
+    assert held.collect(0.0) == ()
     held.statsd(b"shop.orders:3|c\nshop.orders:1|c|@0.5\nshop.users:ann|s\nshop.users:bob|s\n", 1.0)
     held.statsd(b"shop.took:10|ms\nshop.took:30|ms\nshop.depth:7|g\nshop.depth:-2|g|#a:b\nplain:1|g", 2.0)
-    found = {one.name: one.metrics for one in held.take(10.0)}
+    found = {one.name: one.metrics for one in held.collect(10.0)}
     assert found == {
         "shop": {
             "orders_s": 0.5,
@@ -52,28 +52,28 @@ def test_statsd_counters_are_rates_timers_means_and_sets_counts():
         },
         "statsd": {"plain": 1.0},
     }
-    assert held.take(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
-    late = held.take(2.0 + service_reports.LATE_AFTER * service_reports.STATSD_PERIOD_S + 1)[0]
+    assert held.collect(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
+    late = held.collect(2.0 + service_reports.LATE_AFTER * service_reports.STATSD_PERIOD_S + 1)[0]
     assert (late.name, late.state) == ("shop", health.HealthState.LATE)
-    assert held.take(2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S + 1) == ()
+    assert held.collect(2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S + 1) == ()
 
 
 def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent():
     held = service_reports.ServiceReports()
     lines = [f"app.g{number}:1|g" for number in range(service_reports.METRICS_MAX)]
     held.statsd("\n".join([*lines, "app.g0:99|g", "app.more:1|g"]).encode(), 1.0)
-    assert held.take(2.0)[0].metrics["g0"] == 99.0
+    assert held.collect(2.0)[0].metrics["g0"] == 99.0
     assert held.dropped == {"statsd-metrics": 1}
     later_s = 2.0 + service_reports.FORGET_AFTER * service_reports.STATSD_PERIOD_S
     held.statsd(b"app.more:1|g", later_s)
-    assert held.take(later_s)[0].metrics == {"more": 1.0}
+    assert held.collect(later_s)[0].metrics == {"more": 1.0}
 
     held = service_reports.ServiceReports()
     for number in range(service_reports.SERVICES_MAX + 1):
         held.statsd(f"service{number}.x:1|g".encode(), 1.0)
     assert held.dropped == {"statsd-services": 1}
     held.statsd(b"newcomer.x:1|g", later_s)
-    assert [one.name for one in held.take(later_s)] == ["newcomer"]
+    assert [one.name for one in held.collect(later_s)] == ["newcomer"]
 
 
 def test_text_that_is_not_unicode_reaches_no_node_report():
@@ -84,9 +84,9 @@ def test_text_that_is_not_unicode_reaches_no_node_report():
     for report in metric_formats.service_reports(metric_formats.otlp_json(lone.encode())):
         held.push(report, 0.0)
     assert messages.encode(
-        messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, services=held.take(1.0))
+        messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, services=held.collect(1.0))
     )
-    assert set(held.take(1.0)[0].metrics) == {"x?", "good"}
+    assert set(held.collect(1.0)[0].metrics) == {"x?", "good"}
     with pytest.raises(messages.MalformedMessage):
         held.push(told("\ud800"), 0.0)
 

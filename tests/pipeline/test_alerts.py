@@ -31,13 +31,13 @@ def restarted(one: tracker.AlertTracker) -> tracker.AlertTracker:
 
 def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
     one = book()
-    assert states(one.judge(say(True, 0), 0)) == ["pending"]
+    assert states(one.apply(say(True, 0), 0)) == ["pending"]
     assert states(one.tick(29_999)) == []
     fired = restarted(one).tick(30_000)
     assert states(fired) == ["firing"]
     assert fired.notifications[0].receivers == ("team",)
     one.tick(30_000)
-    ended = one.judge(say(False, 50), 50_000)
+    ended = one.apply(say(False, 50), 50_000)
     assert states(ended) == ["resolved"]
     assert len(ended.notifications) == 1
     assert one.alerts() == []
@@ -45,26 +45,26 @@ def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twi
 
 def test_what_ends_before_it_is_ripe_is_told_to_nobody():
     one = book()
-    one.judge(say(True, 0), 0)
-    outcome = one.judge(say(False, 10), 10_000)
+    one.apply(say(True, 0), 0)
+    outcome = one.apply(say(False, 10), 10_000)
     assert states(outcome) == ["resolved"]
     assert outcome.notifications == []
 
 
 def test_a_judgement_made_twice_changes_nothing_the_second_time():
     one = book()
-    first = one.judge(say(True, 0) + say(True, 0, "group:web", "down"), 0)
+    first = one.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)
     assert states(first) == ["pending", "firing"]
-    assert states(one.judge(say(True, 0) + say(True, 0, "group:web", "down"), 0)) == []
-    one.judge(say(False, 5, "group:web", "down"), 5000)
-    assert states(one.judge(say(True, 0, "group:web", "down"), 5000)) == []
+    assert states(one.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)) == []
+    one.apply(say(False, 5, "group:web", "down"), 5000)
+    assert states(one.apply(say(True, 0, "group:web", "down"), 5000)) == []
 
 
 def test_a_window_without_a_figure_leaves_the_last_one_known():
     one = book()
-    one.judge(say(True, 0), 0)
+    one.apply(say(True, 0), 0)
     unknown = tracker.RuleVerdict("hot", "node:a", True, 10_000, None, "web")
-    one.judge([unknown], 10_000)
+    one.apply([unknown], 10_000)
     fired = one.tick(30_000)
     assert states(fired) == ["firing"]
     assert fired.alerts[0].value == 95.0
@@ -72,14 +72,14 @@ def test_a_window_without_a_figure_leaves_the_last_one_known():
 
 def test_acknowledged_stays_so_until_it_ends():
     one = book()
-    one.judge(say(True, 0, "group:web", "down"), 0)
+    one.apply(say(True, 0, "group:web", "down"), 0)
     acknowledged = one.acknowledge("down", "group:web", "ann", 1000)
     assert acknowledged.alerts[0].labels["acknowledged_by"] == "ann"
     one = restarted(one)
     assert one.alerts()[0].state is AlertState.ACKNOWLEDGED
     with pytest.raises(errors.Conflict):
         one.acknowledge("down", "group:web", "bob", 2000)
-    assert states(one.judge(say(False, 3, "group:web", "down"), 3000)) == ["resolved"]
+    assert states(one.apply(say(False, 3, "group:web", "down"), 3000)) == ["resolved"]
     with pytest.raises(errors.NotFound):
         one.acknowledge("down", "group:web", "bob", 4000)
 
@@ -88,7 +88,7 @@ def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
     one = book()
     silence = tracker.Silence(id="s", covers="group = 'web' AND rule = 'hot'", from_ms=0, until_ms=60_000)
     one.silence(silence, 0)
-    one.judge(say(True, 0), 0)
+    one.apply(say(True, 0), 0)
     assert states(one.tick(30_000)) == ["silenced"]
     spoken = restarted(one).tick(60_000)
     assert states(spoken) == ["firing"]
@@ -99,7 +99,7 @@ def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
 def test_a_maintenance_window_begins_later():
     one = book()
     one.silence(tracker.Silence(id="m", covers="TRUE", from_ms=10_000, until_ms=20_000), 0)
-    assert states(one.judge(say(True, 1, "group:web", "down"), 1000)) == ["firing"]
+    assert states(one.apply(say(True, 1, "group:web", "down"), 1000)) == ["firing"]
     assert states(one.tick(10_000)) == ["silenced"]
     assert states(one.tick(20_000)) == ["firing"]
     assert one.silences() == []
@@ -124,7 +124,7 @@ def test_a_silence_that_makes_no_sense_is_refused(covers, from_ms, until_ms, fau
 
 def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
     one = book()
-    one.judge(say(True, 10), 10_000)
+    one.apply(say(True, 10), 10_000)
     hour_ms = 3_600_000
     other = tracker.Silence(id="s", covers="rule = 'other'", from_ms=hour_ms, until_ms=2 * hour_ms)
     assert states(one.silence(other, hour_ms)) == []
@@ -134,7 +134,7 @@ def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
 
 def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
     one = tracker.AlertTracker((DOWN,), forget_s=3600.0)
-    one.judge(say(True, 0, "group:web", "down"), 0)
+    one.apply(say(True, 0, "group:web", "down"), 0)
     assert states(one.tick(3_600_000)) == []
     assert states(one.tick(3_600_001)) == ["resolved"]
     assert one.on() == frozenset()
@@ -159,7 +159,7 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
         now_s += 1
         match what:
             case "judge":
-                outcome = one.judge(say(how, now_s), now_s * 1000)
+                outcome = one.apply(say(how, now_s), now_s * 1000)
             case "acknowledge":
                 try:
                     outcome = one.acknowledge("hot", "node:a", "ann", now_s * 1000)

@@ -1,8 +1,8 @@
-"""The whole fleet as one report: sensors, channels, reports in Arrow and XML, the analytic model.
+"""Monitoring: sensors, channels, reports in Arrow and XML, the capacity model.
 
-Promised: a report is counted once, however often it is sent and whichever channel it comes through, where
-two copies meet in one channel or within the pipeline's window; what is dropped is counted by reason; an
-aggregate from which something is missing says so; nothing that arrives stops a channel.
-Not promised: that a single report arrives.  Reports are not durable before the first forward of a channel
-without a parent; a sensor that knows it is cut off buffers on disk, within a bound.
+Guaranteed: a report is counted once, however often it is sent and through whichever channels, if the copies
+meet in one channel or within the pipeline's window; dropped reports are counted by reason; an incomplete
+aggregate is marked as partial; no message stops a channel. Not guaranteed: delivery of a single
+report.  Reports are not durable before a channel without a parent has forwarded them; a sensor that is
+disconnected buffers them on disk, within a bound.
 """

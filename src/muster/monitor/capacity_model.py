@@ -1,6 +1,7 @@
-"""The analytic model of a hierarchy: how long a report takes, how old it is, how many machines it carries.
+"""The analytic model of a hierarchy: propagation time, staleness and number of machines.
 
-The terms are the paper's (`seeds` 004).  Level 0 is the sensor; level i receives from n_i senders below.
+The terms are those of the paper (`seeds` 004).  Level 0 is the sensor; level i receives from n_i senders
+below.
 
     (1)  prop(0) = hold(0)
     (2)  prop(1) = prop(0) + in(1)
@@ -8,13 +9,13 @@ The terms are the paper's (`seeds` 004).  Level 0 is the sensor; level i receive
     (4)  prop(i) = sum hold(0..i-1) + sum out(1..i-1) + sum in(1..i)
     (5)  stale(i) = prop(i) + period of the application's own report
 
-Holding times are settings.  Input and output times depend on the load, for which the paper measured curves.
-Ours come from four measured costs (`Costs`): a message and a row, in and out.  From them follows the CPU load
-of a channel; the input time is the service time of a message and what it waits in line for (the mean of a
-queue with steady service, which grows without bound as the load nears 1, as the paper saw); the output time
-grows with the rows to be sent on, and so linearly with the senders below.
+Holding times are settings.  Input and output times depend on the load; the paper measured curves.  Here they
+are computed from four measured costs (`CostParameters`): a message and a row, in and out.  These determine
+the CPU load of a channel.  The input time is the service time of a message plus its waiting time (the mean of
+an M/D/1 queue, which grows without bound as the load approaches 1, as in the paper).  The output time grows
+with the forwarded rows, so linearly with the number of senders.
 
-Pure arithmetic: no clock, nothing measured here.  `PAPER` is inferred: the paper's figures are lost, but its
+Pure arithmetic: no clock, no measurement.  `PAPER` is inferred: the paper's figures are lost, but its
 text states that two levels carry about five times what one carries.  That fixes the ratio of the two costs.
 Their size is chosen here; the paper states no number of machines.
 """
@@ -30,14 +31,14 @@ import msgspec
 from muster.core import errors
 
 ROOT_SENDERS_MAX = 64
-TARGET_LOAD = 0.7  # of a core: above that a queue is more often long than not
+TARGET_LOAD = 0.7  # of a core: above that queues are usually long
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of one core."""
 
-    message_s: float  # to take a message in, besides its rows
-    row_s: float  # to take a row in
+    message_s: float  # to receive a message, without its rows
+    row_s: float  # to receive a row
     out_message_s: float = 0.0
     out_row_s: float = 0.0
 
@@ -49,7 +50,7 @@ PAPER = CostParameters(
 
 @dataclass(frozen=True, slots=True)
 class HierarchyLevel:
-    """One level of channels. ``senders``: how many send to each channel of it (n_i)."""
+    """A level of channels. ``senders``: the number of senders of each channel (n_i)."""
 
     senders: int
     hold_s: float
@@ -60,12 +61,12 @@ class HierarchyLevel:
 class Hierarchy:
     """Sensors of one period below levels of channels, the last of which is the root.
 
-    ``latest``: a channel passes on only the latest report of each machine, as the paper's do, rather than all
-    that came in its holding time.
+    ``latest``: a channel forwards only the latest report of each machine, as in the paper, instead of all
+    reports of its holding time.
     """
 
     name: str
-    period_s: float  # hold(0): how often a sensor reports
+    period_s: float  # hold(0): the period of sensors
     levels: tuple[HierarchyLevel, ...]
     latest: bool = False
 
@@ -80,7 +81,7 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class ModelLevelFigures:
-    messages_s: float  # that a channel of it receives
+    messages_s: float  # received by a channel
     rows_s: float
     load: float  # of one core; 1 and above: saturated
     in_s: float
@@ -91,7 +92,7 @@ class ModelLevelFigures:
 class ModelFigures:
     machines: int
     levels: tuple[ModelLevelFigures, ...]
-    propagation_s: float  # until it is in the root; infinite where a level is saturated
+    propagation_s: float  # until the report is in the root; infinite if a level is saturated
     staleness_s: float
     limit: int | None  # the first level that is saturated
 
@@ -101,7 +102,7 @@ class ModelFigures:
 
 
 def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> ModelFigures:
-    """Equations (1) to (5) for a balanced tree. ``service_period_s``: how often an application reports."""
+    """Equations (1) to (5) for a balanced tree. ``service_period_s``: the period of application reports."""
     levels: list[ModelLevelFigures] = []
     machines_below = 1
     sent_every_s = hierarchy.period_s
@@ -133,14 +134,14 @@ def propagation_s(holds_s: Sequence[float], ins_s: Sequence[float], outs_s: Sequ
 
 
 def queue_s(service_s: float, load: float) -> float:
-    """Service and waiting time where work comes at random and each piece takes as long (M/D/1)."""
+    """Service and waiting time with random arrivals and constant service time (M/D/1)."""
     if load >= 1:
         return math.inf
     return service_s * (1 + load / (2 * (1 - load)))
 
 
 def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
-    """The most machines: senders of the root are varied until some level would pass ``load_max``."""
+    """The maximum number of machines: the root gets more senders until a level exceeds ``load_max``."""
 
     def fits(senders: int) -> bool:
         *below, root = hierarchy.levels
@@ -153,7 +154,7 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
     while fits(high):
         low, high = high, high * 2
         if high > 1 << 40:
-            raise errors.InvalidInput("these costs are zero: there is no limit to find")
+            raise errors.InvalidInput("the costs are zero, so there is no limit")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -161,9 +162,9 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
 
 
 def table_2(costs: CostParameters = PAPER, *, first: CostParameters | None = None) -> tuple[Hierarchy, ...]:
-    """The paper's four hierarchies. What it varied is the number of senders of the top level: here it is 1.
+    """The four hierarchies of the paper. It varied the number of senders of the top level; here it is 1.
 
-    ``first``: the costs of the level that hears the sensors, where they differ from the others'.
+    ``first``: the costs of the first level, if they differ from the others.
     """
 
     def made(name: str, period_s: float, *below: tuple[int, float]) -> Hierarchy:
@@ -180,12 +181,12 @@ def table_2(costs: CostParameters = PAPER, *, first: CostParameters | None = Non
     )
 
 
-# -- planning our own ---------------------------------------------------------------------------------------
+# -- planning -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What our parts cost, as ``bench-monitor`` and ``bench-pipeline`` measured on 2 shared cores."""
+    """Measured costs of channels and pipeline (``bench-monitor``, ``bench-pipeline``; 2 shared cores)."""
 
     channel: CostParameters = CostParameters(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
     inner: CostParameters = CostParameters(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009
@@ -198,9 +199,9 @@ class CapacityPlan:
     period_s: float
     hierarchy: Hierarchy
     figures: ModelFigures
-    channels: tuple[int, ...]  # how many at each level, the root not counted
+    channels: tuple[int, ...]  # the number at each level, without the root
     root_cores: float
-    limits: str  # in words: what would have to grow first
+    limits: str  # text: the first bottleneck
 
 
 def plan(
@@ -213,9 +214,9 @@ def plan(
     load: float = TARGET_LOAD,
     measured: MeasuredCosts | None = None,
 ) -> CapacityPlan:
-    """The smallest tree that carries the fleet, with Spark as its root (its trigger is the holding time).
+    """The smallest tree for the fleet, with Spark as its root (its trigger is the holding time).
 
-    Sensors go to as few first-level channels as the load allows; a level is put between where there are more
+    Sensors use as few first-level channels as the load allows; a level is added if there are more
     channels than the root should have senders.
     """
     if machines < 1 or period_s <= 0 or hold_s <= 0 or trigger_s <= 0 or root_cores <= 0:
@@ -236,7 +237,7 @@ def plan(
     )
     tree = Hierarchy("plan", period_s, (*levels, HierarchyLevel(counts[-1], trigger_s, root)))
     model = figures(tree, service_period_s=period_s)
-    # In our root a report counts once its batch has been computed: the trigger is waited for as well.
+    # In the root a report is visible after its batch: the trigger time is added.
     batch_s = rows_s * trigger_s * root.row_s
     total_s = model.propagation_s + trigger_s + batch_s
     model = replace(model, propagation_s=total_s, staleness_s=total_s + period_s)
@@ -252,7 +253,7 @@ def plan(
 
 
 def _between(below: int, rows_s: float, hold_s: float, load: float, costs: CostParameters) -> int:
-    """How many channels to put above ``below`` ones; 0 where that would not make them fewer."""
+    """The number of channels above ``below`` channels; 0 if another level would not reduce it."""
     a_sender_s = costs.message_s / hold_s + rows_s / below * (costs.row_s + costs.out_row_s)
     senders = int((load - costs.out_message_s / hold_s) / a_sender_s)
     return math.ceil(below / senders) if senders > 1 else 0
@@ -261,14 +262,14 @@ def _between(below: int, rows_s: float, hold_s: float, load: float, costs: CostP
 def _limits(model: ModelFigures, load: float, root_cores: float) -> str:
     if model.root_load >= 1:
         needed = math.ceil(model.root_load * root_cores / load)
-        return f"the root: {root_cores:g} cores are not enough, {needed} would be"
+        return f"the root: {root_cores:g} cores are not enough, {needed} are needed"
     if model.root_load > load:
-        return f"the root is loaded to {model.root_load:.0%}: a longer trigger or another core comes next"
+        return f"the load of the root is {model.root_load:.0%}: use a longer trigger or another core"
     room = load / model.root_load if model.root_load else math.inf
-    return f"the root comes first, at {room:.1f} times this fleet; channels are added as needed"
+    return f"the root is the first limit, at {room:.1f} times this fleet; channels are added as needed"
 
 
-# -- against what was measured ------------------------------------------------------------------------------
+# -- comparison with measurements ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +281,9 @@ class ModelCheck:
 
 
 def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2) -> ModelCheck:
-    """The model's worst case against the oldest measured: it holds if it is within ``tolerance`` of it."""
+    """Compare the predicted worst case with the oldest measured report, within ``tolerance``."""
     if not ages_s:
-        raise errors.InvalidInput("nothing was measured")
+        raise errors.InvalidInput("there are no measurements")
     worst_s = max(ages_s)
     ratio = predicted_s / worst_s if worst_s > 0 else math.inf
     return ModelCheck(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= tolerance * worst_s)
@@ -291,12 +292,12 @@ def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2
 def fit(points: Sequence[tuple[float, float, float]]) -> CostParameters:
     """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
     if len(points) < 2:
-        raise errors.InvalidInput("two measurements at least, with different rows in a message")
+        raise errors.InvalidInput("at least two measurements with different rows per message are needed")
     products = [(m * m, m * r, r * r, m * c, r * c) for m, r, c in points]
     mm, mr, rr, mc, rc = (sum(values) for values in zip(*products, strict=True))
     determinant = mm * rr - mr * mr
     if determinant <= 1e-12 * mm * rr:
-        raise errors.InvalidInput("every message had as many rows: the two costs cannot be told apart")
+        raise errors.InvalidInput("all messages have the same number of rows: the costs cannot be separated")
     message_s = (mc * rr - rc * mr) / determinant
     row_s = (rc * mm - mc * mr) / determinant
     return CostParameters(message_s=max(0.0, message_s), row_s=max(0.0, row_s))

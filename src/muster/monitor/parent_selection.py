@@ -21,29 +21,31 @@ SILENT_BEATS = 2.5
 class ParentSelector:
     def __init__(self, child: str, preferred: Sequence[str] = ()) -> None:
         self._child = child
-        self._wanted = tuple(preferred)
-        self._heard: dict[str, tuple[protocol.ChannelHeartbeat, float]] = {}
+        self._preferred = tuple(preferred)
+        self._heartbeats: dict[str, tuple[protocol.ChannelHeartbeat, float]] = {}
 
     def record_heartbeat(self, channel: str, beat: protocol.ChannelHeartbeat, now_s: float) -> None:
-        known = self._heard.get(channel)
+        known = self._heartbeats.get(channel)
         # A channel that restarted has another boot, which is higher or lower as its clock was corrected.
         if known is None or beat.boot != known[0].boot or beat.sequence > known[0].sequence:
-            self._heard[channel] = (beat, now_s)
+            self._heartbeats[channel] = (beat, now_s)
 
     def choose(self, now_s: float) -> str | None:
         """The parent to use now; None while none lives."""
-        if self._wanted:
-            living = (name for name in self._wanted if name == protocol.ROOT or self._lives(name, now_s))
+        if self._preferred:
+            living = (
+                name for name in self._preferred if name == protocol.ROOT or self._is_alive(name, now_s)
+            )
             return next(living, None)
-        for name in [channel for channel in self._heard if not self._lives(channel, now_s)]:
-            del self._heard[name]
-        open_ = [name for name, (beat, _) in self._heard.items() if beat.sensors]
+        for name in [channel for channel in self._heartbeats if not self._is_alive(channel, now_s)]:
+            del self._heartbeats[name]
+        open_ = [name for name, (beat, _) in self._heartbeats.items() if beat.sensors]
         return max(open_, key=self._rank, default=None)
 
-    def _lives(self, name: str, now_s: float) -> bool:
-        if name not in self._heard:
+    def _is_alive(self, name: str, now_s: float) -> bool:
+        if name not in self._heartbeats:
             return False
-        beat, at_s = self._heard[name]
+        beat, at_s = self._heartbeats[name]
         return beat.open and now_s - at_s <= SILENT_BEATS * beat.period_s
 
     def _rank(self, channel: str) -> bytes:

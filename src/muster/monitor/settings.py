@@ -65,7 +65,9 @@ class SensorSettings(sections.SettingsSection, frozen=True, kw_only=True):
         tuple[str, ...], doc("Services to watch, as NAME=TEXT, where TEXT is part of the command line.")
     ] = ()
     scrape: Annotated[tuple[str, ...], doc("Services to scrape, as NAME=URL of their OpenMetrics page.")] = ()
-    doors: Annotated[bool, doc("Whether applications may push to it, by HTTP and statsd on loopback.")] = True
+    intake: Annotated[bool, doc("Whether applications may push to it, by HTTP and statsd on loopback.")] = (
+        True
+    )
     http_port: Annotated[hosts.Port, doc("For service reports and OTLP. 0: a free one.")] = 9125
     statsd_port: Annotated[hosts.Port, doc("For statsd, by UDP. 0: a free one.")] = 8125
     buffer_bytes: Annotated[

@@ -99,8 +99,8 @@ class SensorComponent:
                 channels=wanted.channels,
                 processes=dict(map(settings.named, wanted.processes)),
                 scrape=dict(map(settings.named, wanted.scrape)),
-                http_port=wanted.http_port if wanted.doors else None,
-                statsd_port=wanted.statsd_port if wanted.doors else None,
+                http_port=wanted.http_port if wanted.intake else None,
+                statsd_port=wanted.statsd_port if wanted.intake else None,
                 buffer_bytes_max=wanted.buffer_bytes,
             ),
         )

@@ -97,7 +97,7 @@ async def _run(
         foreground.serve_until_signal(invocation, bus, measure) as stop,
         sensor.Sensor(bus, sensor.SensorOptions(**options)) as running,
     ):
-        ports = {"http_port": running.doors.http_port, "statsd_port": running.doors.statsd_port}
+        ports = {"http_port": running.intake.http_port, "statsd_port": running.intake.statsd_port}
         invocation.printer.item(
             {"machine": running.machine, **ports}, f"reporting {running.machine}; Ctrl-C ends it"
         )

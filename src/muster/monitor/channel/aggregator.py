@@ -1,16 +1,17 @@
-"""What a channel does with what it receives: check it, count it once, hold it, and let interpreters decide.
+"""The pure part of a channel: validate, deduplicate, hold and interpret received messages.
 
-Pure: bytes and times in, `Forward`s out.  Three things come in, and each may be rubbish: single node reports
-as JSON (the fast path: only put aside, and decoded a thousand at a time), Arrow batches of rows from channels
-below, and Arrow batches of summaries.  Whatever is refused is counted by reason in `dropped`; nothing raises.
+Bytes and times in, `ForwardBatch`es out.  There are three kinds of input, each of which may be invalid:
+single node reports as JSON (the fast path: buffered, and decoded a thousand at a time), Arrow batches of rows
+from channels below, and Arrow batches of summaries.  Rejected rows are counted by reason in `dropped`;
+nothing raises.
 
-**Counted once.**  A report is named by (machine, boot, sequence); `core.duplicates` says which are repeats,
-however many channels they came through and in whatever order.  What is too old to be told from a repeat is
-dropped as ``late``.  The memory is bounded: past ``machines_max``, those heard of longest ago are forgotten.
-A batch is named by (channel, boot, sequence) likewise, for summaries, of which the rows have no names.
+**Deduplication.**  A report is identified by (machine, boot, sequence); `core.duplicates` detects duplicates,
+whatever channels they passed and in whatever order.  A report that is too old to decide is dropped as
+``late``.  The memory is bounded: above ``machines_max`` the machines that were silent for longest are
+removed.  A batch of summaries is identified by (channel, boot, sequence), because its rows have no identity.
 
-**Partial.**  An aggregate says that it is partial if a machine that was due did not report, if anything but a
-repeat was dropped here, or if something that went into it said so of itself.
+**Partial.**  An aggregate is marked as partial if a machine that was due did not report, if anything except a
+duplicate was dropped here, or if one of its inputs is partial.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from muster.monitor.channel import interpreters, report_rows
 
 CHUNK_ROWS = 1000
 _BITS = (1 << duplicates.KEPT) - 1  # equivalent: without its last bit, which is set anyway
-CHANNELS_MAX = 10_000  # below this one, whose batches are remembered
+CHANNELS_MAX = 10_000  # below this one, whose batches are tracked
 MISSING_AFTER_PERIODS = 2
 GONE_AFTER_PERIODS = 6
-LOOK_AGAIN_MS = 2000
-TOLD_HOLDS_MS = 60_000
+RECOUNT_MS = 2000
+MISSING_VALID_MS = 60_000
 REASONS_MAX = 64
 COUNT_MAX = (1 << 63) - 1
 LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
@@ -43,15 +44,15 @@ LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 class ChannelLimits:
     rows_max: int = 1_000_000  # held at once
     rows_per_message: int = 5_000
-    message_bytes: int = 700 << 10  # before compression; a broker takes 1 MiB unless told otherwise
-    machines_max: int = 400_000  # remembered
-    ahead_s: float = 60.0  # a report from further in the future is refused
-    age_s: float = 7 * 86400.0  # and one that is older than this
+    message_bytes: int = 700 << 10  # before compression; the default limit of a broker is 1 MiB
+    machines_max: int = 400_000  # tracked
+    ahead_s: float = 60.0  # a report from further in the future is rejected
+    age_s: float = 7 * 86400.0  # an older report is rejected
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One message to send on."""
+    """A message to forward."""
 
     subscription: interpreters.ForwardTarget
     batch: pa.RecordBatch
@@ -61,7 +62,7 @@ class ForwardBatch:
         return columns.encode(self.batch, self.facts, compression=compression)
 
 
-# boot, highest sequence, bits of the sequences below it, when it was last heard of, its period in ms
+# boot, highest sequence, bitmap of the sequences below it, time of the last report, its period in ms
 _Known = tuple[int, int, int, int, float]
 
 
@@ -76,12 +77,12 @@ class Aggregator:
         load: Callable[[str], interpreters.Interpreter] = interpreters.load,
     ) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
-        self.received = 0  # rows, good and bad
-        self.gaps = 0  # reports that were made and never came, as their machines' sequences tell
+        self.received = 0  # rows, valid and invalid
+        self.gaps = 0  # reports that were never received, according to the sequences
         self.groups: set[str] = set()  # of the last holding time
         self.level = 1
-        self.machines = 0  # that live, as far as is known here
-        self.missing = 0  # of them, those that were due and did not report
+        self.machines = 0  # active machines
+        self.missing = 0  # active machines whose report is overdue
         self._name, self._boot = name, boot
         self._limits = limits or ChannelLimits()
         self._interpreters = [
@@ -95,24 +96,24 @@ class Aggregator:
         self._summary_count = 0
         self._young: dict[str, _Known] = {}
         self._old: dict[str, _Known] = {}
-        self._former: dict[str, duplicates.Seen] = {}  # by machine: the boot before its current one
+        self._former: dict[str, duplicates.Seen] = {}  # by machine: the previous boot
         self._batches = duplicates.DuplicateWindows(CHANNELS_MAX)
-        self._told = collections.Counter[str]()  # of what was dropped, here or below, not yet sent on
+        self._reported_drops = collections.Counter[str]()  # drops that were already forwarded
         self._below = collections.Counter[str]()
         self._partial_below = False
         self._levels_below = 0
         self._missing_below: dict[str, tuple[int, int]] = {}
         self._from_ms: int | None = None
         self._sequence = 0
-        self._looked_ms = -LOOK_AGAIN_MS
+        self._counted_ms = -RECOUNT_MS
 
     @property
     def held(self) -> int:
         """Rows, of reports and of summaries."""
         return self._row_count + len(self._raw) + self._summary_count
 
-    def take(self, sender: str, data: bytes, now_ms: int) -> None:
-        """One node report. Mostly this only puts it aside."""
+    def add_report(self, sender: str, data: bytes, now_ms: int) -> None:
+        """Add a node report. It is usually only buffered."""
         self.received += 1
         if len(data) > protocol.MAX_REPORT_BYTES:
             self.dropped["too-large"] += 1
@@ -121,10 +122,10 @@ class Aggregator:
         else:
             self._raw.append((sender, data))
             if len(self._raw) >= CHUNK_ROWS:
-                self.settle(now_ms)
+                self.decode_pending(now_ms)
 
-    def settle(self, now_ms: int) -> None:
-        """Decode what was put aside."""
+    def decode_pending(self, now_ms: int) -> None:
+        """Decode the buffered reports."""
         raw, self._raw = self._raw, []
         quick: list[report_rows.ReportRow] = []
         others: list[messages.NodeReport] = []
@@ -152,8 +153,8 @@ class Aggregator:
         if others:
             self._hold(columns.to_batch(others), now_ms)
 
-    def take_batch(self, sender: str, data: bytes, now_ms: int) -> None:
-        """Rows or summaries from a channel below."""
+    def add_batch(self, sender: str, data: bytes, now_ms: int) -> None:
+        """Add rows or summaries from a channel below."""
         try:
             batch, facts = columns.decode(data)
         except errors.MusterError as error:
@@ -175,20 +176,20 @@ class Aggregator:
         self._partial_below |= facts.partial
         self._levels_below = max(self._levels_below, facts.level)
         if facts.schema == columns.SUMMARY_SCHEMA:
-            self._missing_below[sender] = (facts.missing, now_ms)  # of its machines nothing is known here
-            self._take_summaries(batch, now_ms)
+            self._missing_below[sender] = (facts.missing, now_ms)  # its machines are not known here
+            self._add_summaries(batch, now_ms)
         elif (fresh := self._fresh_rows(batch, now_ms)).num_rows:
             self._hold(fresh, now_ms)
 
     def flush(self, now_ms: int) -> list[ForwardBatch]:
-        """The holding time is over: what goes to whom."""
-        self.settle(now_ms)
+        """The messages to forward at the end of the holding time."""
+        self.decode_pending(now_ms)
         if not self._rows and not self._summaries:
             return []
-        if now_ms - self._looked_ms >= LOOK_AGAIN_MS:
-            self._look_for_missing(now_ms)
+        if now_ms - self._counted_ms >= RECOUNT_MS:
+            self._count_missing(now_ms)
         missing = self.missing + self._missing_further_below(now_ms)
-        lost = self.dropped + self._below - self._told
+        lost = self.dropped + self._below - self._reported_drops
         partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
         held = interpreters.HeldReports(
             rows=_table(self._rows, columns.node_schema(), partial=partial),
@@ -202,14 +203,14 @@ class Aggregator:
         }
         self.level = min(self._levels_below + 1, columns.LEVELS_MAX)
         forwards: list[ForwardBatch] = []
-        informed: set[tuple[str, ...]] = set()  # parents that have been sent the counts of what was dropped
+        notified_parents: set[tuple[str, ...]] = set()  # parents that receive the counts of drops
         for label, interpreter, subscriptions in self._interpreters:
             for emission in self._interpreted(interpreter, held, subscriptions):
                 parents = emission.subscription.parents
-                dropped = {} if parents in informed else _tellable(lost)
-                informed.add(parents)
+                dropped = {} if parents in notified_parents else _bounded_counts(lost)
+                notified_parents.add(parents)
                 forwards += self._messages(label, emission, held, dropped, missing)
-        self._told += lost
+        self._reported_drops += lost
         self._rows, self._summaries = [], []
         self._row_count = self._summary_count = 0
         self._from_ms, self._partial_below = None, False
@@ -223,7 +224,7 @@ class Aggregator:
     ) -> Iterable[interpreters.InterpreterOutput]:
         try:
             return [output for output in interpreter.interpret(held, subscriptions) if output.table.num_rows]
-        except Exception:  # noqa: BLE001  (a plug-in's fault costs what was held, never the channel)
+        except Exception:  # noqa: BLE001  (an error of a plug-in drops the held reports, but never stops the channel)
             self.dropped["interpreter-failed"] += held.rows.num_rows + held.summaries.num_rows
             return []
 
@@ -236,7 +237,7 @@ class Aggregator:
         missing: int,
     ) -> Iterable[ForwardBatch]:
         batches = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
-        for batch in (piece for batch_ in batches for piece in _pieces(batch_, self._limits.message_bytes)):
+        for batch in (piece for chunk in batches for piece in _pieces(chunk, self._limits.message_bytes)):
             self._sequence += 1
             facts = columns.BatchInfo(
                 schema=emission.schema,
@@ -252,7 +253,7 @@ class Aggregator:
                 dropped=lost,
                 partial=held.partial,
             )
-            lost = {}  # told once
+            lost = {}  # reported once
             yield ForwardBatch(emission.subscription, batch, facts)
 
     def _hold(self, batch: pa.RecordBatch, now_ms: int) -> None:
@@ -261,10 +262,10 @@ class Aggregator:
         if self._from_ms is None:
             self._from_ms = now_ms
 
-    def _take_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
+    def _add_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
         try:
             for row in batch.select(["count", "sum", "min", "max", "sketch", "machines"]).to_pylist():
-                interpreters.MetricSummary.of_row(row)
+                interpreters.MetricSummary.from_row(row)
         except errors.MusterError as error:
             self.dropped[error.code] += batch.num_rows
             return
@@ -302,7 +303,7 @@ class Aggregator:
                 fresh.append(True)
             else:
                 fresh.append(is_new(machine, boot, sequence, now_ms, period_s * 1000))
-                known = self._young  # which may have been made anew
+                known = self._young  # which may have been replaced
         return batch if all(fresh) else batch.filter(pa.array(fresh, pa.bool_()))
 
     def _is_new(self, machine: str, boot: int, sequence: int, now_ms: int, period_ms: float) -> bool:
@@ -311,7 +312,7 @@ class Aggregator:
             known = self._old.get(machine)
             if len(self._young) * 2 >= self._limits.machines_max:
                 self._old, self._young = self._young, {}
-            # Also of a repeat: its machine is heard of now, and must not be forgotten with the others.
+            # Also for a duplicate: its machine is active and must not be removed with the others.
             self._young[machine] = known or (boot, sequence, 1, now_ms, period_ms)
         if known is None:
             return True
@@ -321,7 +322,7 @@ class Aggregator:
                 self._young[machine] = (boot, high, bits, now_ms, period_ms)
             return verdict
         former = self._former.get(machine)
-        if former is not None and boot == former[0]:  # under way since before the restart
+        if former is not None and boot == former[0]:  # sent before the restart
             verdict, high, bits = self._observe(former[1], former[2], sequence)
             self._former[machine] = (boot, high, bits)
             return verdict
@@ -332,7 +333,7 @@ class Aggregator:
         return True
 
     def _observe(self, high: int, bits: int, sequence: int) -> tuple[bool, int, int]:
-        """As `duplicates.observe`, and count."""
+        """As `duplicates.observe`, with counters."""
         verdict, highest, bits = duplicates.observe(high, bits, sequence)
         if verdict is not duplicates.DuplicateVerdict.NEW:
             self.dropped[verdict.value] += 1
@@ -341,22 +342,22 @@ class Aggregator:
         return True, highest, bits
 
     def _missing_further_below(self, now_ms: int) -> int:
-        """As mergers said of themselves; one that fell silent says nothing any more."""
+        """The missing machines that merging channels reported recently."""
         reports = self._missing_below
-        for sender in [name for name, (_, at_ms) in reports.items() if now_ms - at_ms > TOLD_HOLDS_MS]:
+        for sender in [name for name, (_, at_ms) in reports.items() if now_ms - at_ms > MISSING_VALID_MS]:
             del reports[sender]
         return min(sum(missing for missing, _ in reports.values()), COUNT_MAX)
 
-    def _look_for_missing(self, now_ms: int) -> None:
-        """One that has been silent for long is no longer expected, but what it said is not forgotten."""
-        self._looked_ms = now_ms
+    def _count_missing(self, now_ms: int) -> None:
+        """Count active and missing machines. One that is silent for long is no longer expected."""
+        self._counted_ms = now_ms
         living = missing = 0
         young = self._young
         for known in (young, self._old):
-            for machine, (_, _, _, heard_ms, period_ms) in known.items():
+            for machine, (_, _, _, received_ms, period_ms) in known.items():
                 if known is not young and machine in young:
                     continue
-                silent_ms = now_ms - heard_ms
+                silent_ms = now_ms - received_ms
                 living += silent_ms <= GONE_AFTER_PERIODS * period_ms
                 missing += MISSING_AFTER_PERIODS * period_ms < silent_ms <= GONE_AFTER_PERIODS * period_ms
         self.machines, self.missing = living, missing
@@ -370,8 +371,8 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = 
     return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
 
 
-def _tellable(lost: collections.Counter[str]) -> dict[str, int]:
-    """Within the bounds of `reports.Facts`, whatever channels below may have claimed."""
+def _bounded_counts(lost: collections.Counter[str]) -> dict[str, int]:
+    """Counts within the bounds of `columns.BatchInfo`, whatever channels below reported."""
     counts = {reason: min(count, COUNT_MAX) for reason, count in lost.most_common(REASONS_MAX)}
     if len(lost) > REASONS_MAX:
         counts["other"] = min(sum(lost.values()) - sum(counts.values()), COUNT_MAX)
@@ -379,7 +380,7 @@ def _tellable(lost: collections.Counter[str]) -> dict[str, int]:
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Halved until small enough: rows may differ much in size."""
+    """Split in halves until small enough, because rows differ in size."""
     if batch.num_rows < 2 or batch.nbytes <= bytes_max:
         yield batch
         return

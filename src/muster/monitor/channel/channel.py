@@ -1,11 +1,11 @@
-"""A channel: receives reports, holds them, forwards them; and says that it lives.
+"""A channel: receives reports, holds them, forwards them, and publishes heartbeats.
 
-The shell around `aggregator` and `parents`.  What it forwards to the stream at the top is stored under an id
-of its own, so that trying again stores it once.  What it forwards to another channel is kept until that
-channel's beats say that it has gone on from there; if the parent falls silent first, it is sent to the next
-one, which is how a channel can die without a report being lost that it had received from another channel.
+The I/O around `aggregator` and `parent_selection`.  A message to the stream at the top has a unique id, so a
+retry stores it once.  A message to another channel is kept until the heartbeats of that channel confirm that
+it has been forwarded; if the parent becomes silent first, the message is sent to the next parent.  So the
+failure of a channel does not lose reports that it received from another channel.
 
-All that waits is bounded; what has to go is counted as ``unforwarded``.
+The buffers are bounded; messages that do not fit are counted as ``unforwarded``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ events = log.EventLog("monitor")
 
 _SENDER_AT = len(subjects.from_identity(protocol.PART, ""))
 RETRY_S = 0.5
-CONFIRM_MARGIN_S = 1.0  # for the way there and the beat's way back
+CONFIRM_MARGIN_S = 1.0  # for the latency of the message and of the heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class ChannelOptions:
     )
     limits: aggregator.ChannelLimits = field(default_factory=aggregator.ChannelLimits)
     compression: str | None = "lz4"
-    sensors: bool = True  # takes sensors that choose by themselves
+    sensors: bool = True  # accepts sensors without a list of channels
     shard: int = 0
-    pending_max: int = 200_000  # messages that may wait to be looked at
-    waiting_bytes_max: int = 256 << 20  # that may wait to be forwarded
+    pending_max: int = 200_000  # messages that may wait to be processed
+    waiting_bytes_max: int = 256 << 20  # of messages that may wait to be forwarded
     replicas: int = 1
     stream_bytes_max: int = 4 << 30
     stream_age_s_max: float = 86400.0
@@ -54,7 +54,7 @@ class ChannelOptions:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A message on its way up. ``sent_to`` and ``sent_at_s``: where it is now, not yet confirmed."""
+    """A message to be forwarded. ``sent_to`` and ``sent_at_s``: sent, but not confirmed yet."""
 
     subscription: interpreters.ForwardTarget
     facts: columns.BatchInfo
@@ -107,18 +107,18 @@ class Channel:
         self._registry = await self._bus.key_value(
             api.KeyValueSettings(bucket=protocol.BUCKET, replicas=self._settings.replicas)
         )
-        await self._listen(protocol.BEATS, self._take_beat, 10_000)
+        await self._listen(protocol.BEATS, self._on_heartbeat, 10_000)
         for subject in protocol.batches_to(self.name):
-            await self._listen(subject, self._take_batch, 10_000)
-        await self._listen(protocol.reports_to(self.name), self._take_report, self._settings.pending_max)
+            await self._listen(subject, self._on_batch, 10_000)
+        await self._listen(protocol.reports_to(self.name), self._on_report, self._settings.pending_max)
         for work in (self._hold(), self._beat(), self._forward()):
             self._tasks.append(asyncio.create_task(work, name=f"channel {self.name}"))
         events.info("channel-started", channel=self.name)
 
     async def stop(self, *, drain_s: float = 5.0) -> None:
-        """Tell the children to leave, forward what is held, and end.
+        """Announce the end to the children, forward the held reports, and stop.
 
-        Without a connection there is nobody to tell, and what is held is lost: its senders still have it.
+        Without a connection the held reports are lost here; their senders still have them.
         """
         self._draining = True
         with contextlib.suppress(TimeoutError, errors.MusterError):
@@ -134,7 +134,7 @@ class Channel:
     async def _drain(self) -> None:
         if not self._tasks or self._bus.state is not api.ConnectionState.CONNECTED:
             return
-        await self._say_beat()
+        await self._publish_heartbeat()
         for subscription in self._subscriptions:
             await subscription.close()
         holding, beating, _ = self._tasks
@@ -158,20 +158,20 @@ class Channel:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Rows, by reason, since the start; ``slow-consumer`` counts messages that were never looked at."""
+        """Rows, by reason, since the start; ``slow-consumer`` counts messages that were never processed."""
         lost = sum(subscription.statistics().dropped for subscription in self._subscriptions)
         return {**self.aggregator.dropped, **({"slow-consumer": lost} if lost else {})}
 
     @property
     def waiting_s(self) -> float:
-        """How long ago the oldest thing arrived that has not gone on."""
+        """Age of the oldest message that has not been forwarded."""
         now_s = time.monotonic()
         oldest = [message.since_s for message in self._waiting if not message.sent_to][:1]
         if self._held_since_s is not None:
             oldest.append(self._held_since_s)
         return now_s - min(oldest) if oldest else 0.0
 
-    # What arrives. These run while the connection is read: no waiting here.
+    # Receiving. These handlers run in the read loop of the connection and must not block.
 
     async def _listen(self, subject: str, handler: api.Handler, pending_max: int) -> None:
         subscription = await self._bus.subscribe(
@@ -179,20 +179,20 @@ class Channel:
         )
         self._subscriptions.append(subscription)
 
-    def _take_report(self, message: api.Message) -> None:
+    def _on_report(self, message: api.Message) -> None:
         subject = message.subject
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
-        self.aggregator.take(
+        self.aggregator.add_report(
             subject[_SENDER_AT : subject.index(".", _SENDER_AT)], message.data, int(time.time() * 1000)
         )
 
-    def _take_batch(self, message: api.Message) -> None:
+    def _on_batch(self, message: api.Message) -> None:
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
-        self.aggregator.take_batch(subjects.sender_of(message.subject), message.data, int(time.time() * 1000))
+        self.aggregator.add_batch(subjects.sender_of(message.subject), message.data, int(time.time() * 1000))
 
-    def _take_beat(self, message: api.Message) -> None:
+    def _on_heartbeat(self, message: api.Message) -> None:
         try:
             beat = messages.decode(message.data, protocol.ChannelHeartbeat)
         except errors.MusterError as error:
@@ -203,14 +203,14 @@ class Channel:
             choice.record_heartbeat(channel, beat, now_s)
         confirmed_s = now_s - beat.waiting_s - CONFIRM_MARGIN_S
         kept = [
-            message_
-            for message_ in self._waiting
-            if message_.sent_to != channel or message_.sent_at_s >= confirmed_s
+            pending
+            for pending in self._waiting
+            if pending.sent_to != channel or pending.sent_at_s >= confirmed_s
         ]
         if len(kept) != len(self._waiting):
-            self._keep(kept)
+            self._set_waiting(kept)
 
-    # What goes on.
+    # Forwarding.
 
     async def _hold(self) -> None:
         next_s = time.monotonic()
@@ -219,7 +219,7 @@ class Channel:
             await asyncio.sleep(next_s - time.monotonic())
             try:
                 self._flush()
-            except Exception as error:  # noqa: BLE001  (nothing that was sent to a channel may stop it)
+            except Exception as error:  # noqa: BLE001  (no received message may stop a channel)
                 self.aggregator.dropped["flush-failed"] += 1
                 events.event("flush-failed", level=logging.ERROR, channel=self.name, error=error)
 
@@ -243,7 +243,7 @@ class Channel:
         self._all_sent.clear()
         self._wake.set()
 
-    def _keep(self, kept: Sequence[_Waiting]) -> None:
+    def _set_waiting(self, kept: Sequence[_Waiting]) -> None:
         self._waiting = collections.deque(kept)
         self._waiting_bytes = sum(len(message.data) for message in kept)
 
@@ -256,12 +256,12 @@ class Channel:
                 events.warning("forward-failed", channel=self.name, error=error)
             if all(message.sent_to for message in self._waiting):
                 self._all_sent.set()
-            with contextlib.suppress(TimeoutError):  # look again from time to time: a parent may have died
+            with contextlib.suppress(TimeoutError):  # check periodically: a parent may have failed
                 async with asyncio.timeout(RETRY_S):
                     await self._wake.wait()
 
     async def _forward_all(self) -> None:
-        """One round over what waits, and over what waits for confirmation by a parent that is gone."""
+        """Send waiting messages, and repeat those that a failed parent did not confirm."""
         now_s = time.monotonic()
         to = {name: choice.choose(now_s) for name, choice in self._parents.items()}
         due = [
@@ -275,15 +275,15 @@ class Channel:
         )
         gone = {id(message) for message, result in zip(due, sent, strict=True) if result is True}
         if gone:
-            self._keep([message for message in self._waiting if id(message) not in gone])
-            # At once, not at the next beat: what children do not know to be stored they would send again.
-            await self._say_beat()
+            self._set_waiting([message for message in self._waiting if id(message) not in gone])
+            # At once, not with the next heartbeat: children would repeat unconfirmed messages.
+            await self._publish_heartbeat()
         for result in sent:
             if isinstance(result, BaseException):
                 raise result
 
     async def _send(self, message: _Waiting, parent: str) -> bool:
-        """Whether it needs to be kept no longer."""
+        """Whether the message can be removed."""
         subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=message.facts.schema)
         try:
             if parent != protocol.ROOT:
@@ -295,17 +295,17 @@ class Channel:
             name = f"{self.name}-{self._boot}-{message.facts.sequence}"
             await stream.publish(subject, message.data, headers=message.headers, message_id=name)
         except (errors.InvalidInput, errors.LimitExceeded) as error:
-            # Trying again would not help, and what comes after it has to pass.
+            # A retry would not help, and later messages must not be blocked.
             self.aggregator.dropped[error.code] += 1
             events.warning("forward-refused", channel=self.name, error=error)
         return True
 
-    # What it says of itself.
+    # Heartbeats.
 
     async def _beat(self) -> None:
         for number in itertools.count():
             try:
-                await self._say_beat()
+                await self._publish_heartbeat()
                 if number % 10 == 0:
                     await self._register()
             except errors.MusterError as error:
@@ -314,7 +314,7 @@ class Channel:
                 self._measure.update()
             await asyncio.sleep(self._settings.beat_s)
 
-    async def _say_beat(self) -> None:
+    async def _publish_heartbeat(self) -> None:
         self._beats += 1
         beat = protocol.ChannelHeartbeat(
             boot=self._boot,
@@ -329,7 +329,7 @@ class Channel:
         await self._bus.publish(protocol.beat(self.name), messages.encode(beat))
 
     async def _register(self) -> None:
-        """One entry for each channel, with the first of its subscriptions: that is what it produces."""
+        """Store the registry entry of the channel, for the first of its subscriptions."""
         first = self._settings.subscriptions[0]
         schema = columns.SUMMARY_SCHEMA if first.interpreter == "merge" else columns.NODE_SCHEMA
         durable = columns.REPORTS_STREAM if schema == columns.NODE_SCHEMA else columns.SUMMARIES_STREAM
@@ -353,19 +353,21 @@ class Channel:
 
 
 class _Measure:
-    """The channel's figures on /metrics, brought up to date with each beat."""
+    """The metrics of the channel, updated with each heartbeat."""
 
     def __init__(self, measure: metrics.Metrics, channel: Channel) -> None:
         labels = ("channel",)
         self._channel = channel
-        self._received = measure.counter("channel_received_rows", "Rows that came in.", labels)
-        self._forwarded = measure.counter("channel_forwarded_rows", "Rows that went on.", labels)
+        self._received = measure.counter("channel_received_rows", "Rows received.", labels)
+        self._forwarded = measure.counter("channel_forwarded_rows", "Rows forwarded.", labels)
         self._dropped = measure.counter(
-            "channel_dropped_rows", "Rows refused or given up, by reason.", ("channel", "reason")
+            "channel_dropped_rows", "Rows dropped, by reason.", ("channel", "reason")
         )
-        self._machines = measure.gauge("channel_machines", "Machines it heard of.", labels)
-        self._gaps = measure.gauge("channel_gap_rows", "Reports made and never received.", labels)
-        self._waiting = measure.gauge("channel_waiting_seconds", "Age of the oldest not forwarded.", labels)
+        self._machines = measure.gauge("channel_machines", "Active machines.", labels)
+        self._gaps = measure.gauge("channel_gap_rows", "Reports that were never received.", labels)
+        self._waiting = measure.gauge(
+            "channel_waiting_seconds", "Age of the oldest message that is not forwarded.", labels
+        )
         self._seen: dict[Any, int] = {}
 
     def update(self) -> None:

@@ -155,7 +155,7 @@ class MetricSummary:
         self.machines = sketches.DistinctSketch()
 
     @classmethod
-    def of(cls, values: Any) -> MetricSummary:
+    def from_values(cls, values: Any) -> MetricSummary:
         summary = cls()
         numbers = np.asarray(values, np.float64)
         numbers = numbers[~np.isnan(numbers)]
@@ -167,7 +167,7 @@ class MetricSummary:
         return summary
 
     @classmethod
-    def of_row(cls, row: dict[str, Any]) -> MetricSummary:
+    def from_row(cls, row: dict[str, Any]) -> MetricSummary:
         summary = cls()
         summary.count, summary.sum = row["count"], row["sum"]
         summary.min = float("inf") if row["min"] is None else row["min"]
@@ -229,7 +229,7 @@ class MergeInterpreter:
             for row in held.summaries.to_pylist():
                 partial |= row["partial"]
                 merged.setdefault((row["group"], row["zone"], row["metric"]), MetricSummary()).merge(
-                    MetricSummary.of_row(row)
+                    MetricSummary.from_row(row)
                 )
             window = {"from": held.from_ms * 1000, "to": held.to_ms * 1000, "partial": partial}
             rows = [
@@ -255,9 +255,9 @@ def summarise(rows: pa.Table) -> dict[Key, MetricSummary]:
         for name in reports_columns.STANDARD_METRICS:
             column = part.column(name)
             if column.null_count < part.num_rows:
-                merged[group, zone, name] = MetricSummary.of(column.to_numpy())
+                merged[group, zone, name] = MetricSummary.from_values(column.to_numpy())
         for name, values in _extra(part).items():
-            merged[group, zone, name] = MetricSummary.of(values)
+            merged[group, zone, name] = MetricSummary.from_values(values)
     return merged
 
 

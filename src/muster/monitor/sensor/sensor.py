@@ -68,7 +68,7 @@ class Sensor:
         self._parent: str | None = None  # whom the last report went to, over a connection that still holds
         self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=duplicates.KEPT)
         self.services = service_reports.ServiceReports()
-        self.doors = intake.SensorIntake(self.services, time.monotonic, period_s=settings.period_s)
+        self.intake = intake.SensorIntake(self.services, time.monotonic, period_s=settings.period_s)
         self._host: host_metrics.HostMetrics
         self._buffer: disk_buffer.ReportBuffer
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,8 +90,8 @@ class Sensor:
         self._buffer = await asyncio.to_thread(
             disk_buffer.ReportBuffer, self._settings.buffer_dir, bytes_max=self._settings.buffer_bytes_max
         )
-        await self.doors.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
-        self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._take_beat)
+        await self.intake.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
+        self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._on_heartbeat)
         for work in (self._report_always(), self._drain_always()):
             self._tasks.append(asyncio.create_task(work, name=f"sensor {self.machine}"))
 
@@ -103,7 +103,7 @@ class Sensor:
         self._tasks.clear()
         if self._beats is not None:
             await self._beats.close()
-        await self.doors.close()
+        await self.intake.close()
 
     async def __aenter__(self) -> Sensor:
         try:
@@ -122,7 +122,7 @@ class Sensor:
         """What is true of the machine now."""
         await self._scrape()
         metrics, processes = await asyncio.to_thread(lambda: (self._host.sample(), self._host.services()))
-        pushed = {report.name: report for report in self.services.take(time.monotonic())}
+        pushed = {report.name: report for report in self.services.collect(time.monotonic())}
         services = {**{report.name: report for report in processes}, **pushed}
         self._sequence += 1
         return messages.NodeReport(
@@ -241,7 +241,7 @@ class Sensor:
         await asyncio.sleep(DRAIN_PAUSE_S)
         return True
 
-    def _take_beat(self, message: api.Message) -> None:
+    def _on_heartbeat(self, message: api.Message) -> None:
         with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
             beat = messages.decode(message.data, protocol.ChannelHeartbeat)
             channel, now_s = protocol.channel_of(message.subject), time.monotonic()

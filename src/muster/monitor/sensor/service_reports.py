@@ -33,7 +33,7 @@ _LINE = re.compile(
 
 
 @dataclass(slots=True)
-class _Told:
+class _PushedReport:
     report: messages.ServiceReport
     at_s: float
     period_s: float
@@ -60,9 +60,9 @@ class _Statsd:
 class ServiceReports:
     def __init__(self) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()
-        self._told: dict[str, _Told] = {}
+        self._pushed: dict[str, _PushedReport] = {}
         self._statsd: dict[str, _Statsd] = {}
-        self._taken_s: float | None = None
+        self._collected_s: float | None = None
 
     def push(self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0) -> None:
         """`errors.LimitExceeded` where there are too many services already."""
@@ -74,9 +74,9 @@ class ServiceReports:
             raise messages.MalformedMessage(
                 f"a service report with text that is not Unicode: {error}"
             ) from error
-        if report.name not in self._told and len(self._told) >= SERVICES_MAX:
+        if report.name not in self._pushed and len(self._pushed) >= SERVICES_MAX:
             raise errors.LimitExceeded(f"{SERVICES_MAX} services report already, so {report.name!r} cannot")
-        self._told[report.name] = _Told(report, now_s, period_s)
+        self._pushed[report.name] = _PushedReport(report, now_s, period_s)
 
     def statsd(self, data: bytes, now_s: float) -> None:
         """A datagram: lines of ``service.metric:value|type[|@rate]``."""
@@ -89,14 +89,14 @@ class ServiceReports:
             if not self._line(line.strip(), now_s):
                 self.dropped["statsd-malformed"] += 1
 
-    def take(self, now_s: float) -> tuple[messages.ServiceReport, ...]:
+    def collect(self, now_s: float) -> tuple[messages.ServiceReport, ...]:
         """What goes into the node report of now."""
-        since_s, self._taken_s = self._taken_s, now_s
+        since_s, self._collected_s = self._collected_s, now_s
         reports: dict[str, messages.ServiceReport] = {}
-        for name, latest in list(self._told.items()):
+        for name, latest in list(self._pushed.items()):
             silent = (now_s - latest.at_s) / latest.period_s
             if silent > FORGET_AFTER:
-                del self._told[name]
+                del self._pushed[name]
             elif silent > LATE_AFTER and latest.report.state is health.HealthState.UP:
                 reports[name] = messages.ServiceReport(
                     name=name,

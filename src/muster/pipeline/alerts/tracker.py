@@ -45,8 +45,8 @@ REMEMBER_S = 3600.0  # how long a resolved alert is kept, so that a repeated ver
 FORGET_S = 86400.0  # an alert about a group or zone ends after this time without reports
 SILENCES_MAX = 10_000
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "scope": get_args(rules.Scope),
     "severity": tuple(severity.value for severity in messages.Severity),
+    "scope": get_args(rules.Scope),
 }
 
 
@@ -343,7 +343,7 @@ def _require_valid(covers: str) -> None:
     """A silence that can never match an alert is rejected, because its author relies on it."""
     condition = parser.parse(covers)
     if any(name.key == "level" for name in ast.names(condition)):
-        options = " or ".join(f"{name} ({', '.join(values)})" for name, values in reversed(_CHOICES.items()))
+        options = " or ".join(f"{name} ({', '.join(values)})" for name, values in _CHOICES.items())
         raise errors.InvalidInput("an alert has no attribute level", hint=f"did you mean {options}?")
     type_check.require(condition, SILENCE_MODEL, covers)
     for node in ast.walk(condition):

@@ -73,7 +73,7 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
 
 def command(operation: str, sequence: int) -> Any:
     return types.SimpleNamespace(
-        content={"operation": operation}, sender={"receiver": "x/y"}, id=f"e{sequence}", sequence=sequence
+        content={"operation": operation}, sender={"_id": "x/y"}, id=f"e{sequence}", sequence=sequence
     )
 
 

@@ -162,7 +162,7 @@ async def test_hostile_requests_are_refused_and_counted(quiet):
     assert await post(port, "/v1/metrics", b"\xff" * 50) == 400
     laughs = b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'
     assert await post(port, "/report", laughs, "Content-Type: text/xml") == 400
-    with pytest.raises(errors.InvalidInput, match="refused"):
+    with pytest.raises(errors.InvalidInput, match="rejected"):
         await asyncio.to_thread(client.push, "x" * 300, {}, url=f"http://127.0.0.1:{port}")
     assert (await quiet.sample()).services == ()
     assert quiet.services.dropped["http-malformed"] >= 5

@@ -1,10 +1,10 @@
-"""What others call: find producers, read the latest reports, push a service report from an application.
+"""Client of the monitor: find producers, read the latest reports, push a service report from an application.
 
     from muster.monitor import client
 
     client.push("shop", {"orders_s": 12.5})
 
-A producer is found in the registry, and then listened to where it says: that is the GMA model.
+A consumer finds a producer in the registry and subscribes to its subject, as in the GMA model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PUSH_TIMEOUT_S = 2.0
 
 
 class RecentReports(NamedTuple):
-    """A batch, and when it reached the top (or, listened to, this process)."""
+    """A batch, and when it was stored at the top (or received by this process)."""
 
     batch: pa.RecordBatch
     facts: columns.BatchInfo
@@ -48,9 +48,10 @@ def push(
     period_s: float = 10.0,
     url: str | None = None,
 ) -> None:
-    """Tell the sensor of this machine how a service is. Blocking, for a moment; no bus is needed.
+    """Push a service report to the sensor of this machine. Blocking; no bus connection is needed.
 
-    ``url``: the sensor's, otherwise what ``MUSTER_SENSOR`` says, otherwise its usual place on loopback.
+    ``url``: address of the sensor; default: the variable ``MUSTER_SENSOR``, otherwise the default port on
+    loopback.
     """
     try:
         report = messages.ServiceReport(
@@ -58,7 +59,7 @@ def push(
         )
     except ValueError:
         known = ", ".join(member.value for member in health.HealthState)
-        raise errors.InvalidInput(f"no state {state[:40]!r}: one of {known}") from None
+        raise errors.InvalidInput(f"unknown state {state[:40]!r}: use one of {known}") from None
     address = url or os.environ.get(SENSOR_VARIABLE) or SENSOR_URL
     try:
         response = http_client.post_blocking(
@@ -73,13 +74,13 @@ def push(
         ) from error
     if response.status != 200:
         text = response.body[:1000].decode("utf-8", "replace")
-        raise errors.InvalidInput(f"the sensor refused it: {text}")
+        raise errors.InvalidInput(f"the sensor rejected the report: {text}")
 
 
 async def find(
     bus: api.Bus, *, group: str | None = None, level: int | None = None, produces: str | None = None
 ) -> list[protocol.ReportProducer]:
-    """Producers of the domain, by what they carry; those of the highest level first."""
+    """Producers of the domain, filtered; the highest level first."""
     registry = await bus.key_value(api.KeyValueSettings(bucket=protocol.BUCKET))
     producers = []
     for key in await registry.keys("producer.>"):
@@ -89,7 +90,7 @@ async def find(
         try:
             producer = messages.decode(entry.value, protocol.ReportProducer)
         except errors.InvalidInput:
-            continue  # of a version that this does not know
+            continue  # of an unknown version
         if (
             (group is None or group in producer.groups)
             and (level is None or level == producer.level)
@@ -102,7 +103,7 @@ async def find(
 async def follow_reports(
     bus: api.Bus, producer: protocol.ReportProducer
 ) -> AsyncGenerator[RecentReports, None]:
-    """What a producer sends from now on, without end. Rubbish is passed over."""
+    """The batches of a producer from now on, without end. Invalid messages are skipped."""
     async with await bus.subscribe(producer.subject) as subscription:
         async for message in subscription:
             with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
@@ -111,9 +112,9 @@ async def follow_reports(
 
 
 async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[RecentReports]:
-    """The batches that reached the top in the ``window_s`` before ``at_ms`` (now, if None), oldest first.
+    """The batches stored at the top in the ``window_s`` before ``at_ms`` (default: now), oldest first.
 
-    `errors.NotFound` where no channel ever stored one.
+    `errors.NotFound` if no channel ever stored one.
     """
     try:
         stream = await bus.open_stream(columns.REPORTS_STREAM)
@@ -134,7 +135,7 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
         try:
             batch, facts = columns.decode(message.data)
         except errors.MusterError:
-            continue  # rubbish in the stream is the pipeline's to count
+            continue  # the pipeline counts invalid messages
         reports.append(RecentReports(batch, facts, message.stored_at_ns // 1_000_000))
     return reports
 
@@ -153,13 +154,13 @@ async def results(bus: api.Bus, scope: str, name: str = "") -> AsyncIterator[byt
 
 
 async def _first_since(stream: api.Stream, state: api.StreamState, since_ns: int) -> int:
-    """The first sequence stored since then, by halving."""
+    """The first sequence stored since then, by binary search."""
     low, high = state.first_sequence, state.last_sequence
     while low < high:
         middle = (low + high) // 2
         try:
             earlier = (await stream.get(middle)).stored_at_ns < since_ns
-        except errors.NotFound:  # taken away meanwhile, or long ago
+        except errors.NotFound:  # already removed
             earlier = True
         low, high = (middle + 1, high) if earlier else (low, middle)
     return low

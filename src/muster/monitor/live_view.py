@@ -1,7 +1,7 @@
-"""The upper levels from node reports, without Spark: what the last minutes in the stream say. Pure.
+"""Group and system reports from recent node reports, without Spark. Pure.
 
-The pipeline makes system and group reports from the same rows, for fleets of any size and with history.  This
-is for looking: where no pipeline runs, and for small fleets.
+The pipeline computes these reports for fleets of any size and with history.  This module serves small fleets
+and domains without a pipeline.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STALE_AFTER_PERIODS = 2.5
 def latest(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """The last report of each machine.
 
-    Batches come in the order of the stream.  Of a machine's boots the one that began last in it counts, and
-    of that boot the highest sequence: a boot's own number may come from a clock that was corrected.
+    Batches are in the order of the stream.  For each machine the boot that appears last is used, and its
+    highest sequence.  Boot numbers are not compared, because the clock of a machine may have been corrected.
     """
     table = pa.Table.from_batches(list(batches), schema=columns.node_schema())
     if not table.num_rows:
@@ -39,7 +39,7 @@ def latest(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def group_reports(nodes: pa.Table, *, from_ms: int, to_ms: int) -> list[columns.GroupReport]:
-    """One for each group, from the latest report of each machine. Stale ones are counted and left out."""
+    """Reports of all groups, from the latest report of each machine. Stale machines are only counted."""
     reports = []
     for group in sorted(pc.unique(nodes.column("group")).to_pylist()):
         members = nodes.filter(pc.equal(nodes.column("group"), group))

@@ -1,11 +1,12 @@
-"""Which channel to report to: chosen from the beats one hears.
+"""Selection of the channel to report to, from received heartbeats. Pure: callers pass the time.
 
-Where a list of parents is given, the first of them that lives is taken.  Otherwise each child ranks all
-channels that take sensors by a hash of both names and takes the highest that lives: children spread evenly,
-all agree without talking, and the children of a dead channel spread over the others.
+With a list of parents, the first one that is alive is used.  Otherwise each child ranks all channels that
+accept sensors by a hash of both names and uses the highest one that is alive (rendezvous hashing): children
+are distributed evenly without coordination, and the children of a failed channel are distributed over the
+others.
 
-A channel that is silent for `SILENT_BEATS` of its own beats is taken for dead.  To move is always safe: what
-arrives by two ways is counted once.  Pure: times are brought along.
+A channel that is silent for `SILENT_BEATS` of its heartbeat periods is considered dead.  Moving is always
+safe: duplicates are counted once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class ParentSelector:
 
     def record_heartbeat(self, channel: str, beat: protocol.ChannelHeartbeat, now_s: float) -> None:
         known = self._heartbeats.get(channel)
-        # A channel that restarted has another boot, which is higher or lower as its clock was corrected.
+        # A restarted channel has another boot number, possibly a lower one if its clock was corrected.
         if known is None or beat.boot != known[0].boot or beat.sequence > known[0].sequence:
             self._heartbeats[channel] = (beat, now_s)
 
     def choose(self, now_s: float) -> str | None:
-        """The parent to use now; None while none lives."""
+        """The parent to use now; None if none is alive."""
         if self._preferred:
             living = (
                 name for name in self._preferred if name == protocol.ROOT or self._is_alive(name, now_s)

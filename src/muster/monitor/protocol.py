@@ -1,14 +1,14 @@
-"""The wire of the monitor: subjects and message types.
+"""The wire protocol of the monitor: subjects and message types.
 
     muster.monitor.from.<sensor>.report.<channel>          one node report, compact JSON (core.messages)
     muster.monitor.from.<channel>.batch.<parent>           node reports in Arrow (core.reports)
     muster.monitor.from.<channel>.summary.<parent>         merged summaries in Arrow
-    muster.monitor.from.<channel>.batch.root.<shard>       the same, kept in the stream ``reports``
-    muster.monitor.from.<channel>.summary.root.<shard>     the same, kept in the stream ``summaries``
-    muster.monitor.all.channel.<channel>                   a channel's beat
+    muster.monitor.from.<channel>.batch.root.<shard>       the same, stored in the stream ``reports``
+    muster.monitor.from.<channel>.summary.root.<shard>     the same, stored in the stream ``summaries``
+    muster.monitor.all.channel.<channel>                   a channel's heartbeat
 
-Sensors know channels by their beats alone: an agent may listen to what is said to all, and to no stream.
-Consumers find producers in the bucket ``monitor`` (`Producer`).
+Sensors discover channels only by their heartbeats: agents may receive announcements, but not read streams.
+Consumers find producers in the bucket ``monitor`` (`ReportProducer`).
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from muster.core.reports import columns
 PART = "monitor"
 ROOT = "root"  # the parent of a channel that has none: the durable stream
 BUCKET = PART
-MAX_REPORT_BYTES = 64 << 10  # of one sensor's row: a dozen metrics and a dozen services are 2 kB
+MAX_REPORT_BYTES = 64 << 10  # of a sensor's report: a dozen metrics and a dozen services are 2 kB
 
 
 class ChannelHeartbeat(
     messages.WireMessage, frozen=True, kw_only=True, tag="channel-beat/1", omit_defaults=True
 ):
-    """A channel lives. Its children choose among those they hear, and leave one that falls silent."""
+    """Heartbeat of a channel. Children select among the channels that are alive, and leave a silent one."""
 
     boot: messages.Count
     sequence: messages.Count
-    period_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # when to expect the next beat
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # until the next heartbeat
     hold_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     level: messages.Count = 1
-    open: bool = True  # False while it drains: its children are to leave
-    sensors: bool = True  # takes any sensor that has no list of its own
+    open: bool = True  # False while it drains: its children must leave
+    sensors: bool = True  # accepts sensors without a list of channels
     waiting_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
-    """What arrived longer ago than this has been forwarded, durably where the parent is the stream."""
+    """Messages that arrived earlier than this have been forwarded, durably if the parent is the stream."""
 
 
 class ReportProducer(messages.WireMessage, frozen=True, kw_only=True, tag="producer/1", omit_defaults=True):
-    """An entry of the registry: who produces what, and where to listen for it (GMA, level 3)."""
+    """Registry entry of a producer: its schema and subject (GMA, level 3)."""
 
     name: messages.Name
     produces: messages.Name  # the schema: node-reports/1 or summaries/1
     subject: messages.Text  # where it is published
-    stream: messages.Text = ""  # and kept, if it is
+    stream: messages.Text = ""  # if it is stored
     level: messages.Count = 1
     interpreter: messages.Name = "concat"
     hold_s: float = 0.0
     parents: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()  # whose machines it carries
+    groups: tuple[str, ...] = ()  # of the machines in its reports
     machines: messages.Count = 0
     at_ms: messages.TimeMs = 0
 
@@ -93,7 +93,7 @@ BEATS = subjects.to_all(PART, "channel", "*")
 def streams(
     *, max_bytes: int = 4 << 30, max_age_s: float = 86400.0, replicas: int = 1
 ) -> list[api.StreamSettings]:
-    """The two streams at the top. When they are full the oldest go: what matters is now."""
+    """The two streams at the top. When they are full, the oldest messages are dropped."""
     return [
         api.StreamSettings(
             name=name, subjects=(subject,), max_bytes=limit, max_age_s=max_age_s, replicas=replicas

@@ -1,13 +1,12 @@
-"""Reports of every level as XML, both ways, loss-free: the paper's form, kept at the doors.
+"""Lossless conversion of reports to and from XML, the format of the paper.
 
-The schema is published as ``docs/schemas/report.xsd``; its namespace holds the version.  Elements and
-attributes that a reader does not know are passed over, as in every message of ours.
+The schema is published as ``docs/schemas/report.xsd``; its namespace contains the version.  Unknown
+elements and attributes are ignored, as in all messages.
 
-XML cannot hold every character that a name may have (most control characters, for instance), not even
-escaped; such a character is written ``\\uXXXX``, and a backslash ``\\\\``.
+XML cannot represent every character of a name, such as most control characters; such a character is written
+``\\uXXXX``, and a backslash ``\\\\``.
 
-What comes from outside is parsed without document types, entities, network or unbounded size or depth, as
-UTF-8 whatever it claims to be.
+Input is parsed as UTF-8, without document types, entities or network access, and with bounded size and depth.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ELEMENTS: dict[str, type[Report]] = {
 }
 _NAMES = {kind: name for name, kind in _ELEMENTS.items()}
 
-# Repeated children: in which field they are gathered, and under which attribute's value.
+# Repeated children: their field, and the attribute that is the key.
 _COUNTS = {"state": ("states", "name"), "dropped": ("dropped", "reason")}
 _LISTS = {"service-report": "services", "node-report": "nodes", "group-report": "groups"}
 
@@ -55,7 +54,7 @@ def encode(report: Report) -> bytes:
 
 
 def decode(data: bytes) -> Report:
-    """The report. Errors have a reason in ``code``: too-large, malformed, wrong-version, unknown-kind."""
+    """Decode a report. The ``code`` of an error is too-large, malformed, wrong-version or unknown-kind."""
     if len(data) > MAX_BYTES:
         raise messages.MessageTooLarge(f"{len(data)} bytes of XML are over {MAX_BYTES}")
     try:
@@ -63,7 +62,7 @@ def decode(data: bytes) -> Report:
     except UnicodeDecodeError as error:
         raise messages.MalformedMessage("XML that is not UTF-8") from error
     if _DECLARES.search(text):
-        raise messages.MalformedMessage("XML with a document type or entities, which no report has")
+        raise messages.MalformedMessage("XML with a document type or entities is not accepted")
     try:
         root = etree.fromstring(data, _parser())
     except (etree.LxmlError, ValueError) as error:

@@ -1,16 +1,16 @@
-"""Interpreters: what of the reports a channel held goes on, to whom, and in which form.
+"""Interpreters: which of the held reports a channel forwards, to which target, and in which form.
 
-This is the third word of publish, subscribe, interpret.  At the end of each holding time an interpreter is
-handed all that was held and the channel's subscriptions that name it; it decides which of them the reports
-match and what each is sent.  Pure: it may neither wait nor do anything else, and what it raises costs the
-held reports (counted), never the channel.
+The third part of publish, subscribe, interpret.  At the end of each holding time an interpreter receives the
+held reports and the subscriptions that use it; it decides which reports each subscription
+receives.  Interpreters are pure: they must not block or have side effects.  An exception drops the held
+reports (counted), but never stops the channel.
 
 Built in:
 
-``concat``   every row goes on in full, as in the paper, but in columns; a subscription's ``where`` (a
-             predicate over the columns) picks rows
-``merge``    one row for each group, zone and metric: count, sum, smallest, largest, quantiles, and how many
-             different machines; a tree of mergers gives what one would give
+``concat``   every row is forwarded in full, as in the paper, but in columns; the ``where`` of a subscription
+             (a predicate over the columns) selects rows
+``merge``    one row for each group, zone and metric: count, sum, minimum, maximum, quantiles, and number of
+             distinct machines; a tree of mergers gives the same result as a single one
 
 A plug-in is an object with `Interpreter.interpret`, named as ``module:attribute`` or by an entry point of the
 group ``muster.interpreters``.
@@ -38,12 +38,12 @@ from muster.predicates.syntax import parser
 from muster.predicates.types import ValueKind
 
 ENTRY_POINTS = "muster.interpreters"
-ALL_REPORTS = ""  # the summary whose metric is empty counts reports, and different machines
+ALL_REPORTS = ""  # the summary with an empty metric counts reports and distinct machines
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTarget:
-    """Somebody to whom a channel forwards: the first of ``parents`` that lives."""
+    """A target of forwarding: the first of ``parents`` that is alive."""
 
     name: str
     parents: tuple[str, ...]
@@ -57,7 +57,7 @@ class ForwardTarget:
 
 @dataclass(frozen=True, slots=True)
 class HeldReports:
-    """What came during one holding time. Tables may be empty."""
+    """The reports of one holding time. Tables may be empty."""
 
     rows: pa.Table  # of reports.node_schema()
     summaries: pa.Table  # of reports.summary_schema()
@@ -87,8 +87,8 @@ def load(name: str) -> Interpreter:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise errors.InvalidInput(
-            f"no interpreter {name[:80]!r}: there are {', '.join(BUILT_IN)}, entry points of {ENTRY_POINTS}, "
-            "and module:attribute"
+            f"unknown interpreter {name[:80]!r}: {', '.join(BUILT_IN)}, an entry point of {ENTRY_POINTS}, "
+            "or module:attribute"
         )
     try:
         return _checked(name, getattr(importlib.import_module(module), attribute))
@@ -103,7 +103,7 @@ def _checked(name: str, plugin: object) -> Interpreter:
 
 
 def select(rows: pa.Table, condition: ast.Condition | None) -> pa.Table:
-    """The rows of which the condition is true."""
+    """The rows for which the condition is true."""
     if condition is None or not rows.num_rows:
         return rows
     needed = {name.key for name in ast.names(condition)} & set(rows.schema.names)
@@ -127,7 +127,7 @@ def _column(column: pa.ChunkedArray) -> columns.Column:
     if pa.types.is_integer(array.type):
         null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
         return columns.Column(ValueKind.INT, array.fill_null(0).to_numpy(), null=null)
-    raise errors.InvalidInput("a condition over reports can ask for plain columns only, not maps or lists")
+    raise errors.InvalidInput("a condition over reports cannot use columns of maps or lists")
 
 
 class ConcatInterpreter:
@@ -142,7 +142,7 @@ class ConcatInterpreter:
 
 
 class MetricSummary:
-    """Of one metric of one group: mergeable."""
+    """Mergeable summary of a metric of a group."""
 
     __slots__ = ("count", "machines", "max", "min", "sketch", "sum")
 
@@ -174,7 +174,7 @@ class MetricSummary:
         summary.max = float("-inf") if row["max"] is None else row["max"]
         figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
         if row["count"] < 0 or not all(map(math.isfinite, figures)):
-            raise messages.MalformedMessage("a summary whose figures are no finite numbers")
+            raise messages.MalformedMessage("a summary has figures that are not finite")
         summary.sketch = sketches.QuantileSketch.from_bytes(row["sketch"])
         summary.machines = sketches.DistinctSketch.from_bytes(row["machines"])
         return summary
@@ -209,7 +209,7 @@ class MetricSummary:
         )
 
     def quantile(self, share: float) -> float | None:
-        """What the sketch says, and never outside of what was seen."""
+        """The quantile of the sketch, limited to the observed range."""
         value = self.sketch.quantile(share)
         return None if value is None else min(max(value, self.min), self.max)
 
@@ -218,7 +218,7 @@ Key = tuple[str, str, str]  # group, zone, metric
 
 
 class MergeInterpreter:
-    """Node detail ends here: for links that are thin, and readers who ask for the group only."""
+    """Forwards summaries instead of node reports: for slow links and readers that need only groups."""
 
     def interpret(
         self, held: HeldReports, subscriptions: Sequence[ForwardTarget]

@@ -1,9 +1,9 @@
-"""From many single reports to columns, quickly: the channel's fast path.
+"""Fast conversion of single reports to columns.
 
-A report as most sensors send it (JSON, standard metrics only) is decoded into a struct that has a slot for
-each of them, and a thousand structs are turned into columns by transposing: half of what a dictionary for
-each report would take.  Whatever is not so (further metrics, fields of a later version, MessagePack, rubbish)
-is left to `messages.decode`, which understands it or says what is wrong.
+The usual report (JSON, standard metrics only) is decoded into a struct with a field for each metric, and a
+thousand structs are transposed into columns.  This takes half the time of a dictionary for each
+report.  Other reports (additional metrics, fields of a later version, MessagePack, invalid data) are decoded
+by `messages.decode`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from muster.core import messages
 from muster.core.reports import columns as reports_columns
 
-# Not tracked by the garbage collector: they hold nothing that could refer back to them.
+# Not tracked by the garbage collector, because they cannot be part of a reference cycle.
 Metrics = msgspec.defstruct(
     "Metrics",
     [(name, float | None, None) for name in reports_columns.STANDARD_METRICS],
@@ -53,7 +53,7 @@ class ReportRow(
 
 
 class _Other(msgspec.Struct, tag_field="kind", tag="other/0"):
-    """Only in a union does the decoder insist on a kind."""
+    """Makes the decoder require a kind, which it does only for unions."""
 
 
 _decoder = msgspec.json.Decoder(ReportRow | _Other)
@@ -67,12 +67,12 @@ def decode(data: bytes) -> ReportRow | messages.NodeReport:
         if isinstance(row, ReportRow):
             return row
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, messages.MalformedMessage):
-        pass  # said properly below, or it was only unusual
+        pass  # decoded or rejected below
     return messages.decode(data, messages.NodeReport, max_bytes=len(data))
 
 
 def to_batch(rows: Sequence[ReportRow]) -> pa.RecordBatch:
-    """The same as `reports.to_batch`, for rows in the quick form."""
+    """As `columns.to_batch`, for rows in the fast form."""
     names = ReportRow.__struct_fields__
     columns: dict[str, Any] = dict(zip(names, zip(*map(_astuple, rows), strict=True), strict=True))
     columns |= zip(

@@ -1,10 +1,10 @@
-"""Reports that could not be sent, on disk, in order, within a bound.
+"""A bounded buffer on disk for reports that could not be sent, in order.
 
-Lines in segment files; the oldest segment goes when there is no more room, and its reports are counted.
-Nothing is synced: a report is worth a heartbeat, not a disk write.  After a crash some that were already sent
-may be sent again, which the channels notice; a line that was torn is passed over and counted.
+Lines in segment files; the oldest segment is removed when the buffer is full, and its reports are
+counted.  Writes are not synced.  After a crash some reports may be sent twice, which channels detect; an
+incomplete line is skipped.
 
-Blocking, small and quick; the sensor calls it in a thread.  A buffer belongs to one process.
+Blocking; the sensor calls it in a thread.  A buffer belongs to one process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-SEGMENTS = 16  # of which one goes at a time
+SEGMENTS = 16  # removed one at a time
 
 
 class ReportBuffer:
@@ -21,8 +21,8 @@ class ReportBuffer:
         self._segment_bytes = max(1, bytes_max // SEGMENTS)
         folder.mkdir(parents=True, exist_ok=True)
         self._counts = {number: self._count(number) for number in self._numbers()}
-        self._read = 0  # lines of the first segment that are done with
-        self.dropped = 0  # reports that had to go unsent
+        self._read = 0  # processed lines of the first segment
+        self.dropped = 0  # reports that were removed unsent
 
     def __len__(self) -> int:
         return sum(self._counts.values()) - self._read
@@ -39,7 +39,7 @@ class ReportBuffer:
         self._counts[last] += 1
 
     def peek(self, most: int) -> list[bytes]:
-        """The oldest ones, at most so many. They stay until `done`."""
+        """The oldest reports, at most ``most``. They remain until `done`."""
         if not self._counts:
             return []
         first = min(self._counts)
@@ -47,7 +47,7 @@ class ReportBuffer:
         return lines[self._read : self._read + most]
 
     def done(self, count: int) -> None:
-        """The first ``count`` of what `peek` gave are sent."""
+        """Remove the first ``count`` reports of `peek`."""
         self._read += count
         first = min(self._counts)
         if self._read >= self._counts[first]:
@@ -77,7 +77,7 @@ class ReportBuffer:
             return 0
 
     def _count(self, number: int) -> int:
-        """Whole lines; what a crash left of the last one is cut off, so that the next begins on its own."""
+        """The number of complete lines; an incomplete last line is removed."""
         path = self._path(number)
         data = path.read_bytes()
         if data and not data.endswith(b"\n"):

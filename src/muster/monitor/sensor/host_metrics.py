@@ -1,7 +1,7 @@
-"""What psutil knows of this machine and of named processes, as metrics.
+"""Metrics of this machine and of configured processes, from psutil.
 
-A process is named by what its command line contains.  One that is looked for and not there is a service that
-is down, as far as the sensor can see; who says so with authority is its manager.
+A process is identified by a part of its command line.  A configured process that is not found is reported as
+a service that is down; its manager has the authoritative state.
 
 Blocking; the sensor calls it in a thread.
 """
@@ -24,19 +24,19 @@ except ImportError as error:  # pragma: no cover
 
 
 class HostMetrics:
-    """Rates are between two samples; the first sample has none."""
+    """Rates are computed between two samples; the first sample has none."""
 
     def __init__(self, processes: Mapping[str, str] | None = None, *, disk: str = "/") -> None:
         self._patterns = dict(processes or {})
         self._disk = disk
         self._before: dict[str, tuple[float, float]] = {}
         self._known: dict[str, list[psutil.Process]] = {}
-        psutil.cpu_percent()  # the first call only begins to measure
+        psutil.cpu_percent()  # the first call only starts the measurement
 
     def sample(self) -> dict[str, float]:
         metrics: dict[str, float] = {"cpu_percent": psutil.cpu_percent()}
         for read in (self._memory, self._storage, self._network, self._system):
-            # A container or an odd system may lack a figure; the others are still worth having.
+            # A container or an unusual system may lack some figures.
             with contextlib.suppress(OSError, RuntimeError, AttributeError):
                 metrics.update(read())
         return metrics

@@ -1,11 +1,11 @@
-"""The sensor's doors for applications on its machine: HTTP and statsd, on loopback only.
+"""The sensor's intake for applications on its machine: HTTP and statsd, on loopback only.
 
-    POST /report       a service report, JSON or XML; ``?period=10s`` says when to expect the next
+    POST /report       a service report, JSON or XML; ``?period=10s``: time until the next report
     POST /v1/metrics   OTLP over HTTP, JSON or protobuf, gzip or not
     UDP                statsd lines, ``service.metric:1|c``
 
-Who can reach the machine's loopback is trusted with its metrics, and with nothing else; therefore the doors
-open nowhere but there.  All is bounded in bytes and time; what is refused is counted by reason.
+Processes that can reach loopback are trusted with the machine's metrics only, so the intake listens nowhere
+else. Size and time are bounded; rejected input is counted by reason.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class SensorIntake:
     async def open(
         self, host: str = "127.0.0.1", *, http_port: int | None = 0, statsd_port: int | None = 0
     ) -> None:
-        """A port of 0 is a free one; None keeps that door shut."""
+        """Port 0: a free port; None: disabled."""
         if not hosts.is_loopback(host):
-            raise errors.InvalidInput(f"the sensor's doors open on loopback only, not on {host!r}")
+            raise errors.InvalidInput(f"the sensor's intake listens on loopback only, not on {host!r}")
         loop = asyncio.get_running_loop()
         try:
             if http_port is not None:
@@ -66,8 +66,8 @@ class SensorIntake:
         except (OSError, errors.Unavailable) as error:
             await self.close()
             raise errors.Unavailable(
-                f"the sensor's doors cannot open: {error}",
-                hint="another sensor may run here: choose other ports, or 0 for free ones",
+                f"the sensor's intake cannot listen: {error}",
+                hint="another sensor may be running: use other ports, or 0 for free ones",
             ) from error
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class SensorIntake:
 
             report = report_xml.decode(body)
             if not isinstance(report, messages.ServiceReport):
-                raise messages.UnknownMessageKind("an application pushes a service-report, and no other")
+                raise messages.UnknownMessageKind("expected a service-report")
         else:
             try:
                 report = msgspec.json.decode(body, type=messages.ServiceReport)
@@ -134,7 +134,7 @@ def _unpacked(request: server.HttpRequest) -> bytes:
         case "gzip":
             return _unzipped(request.body)
         case other:
-            raise errors.InvalidInput(f"the encoding {other[:40]!r} is not understood: gzip or none")
+            raise errors.InvalidInput(f"the encoding {other[:40]!r} is not supported: use gzip or none")
 
 
 def _unzipped(body: bytes) -> bytes:

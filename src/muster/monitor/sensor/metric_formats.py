@@ -1,10 +1,10 @@
-"""Foreign forms of metrics, read as service reports: OTLP (JSON and protobuf) and OpenMetrics text. Pure.
+"""External metric formats, read as service reports: OTLP (JSON and protobuf) and OpenMetrics text. Pure.
 
-Figures with attributes or labels keep them in the name: ``requests{code=500}``.  A histogram is its count and
-its sum.  What cannot be a finite number is passed over.
+Attributes and labels become part of the name: ``requests{code=500}``.  A histogram is represented by its
+count and its sum.  Values that are not finite are skipped.
 
-The protobuf of OTLP is read by a reader of a few lines, since only a dozen of its fields are wanted: it knows
-the wire format and nothing else, and refuses what does not hold together.
+OTLP protobuf is decoded by a minimal reader of the wire format, because only a dozen fields are needed; it
+rejects inconsistent data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def named(name: str, labels: Iterable[tuple[str, str]]) -> str:
 
 
 def _valid(name: str) -> str:
-    """JSON can name half of a surrogate pair, which no UTF-8 can say."""
+    """JSON can contain lone surrogates, which UTF-8 cannot encode."""
     return name[:NAME_MAX].encode("utf-8", "replace").decode()
 
 
@@ -154,7 +154,7 @@ def _pb_attributes(holder: bytes, field: int) -> Iterator[tuple[str, str]]:
 
 
 def _fields(data: bytes) -> dict[int, list[bytes | int]]:
-    """The fields of one message: whole numbers for varints, bytes for all else."""
+    """The fields of a message: integers for varints, bytes for all other types."""
     fields: dict[int, list[bytes | int]] = {}
     place = 0
     while place < len(data):
@@ -219,7 +219,7 @@ def _text(value: bytes | int) -> str:
 
 
 def openmetrics(text: str, service: str, *, content_type: str = "") -> Figures:
-    """What one exposition says, all of it as one service. Buckets and creation times are left out."""
+    """The samples of an exposition, as one service. Buckets and creation times are excluded."""
     from prometheus_client import parser as classic
     from prometheus_client.openmetrics import parser as strict
 

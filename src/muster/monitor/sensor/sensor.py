@@ -1,9 +1,9 @@
-"""A sensor: every period, one report about its machine and the services on it. The report is the heartbeat.
+"""A sensor: publishes a report about its machine and services in every period. The report is the heartbeat.
 
-Which channel it goes to follows from the channels' beats (`parents`).  What was sent is remembered until the
-channel's beats say that it has gone on; when the sensor has to turn to another channel, or was disconnected,
-that is sent again, under the same numbers, so that it counts once.  While there is no channel to be heard,
-reports go to a bounded buffer on disk, and from there in order when there is one again.
+The channel is selected from the channels' heartbeats (`parent_selection`).  Sent reports are kept until the
+heartbeats of the channel confirm that they were forwarded.  If the sensor moves to another channel or was
+disconnected, they are sent again with the same sequence, so that they are counted once.  While no channel is
+alive, reports go to a bounded buffer on disk, and are sent in order afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ events = log.EventLog("monitor")
 
 CONFIRM_MARGIN_S = 1.0
 DRAIN_AT_ONCE = 100
-DRAIN_PAUSE_S = 0.05  # so that a fleet that was cut off does not come back as one wave
+DRAIN_PAUSE_S = 0.05  # so that a reconnecting fleet does not cause a load peak
 SCRAPE_TIMEOUT_S = 3.0
 SCRAPE_BYTES_MAX = 4 << 20
 
@@ -42,7 +42,7 @@ class SensorOptions:
     group: str = "default"
     zone: str = "default"
     period_s: float = 10.0
-    channels: tuple[str, ...] = ()  # in order of preference; empty: any that takes sensors
+    channels: tuple[str, ...] = ()  # in order of preference; empty: any that accepts sensors
     processes: Mapping[str, str] = field(default_factory=dict)  # service name: part of its command line
     scrape: Mapping[str, str] = field(default_factory=dict)  # service name: URL of its OpenMetrics
     disk: str = "/"
@@ -60,12 +60,14 @@ class Sensor:
         self.machine = settings.machine or bus.identity
         if self.machine != bus.identity and not self.machine.startswith(f"{bus.identity}."):
             raise errors.InvalidInput(
-                f"{bus.identity} cannot report as {self.machine!r}: only as itself, or as {bus.identity}.…"
+                f"{bus.identity} may report only as itself or as {bus.identity}.…, not as {self.machine!r}"
             )
         self._boot = time.time_ns() // 1_000_000
         self._sequence = 0
         self._parents = parent_selection.ParentSelector(bus.identity, settings.channels)
-        self._parent: str | None = None  # whom the last report went to, over a connection that still holds
+        self._parent: str | None = (
+            None  # the channel of the last report, if the connection has not changed since
+        )
         self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=duplicates.KEPT)
         self.services = service_reports.ServiceReports()
         self.intake = intake.SensorIntake(self.services, time.monotonic, period_s=settings.period_s)
@@ -74,7 +76,7 @@ class Sensor:
         self._tasks: list[asyncio.Task[None]] = []
         self._beats: api.Subscription | None = None
         self._drain_now = asyncio.Event()
-        self._lock = asyncio.Lock()  # one sender at a time, or numbers would go out of order
+        self._lock = asyncio.Lock()  # one sender at a time, to keep the order of sequences
         self._forget_listener = bus.on_state(self._connection_changed)
         self.sent = 0
         self.moves = 0
@@ -116,10 +118,10 @@ class Sensor:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    # Sensing.
+    # Sampling.
 
     async def sample(self) -> messages.NodeReport:
-        """What is true of the machine now."""
+        """Create a report of the machine."""
         await self._scrape()
         metrics, processes = await asyncio.to_thread(lambda: (self._host.sample(), self._host.services()))
         pushed = {report.name: report for report in self.services.collect(time.monotonic())}
@@ -159,14 +161,14 @@ class Sensor:
             events.debug("scrape-failed", service=name, error=error)
 
     async def _report_always(self) -> None:
-        # Begin anywhere within the first period (but soon), so that a fleet does not speak in one breath.
+        # A random start within the first period distributes the reports of a fleet.
         next_s = time.monotonic() + random.random() * min(self._settings.period_s, 1.0)
         while True:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             try:
                 await self.emit(await self.sample())
             except Exception as error:  # noqa: BLE001
-                # The heartbeat goes on whatever fails: a full disk, or something that a service reported.
+                # The heartbeat continues after any error, such as a full disk or an invalid service report.
                 self.services.dropped["report-failed"] += 1
                 events.warning("report-failed", machine=self.machine, error=error)
             next_s = max(next_s + self._settings.period_s, time.monotonic())
@@ -174,7 +176,7 @@ class Sensor:
     # Sending.
 
     async def emit(self, report: messages.NodeReport) -> None:
-        """Send it, or keep it until it can be sent. In order, whatever happens."""
+        """Send a report, or buffer it until it can be sent, in order."""
         data = self._encoded(report)
         async with self._lock:
             if len(self._buffer) or not await self._send([data]):
@@ -182,7 +184,7 @@ class Sensor:
                 self._drain_now.set()
 
     def _encoded(self, report: messages.NodeReport) -> bytes:
-        """As a channel will take it: services that say too much must not cost the machine its heartbeat."""
+        """Encode a report within the limits of channels; services are dropped if it is too large."""
         while True:
             try:
                 data = messages.encode(report)
@@ -231,7 +233,7 @@ class Sensor:
                     pass
 
     async def _drain(self) -> bool:
-        """Send the oldest of the buffer; whether there may be more."""
+        """Send the oldest buffered reports; True if there may be more."""
         async with self._lock:
             rows = await asyncio.to_thread(self._buffer.peek, DRAIN_AT_ONCE)
             if not rows or not await self._send(rows):
@@ -255,4 +257,4 @@ class Sensor:
 
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is not api.ConnectionState.CONNECTED:
-            self._parent = None  # what was on its way may be lost: it will be sent again
+            self._parent = None  # messages in flight may be lost and are sent again

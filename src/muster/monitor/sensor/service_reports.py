@@ -1,12 +1,12 @@
-"""What applications told the sensor about themselves: the latest of each, until it is too old. Pure.
+"""The latest reports of applications to the sensor. Pure.
 
-A pushed report holds until its service has been silent for `LATE_AFTER` of its own period, then it is shown
-as late, and after `FORGET_AFTER` it is gone.  Statsd lines are gathered between two node reports: counters
-become rates, timers their mean and largest, sets how many different values.  A gauge stays until it has not
-been set for `FORGET_AFTER` times `STATSD_PERIOD_S`; a service that sends nothing is late and then forgotten,
-as one that pushes reports with that period.
+A pushed report is valid until its service has been silent for `LATE_AFTER` periods; then it is shown as late,
+and after `FORGET_AFTER` periods it is removed.  Statsd lines are aggregated between two node reports:
+counters become rates, timers their mean and maximum, sets the number of distinct values.  A gauge is removed
+if it has not been set for `FORGET_AFTER` times `STATSD_PERIOD_S`; a service without lines becomes late and is
+then removed, as one that pushes reports with that period.
 
-Everything is bounded: services, metrics of each, and what a set remembers; what goes over is counted.
+The numbers of services, of metrics and of values of a set are bounded; excess input is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from muster.core import errors, health, messages
 
-SERVICES_MAX = 256  # what a node report can hold
+SERVICES_MAX = 256  # the limit of a node report
 METRICS_MAX = 256  # of one service
 SET_MAX = 10_000
 LATE_AFTER = 3
@@ -65,17 +65,17 @@ class ServiceReports:
         self._collected_s: float | None = None
 
     def push(self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0) -> None:
-        """`errors.LimitExceeded` where there are too many services already."""
+        """`errors.LimitExceeded` if there are too many services."""
         if len(report.metrics) > METRICS_MAX:
             raise errors.LimitExceeded(f"{report.name!r} has more than {METRICS_MAX} metrics")
         try:
             msgspec.json.encode(report)
-        except UnicodeEncodeError as error:  # it would cost the machine its node report
+        except UnicodeEncodeError as error:  # the node report could not be encoded
             raise messages.MalformedMessage(
                 f"a service report with text that is not Unicode: {error}"
             ) from error
         if report.name not in self._pushed and len(self._pushed) >= SERVICES_MAX:
-            raise errors.LimitExceeded(f"{SERVICES_MAX} services report already, so {report.name!r} cannot")
+            raise errors.LimitExceeded(f"{SERVICES_MAX} services report already; {report.name!r} is rejected")
         self._pushed[report.name] = _PushedReport(report, now_s, period_s)
 
     def statsd(self, data: bytes, now_s: float) -> None:
@@ -90,7 +90,7 @@ class ServiceReports:
                 self.dropped["statsd-malformed"] += 1
 
     def collect(self, now_s: float) -> tuple[messages.ServiceReport, ...]:
-        """What goes into the node report of now."""
+        """The service reports for the next node report."""
         since_s, self._collected_s = self._collected_s, now_s
         reports: dict[str, messages.ServiceReport] = {}
         for name, latest in list(self._pushed.items()):
@@ -183,7 +183,7 @@ def _is_old(at_s: float, now_s: float) -> bool:
 
 
 def _figures(gathered: _Statsd, passed_s: float | None) -> dict[str, float]:
-    """And begin anew. Gauges stay; a counter without a time between has no rate yet and goes on counting."""
+    """The figures since the last call. Gauges are kept; counters without an interval continue to count."""
     metrics = {name: value for name, (value, _) in gathered.gauges.items()}
     if passed_s is not None:
         metrics |= {f"{name}_s": count / passed_s for name, count in gathered.counters.items()}
